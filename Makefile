@@ -1,0 +1,64 @@
+# `make demo` and `make test` are all a fresh machine needs: each builds .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+TYPED := build/typecheck
+
+# The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
+INTERPRETED := $(wildcard tests/kernels tests/test_statements.py tests/test_paper_statements.py \
+                 tests/test_gradients.py tests/test_codegen*.py)
+CROSS := $(wildcard tests/cross)
+# One thread to a worker: two workers with two threads each would fight over two cores.
+JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
+
+.PHONY: demo doctor test test-cpu test-interpreter test-cross lint format clean
+.NOTPARALLEL:
+
+demo: $(INSTALLED)
+	$(RUN) -m insum_ops demo
+
+doctor: $(INSTALLED)
+	$(RUN) -m insum_ops doctor
+
+test: test-cpu test-interpreter test-cross
+
+test-cpu: $(INSTALLED)
+	$(PYTEST) tests --ignore=tests/kernels --ignore=tests/cross
+
+test-interpreter: $(INSTALLED)
+ifneq ($(INTERPRETED),)
+	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED)
+endif
+
+# A process that has interpreted a kernel can no longer compile one, so this step has its own.
+test-cross: $(INSTALLED)
+ifneq ($(CROSS),)
+	$(PYTEST) $(CROSS)
+endif
+
+# formats/ and compiler/ are imported as insum_ops.formats and insum_ops.compiler: mypy reads them where they are imported.
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	rm -rf $(TYPED)
+	mkdir -p $(TYPED)/insum_ops
+	ln -s $(addprefix $(CURDIR)/,$(wildcard insum_ops/*.py) insum_ops/nn insum_ops/py.typed formats compiler) $(TYPED)/insum_ops
+	cd $(TYPED) && $(CURDIR)/$(RUN) -m mypy --config-file $(CURDIR)/setup.cfg -p insum_ops
+
+format: $(INSTALLED)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "insum_ops needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
+	    || { echo "python3 can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(RUN) -m pip install --quiet --constraint constraints.txt $$(grep '^torch==' constraints.txt) setuptools wheel
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	@touch $@

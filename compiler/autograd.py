@@ -1,0 +1,126 @@
+"""Gradients of any order: backward evaluates the gradient statements through the same function as forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .bind import bind
+from .differentiate import Term, gradient, terms, upstream_name
+from .ir import Statement
+from .op import call
+from .parse import parse
+from .rewrite import sparse_factor
+from .sparse import Facts, SparseFormat, indirect, is_sparse
+
+__all__ = ["evaluate"]
+
+Operand = Any  # a Tensor or a SparseFormat
+
+
+def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
+    """A statement over tensors and at most one sparse format, differentiable in all of them."""
+    sparse = [name for name, operand in operands.items() if is_sparse(operand)]
+    if not sparse:
+        return _evaluate_plain(expr, dict(operands), size, "", None)
+    return _evaluate_sparse(expr, operands, sparse, size)
+
+
+def _evaluate_plain(
+    expr: str, tensors: dict[str, Tensor], size: Sequence[int] | None, fact: str, facts: Facts | None
+) -> Tensor:
+    names = ",".join(tensors)
+    known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
+    values = list(tensors.values())
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in values):
+        return _Plain.apply(expr, names, size, fact, known, *values)  # type: ignore[no-any-return]
+    return call(expr, names, size, values, fact, known)  # type: ignore[no-any-return]
+
+
+class _Plain(torch.autograd.Function):
+    """An indirect statement over plain tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, expr: str, names: str, size: Sequence[int] | None, fact: str, facts: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.expr, ctx.names = expr, names
+        ctx.save_for_backward(*tensors)
+        return call(expr, names, size, list(tensors), fact, facts)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        tensors = dict(zip(ctx.names.split(","), ctx.saved_tensors))
+        wanted = ctx.needs_input_grad[5:]
+        grads = [_gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None for at, name in enumerate(tensors)]
+        return None, None, None, None, None, *grads
+
+
+@torch.compiler.assume_constant_result  # type: ignore[misc]
+def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
+    """The gradient's terms, and whether the upstream gradient is one itself (of the output that sums start from)."""
+    statement = parse(expr)
+    return terms(expr, name), name == statement.output.name and statement.op == "+="
+
+
+def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:
+    """d loss / d operands[name], for a dense tensor: a sum over the places where it stands."""
+    tensor = operands[name]
+    parts, is_seed = _terms(expr, name)
+    total = upstream.to(tensor.dtype) if is_seed else None
+    for derived, upstream_as, others in parts:
+        needed = {upstream_as: upstream, **{key: operands[key] for key in others}}
+        part = evaluate(derived, needed, tuple(tensor.shape)).to(tensor.dtype)
+        total = part if total is None else total + part
+    return torch.zeros_like(tensor) if total is None else total
+
+
+def _evaluate_sparse(expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None) -> Tensor:
+    statement = parse(expr)
+    bound = bind(statement, operands, size)
+    target = sparse_factor(statement, sparse)
+    form = operands[target.name]
+    dense = {name: operand for name, operand in operands.items() if name != target.name}
+    wants_dense = any(tensor.requires_grad for tensor in dense.values())
+    if torch.is_grad_enabled() and wants_dense:
+        return _Sparse.apply(expr, target.name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+    ready = indirect(bound, target, form, dense)
+    return ready.finish(_evaluate_plain(str(ready.statement), ready.tensors, ready.size, ready.fact, ready.facts))
+
+
+class _Sparse(torch.autograd.Function):
+    """A format-agnostic statement; differentiated before the format is rewritten away, so that gradients regroup it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, expr: str, name: str, form: SparseFormat, size: Sequence[int] | None, names: tuple[str, ...], *tensors: Tensor
+    ) -> Tensor:
+        ctx.expr, ctx.name, ctx.form, ctx.names = expr, name, form, names
+        ctx.save_for_backward(*tensors)
+        return _evaluate_sparse(expr, {name: form, **dict(zip(names, tensors[1:]))}, [name], size)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        values, *rest = ctx.saved_tensors
+        statement, form = parse(ctx.expr), ctx.form.with_values(values)
+        dense = dict(zip(ctx.names, rest))
+        wants_values, *wanted = ctx.needs_input_grad[5:]
+        d_values = _values_gradient(statement, ctx.name, form, dense, upstream) if wants_values else None
+        operands = {ctx.name: form, **dense}
+        grads = [_gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
+        return None, None, None, None, None, d_values, *grads
+
+
+def _values_gradient(
+    statement: Statement, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
+) -> Tensor:
+    """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
+    target = sparse_factor(statement, [name])
+    bound = bind(statement, {name: form, **dense}, tuple(upstream.shape))
+    ready = indirect(bound, target, form, dense, regroup=False)
+    at = [str(getattr(factor, "name", "")) for factor in ready.statement.factors].index(ready.rewritten.values)
+    derived = gradient(ready.statement, at)
+    needed = {key: ready.tensors[key] for key in derived.tensor_names if key in ready.tensors}
+    needed[upstream_name(ready.statement)] = ready.split_output(upstream)
+    return evaluate(str(derived), needed, tuple(form.values.shape)).to(form.values.dtype)

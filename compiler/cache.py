@@ -1,0 +1,200 @@
+"""What outlives a process: tuned configs, one JSON file per key, and the sources of generated kernels."""
+
+import atexit
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+try:
+    from platformdirs import user_cache_dir
+except ImportError:  # torch brings filelock along, but not platformdirs
+    user_cache_dir = None  # type: ignore[assignment]
+
+Config = dict[str, int | str | bool]
+SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
+LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
+_warned: set[Path | None] = set()  # files that were warned of; None stands for the folder
+
+
+def bucket(n: int) -> int:
+    """The power of two not below n, for extents that vary from call to call: 0, 1, 3, 5 -> 0, 1, 4, 8."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+
+@dataclass(frozen=True)
+class Key:
+    """All that a tuned config depends on; calls with equal keys share one."""
+
+    statement: str  # canonical text
+    codegen: str  # hash of the code generator's own source
+    dtypes: tuple[str, ...]  # of the tensors in order of appearance, index tensors included
+    extents: tuple[tuple[str, int], ...]  # (index name, extent): exact where dense, a `bucket` where nnz-like
+    layout: str  # class of the strides
+    device: str  # GPU name, compute capability, SM count
+    triton: str  # version
+    precision: str  # of fp32 dots and of partial sums
+    deterministic: bool  # atomics are ruled out
+
+    def digest(self) -> str:
+        """The name of this key's file: a prefix of the SHA-256 of its canonical JSON."""
+        return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The config to launch with; from disk, only its types are checked, so look up its choices before use."""
+
+    config: Config
+    times: tuple[tuple[Config, float], ...] = ()  # every config measured and its milliseconds, best first
+
+    def __post_init__(self) -> None:
+        for config in (self.config, *(config for config, _ in self.times)):
+            if not isinstance(config, dict) or not all(isinstance(v, (int, str)) for v in config.values()):
+                raise TypeError(f"a config maps names to int, str or bool, got {config!r}")
+        times = [ms for _, ms in self.times]
+        if not all(isinstance(t, float) and 0 <= t < float("inf") for t in times) or sorted(times) != times:
+            raise ValueError(f"times are finite floats in milliseconds, best first, got {times}")
+
+
+def cache_dir() -> Path:
+    """INSUM_CACHE_DIR, else the user's cache folder; without a home, a path that can't be written."""
+    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "insum_ops")
+    if user_cache_dir is not None:
+        with suppress(RuntimeError):  # newer platformdirs: there is no home
+            folder = user_cache_dir("insum_ops")
+    folder = os.path.expanduser(os.environ.get("INSUM_CACHE_DIR") or folder)
+    return Path(os.path.join(os.devnull, folder) if folder.startswith("~") else os.path.abspath(folder))
+
+
+def cache_size(folder: Path) -> tuple[int, int]:
+    """How many files lie below the folder, and their bytes."""
+    sizes = []
+    for file in (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with suppress(OSError):  # another process may have removed it
+            sizes.append(os.lstat(file).st_size)
+    return len(sizes), sum(sizes)
+
+
+class TuningCache:
+    """Key -> Entry, in memory and on disk; `with cache.lock(key): entry = cache.get(key) or tune()`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_dir()
+        self._memory: dict[Key, Entry] = {}
+        self._turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
+
+    def get(self, key: Key) -> Entry | None:
+        """The entry of the key, None when it has to be tuned."""
+        if key not in self._memory:
+            path = self._path(key)
+            try:
+                self._memory[key] = _decode(path.read_bytes(), key)
+            except FileNotFoundError:
+                return None
+            except (IsADirectoryError, KeyError, TypeError, ValueError, RecursionError):
+                _warn_damaged(path)
+            except OSError as error:
+                _warn_unusable(self.folder, error)
+        return self._memory.get(key)
+
+    def put(self, key: Key, entry: Entry) -> None:
+        """Keep the entry in memory and, if the folder lets us, on disk."""
+        self._memory[key] = entry
+        content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
+        try:
+            _replace(self._path(key), json.dumps(content, indent=1).encode())
+        except OSError as error:
+            _warn_unusable(self.folder, error)
+
+    @contextmanager
+    def lock(self, key: Key) -> Iterator[None]:
+        """Keep other processes from tuning this key, other threads from tuning at all; not to be nested."""
+        path = self._path(key).with_suffix(".lock")
+        with self._turn, ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(path, timeout=LOCK_TIMEOUT, fallback_to_soft=False))
+            except (OSError, NotImplementedError) as error:  # the latter: no locks here, to older filelocks
+                _warn_unusable(self.folder, error)
+            yield
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / "tuning" / f"{key.digest()}.json"
+
+
+def source_path(digest: str) -> Path:
+    """Where the kernel source of this digest lies once `write_source` has written it."""
+    return cache_dir() / "kernels" / f"{digest}.py"
+
+
+def write_source(text: str) -> Path:
+    """A file of this text, named by its hash, for Triton and debuggers; execute the text, not the file."""
+    data = text.encode()
+    path = source_path(hashlib.sha256(data).hexdigest()[:32])
+    try:
+        return _store(path, data)
+    except OSError as error:
+        _warn_unusable(cache_dir(), error)
+        return _store(_private_folder() / path.name, data)
+
+
+def _store(path: Path, data: bytes) -> Path:
+    if not path.is_file() or path.read_bytes() != data:
+        if path.exists():
+            _warn_damaged(path)
+        _replace(path, data)
+    return path
+
+
+@functools.cache
+def _private_folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="insum_ops-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _decode(data: bytes, key: Key) -> Entry:
+    """The entry in a file's content; KeyError, TypeError or ValueError unless it is this very key's."""
+    content = json.loads(data)
+    if content["schema"] != SCHEMA or content["key"] != json.loads(json.dumps(asdict(key))):
+        raise ValueError("another version or another key")
+    return Entry(content["config"], tuple((config, ms) for config, ms in content["times"]))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write the file in one step, so that no reader sees half of it; a folder in its place is moved aside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        written.write_bytes(data)
+        if path.is_dir():
+            path.rename(written.with_suffix(".aside"))
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _warn_damaged(path: Path) -> None:
+    _warn_once(path, f"the cache file {path} is damaged or of another version, so it is written anew")
+
+
+def _warn_unusable(folder: Path, error: Exception) -> None:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+    problem = f"can't use the cache folder {folder} ({reason}), so tuned configs and kernels may be lost"
+    _warn_once(None, f"{problem} with this process; set INSUM_CACHE_DIR to a folder that can be written")
+
+
+def _warn_once(subject: Path | None, text: str) -> None:
+    if subject not in _warned:
+        _warned.add(subject)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,584 @@
+"""(`Schedule`, config) -> Triton source: a pure function from data to text.
+
+Lazy broadcasting: every emitted value knows which tile axes it varies over, and an axis is inserted (`[:, None]`) only
+where values over different axes meet. With `lazy=False` every index is born with all axes and operands of a dot are
+reshaped, as TorchInductor does; it exists to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .bind import Bound
+from .contract import Dot, Leaf, Node, Product, Sum
+from .ir import Access, Const, Index, Var, walk
+from .schedule import Factor, OneHot, Schedule, Strides
+
+__all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter", "emit"]
+
+CODEGEN_VERSION = "1"
+
+TYPES = {
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+
+
+@dataclass(frozen=True)
+class Config:
+    """What tuning chooses for one schedule."""
+
+    blocks: tuple[tuple[str, int], ...]  # of each tile axis
+    num_warps: int = 4
+    num_stages: int = 2
+    swap: bool = False  # columns of the output on the rows' side of the dot
+    reverse: bool = False  # the order in which programs walk the output
+
+    def block(self, name: str) -> int:
+        return dict(self.blocks)[name]
+
+    def __str__(self) -> str:
+        blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
+        extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
+        return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Settings outside the statement that change the code."""
+
+    precision: str = "ieee"  # of a float32 dot: ieee, tf32 or tf32x3
+    sum_dtype: torch.dtype | None = None  # the type in which partial sums meet in memory; None: the result's
+    interpreted: bool = False
+    lazy: bool = True
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of the kernel: a tensor, an extent or a stride."""
+
+    kind: str  # tensor, output, seed, pointers, is_shared, extent, stride
+    name: str = ""
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Source and how to call it."""
+
+    source: str
+    name: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[tuple[str, int], ...]  # index name and how many of its values one program takes
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """An expression and the tile axes it varies over, in the order of its dimensions."""
+
+    text: str
+    axes: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
+
+
+def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags = Flags()) -> Kernel:
+    """The kernel that runs `schedule` with `config`."""
+    return _Emitter(schedule, strides, config, flags).kernel()
+
+
+def _identifier(name: str) -> str:
+    """User names are ASCII-fied; a prefix or suffix always keeps them apart from names of the kernel's own."""
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
+
+
+@dataclass
+class _Emitter:
+    schedule: Schedule
+    strides: Strides
+    config: Config
+    flags: Flags
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    parameters: dict[Parameter, str] = field(default_factory=dict)
+    names: dict[str, Value] = field(default_factory=dict)
+    bounds: dict[str, Value] = field(default_factory=dict)  # index name -> where it is inside its extent
+    positions: dict[Access, Value] = field(default_factory=dict)
+    valid: dict[Access, Value] = field(default_factory=dict)
+    tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+    counter: int = 0
+
+    # structure
+
+    def kernel(self) -> Kernel:
+        s = self.schedule
+        self.bound: Bound = s.bound
+        self.axes = tuple(axis for axis in s.axes if self.block(axis) > 1)
+        self.accumulate = "tl.float64" if self.bound.dtype == torch.float64 else "tl.float32"
+        self.layouts: dict[int, tuple[str, ...]] = {}
+        root = self.root_axes()
+        self.assign_layouts(s.tree, root)
+        grid = self.emit_grid()
+        self.emit_level()
+        loops = self.loops()
+        if loops:
+            shape = self.shape(root)
+            self.line(f"acc = tl.zeros({shape}, {self.accumulate})" if root else f"acc = tl.full((), 0.0, {self.accumulate})")
+        for loop in loops:
+            self.emit_loop(loop)
+        self.emit_update(root, bool(loops))
+        self.depth = 1
+        for name in s.names("loop", "step", "segment"):
+            self.forget(name)
+        self.emit_scatter(root)
+        return self.assemble(grid)
+
+    def assemble(self, grid: tuple[tuple[str, int], ...]) -> Kernel:
+        name = "insum_kernel"
+        ordered = sorted(self.parameters, key=lambda p: p.kind in ("extent", "stride"))
+        arguments = ", ".join(self.parameters[p] for p in ordered)
+        statement = f"{self.schedule.output} {self.bound.statement.op} " + (
+            " * ".join(map(str, self.schedule.factors)) or str(self.bound.statement.scale)
+        )
+        extents = [self.parameters[p] for p in ordered if p.kind == "extent"]
+        head = [
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "",
+            f"@triton.jit(do_not_specialize={extents!r})",
+            f"def {name}({arguments}):",
+            f"    # {self.bound.statement}",
+            f"    # {self.schedule.strategy}: {statement}",
+            f"    # {self.config}",
+        ]
+        head = [_ascii(text) for text in head]
+        return Kernel("\n".join([*head, *self.lines, ""]), name, tuple(ordered), grid, self.config.num_warps, self.config.num_stages)
+
+    def block(self, name: str) -> int:
+        return self.config.block(name)
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def let(self, text: str, axes: tuple[str, ...], stem: str, dtype: torch.dtype | None = None) -> Value:
+        name = f"{stem}_{self.counter}"
+        self.counter += 1
+        self.line(f"{name} = {text}")
+        return Value(name, axes, dtype)
+
+    def parameter(self, kind: str, name: str = "", dim: int = 0) -> str:
+        key = Parameter(kind, name, dim)
+        clean = _identifier(name)
+        text = {
+            "tensor": f"{clean}_ptr",
+            "output": "out_ptr",
+            "seed": "seed_ptr",
+            "pointers": f"{clean}_pointers_ptr",
+            "is_shared": f"{clean}_is_shared_ptr",
+            "extent": f"extent_{clean}",
+            "stride": f"stride_{clean}_{dim}",
+        }[kind]
+        return self.parameters.setdefault(key, text)
+
+    # axes and broadcasting
+
+    def shape(self, axes: Sequence[str]) -> str:
+        inside = ", ".join(str(self.block(axis)) for axis in axes)
+        return f"({inside},)" if len(axes) == 1 else f"({inside})"
+
+    def ordered(self, axes: frozenset[str] | set[str]) -> tuple[str, ...]:
+        return tuple(axis for axis in self.axes if axis in axes)
+
+    def spread(self, value: Value, axes: tuple[str, ...]) -> str:
+        """`value` so that it broadcasts against a tile over `axes`."""
+        if not self.flags.lazy or value.axes == axes or not value.axes:
+            return value.text
+        own = tuple(axis for axis in axes if axis in value.axes)
+        text = value.text if own == value.axes else f"tl.trans({value.text})"
+        if own == axes:
+            return text
+        return f"{text}[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
+
+    def arange(self, name: str) -> str:
+        text = f"tl.arange(0, {self.block(name)})"
+        if self.flags.lazy or len(self.axes) == 1:
+            return text
+        return f"{text}[{', '.join(':' if axis == name else 'None' for axis in self.axes)}]"
+
+    def flat(self, value: Value, axes: tuple[str, ...]) -> str:
+        """A tile as a two-dimensional operand over `axes`."""
+        if self.flags.lazy:
+            return self.spread(value, axes)
+        if len(self.axes) <= 2 or value.dtype is None:
+            own = self.ordered(set(axes))
+            return value.text if own == axes else f"tl.trans({value.text})"
+        own = self.ordered(set(axes))
+        wide = f"tl.reshape(tl.broadcast_to({value.text}, {self.eager_shape(own)}), {self.shape(own)})"
+        return wide if own == axes else f"tl.trans({wide})"
+
+    def eager_shape(self, axes: tuple[str, ...]) -> str:
+        return f"({', '.join(str(self.block(a)) if a in axes else '1' for a in self.axes)})"
+
+    # the program's place
+
+    def emit_grid(self) -> tuple[tuple[str, int], ...]:
+        """Program id -> grid positions and tiles; the first of the returned names varies fastest."""
+        s = self.schedule
+        order = list(reversed([*s.names("grid"), *s.names("tile")]))
+        if self.config.reverse:
+            order = order[::-1]
+        grid = tuple((name, self.block(name) if s.roles[name] == "tile" else 1) for name in order)
+        varying = [item for item in grid if not self.is_single(*item)]
+        if varying:
+            self.line("pid = tl.program_id(0)")
+        for position, (name, block) in enumerate(varying):
+            clean = f"i_{_identifier(name)}"
+            place = "pid"
+            if position < len(varying) - 1:
+                count = f"tl.cdiv({self.extent(name)}, {block})" if block > 1 else self.extent(name)
+                place = f"pid % {count}" if len(varying) > 1 else "pid"
+            if block == 1:
+                self.line(f"{clean} = {place}")
+                self.names[name] = Value(clean)
+            else:
+                self.line(f"{clean} = ({place}) * {block} + {self.arange(name)}")
+                self.names[name] = Value(clean, (name,))
+            if position < len(varying) - 1:
+                self.line(f"pid = pid // {count}")
+        for name, block in grid:
+            if (name, block) not in varying:
+                clean = f"i_{_identifier(name)}"
+                self.line(f"{clean} = {self.arange(name) if block > 1 else 0}")
+                self.names[name] = Value(clean, (name,) if block > 1 else ())
+        for name, block in grid:
+            self.emit_bound(name, block)
+        return grid
+
+    def is_single(self, name: str, block: int) -> bool:
+        """One tile holds the whole extent, and the source may rely on it."""
+        return self.schedule.extents[name] <= block
+
+    def extent(self, name: str) -> str:
+        return self.parameter("extent", name)
+
+    def emit_bound(self, name: str, block: int) -> None:
+        if block > 1 and self.schedule.extents[name] % block:
+            value = self.names[name]
+            self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}")
+
+    # loops
+
+    def loops(self) -> tuple[str, ...]:
+        s = self.schedule
+        return (*s.names("segment"), *s.names("loop"), *(n for n in s.names("step") if not self.is_one_step(n)))
+
+    def is_one_step(self, name: str) -> bool:
+        return self.schedule.extents[name] <= self.block(name)
+
+    def emit_loop(self, name: str) -> None:
+        role, clean = self.schedule.roles[name], f"i_{_identifier(name)}"
+        if role == "segment":
+            self.emit_segment(name, clean)
+        elif role == "loop":
+            extent = self.schedule.extents[name]
+            is_baked = extent <= BAKED_LOOP and not self.is_varying(name)
+            self.line(f"for {clean} in range({extent if is_baked else self.extent(name)}):")
+            self.depth += 1
+            self.names[name] = Value(clean)
+        else:
+            start, block = f"start_{_identifier(name)}", self.block(name)
+            self.line(f"for {start} in range(0, {self.extent(name)}, {block}):")
+            self.depth += 1
+            self.define_step(name, f"{start} + ")
+        self.emit_level()
+
+    def is_varying(self, name: str) -> bool:
+        """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+        roots = (self.bound.statement.output, *self.bound.statement.accesses)
+        firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
+        return any(isinstance(first, Var) and first.name == name for first in firsts)
+
+    def define_step(self, name: str, start: str = "") -> None:
+        clean, block = f"i_{_identifier(name)}", self.block(name)
+        if block > 1:
+            self.line(f"{clean} = {start}{self.arange(name)}")
+            self.names[name] = Value(clean, (name,))
+        else:
+            self.line(f"{clean} = {start}0")
+            self.names[name] = Value(clean)
+        self.emit_bound(name, block)
+
+    def emit_segment(self, name: str, clean: str) -> None:
+        """The groups of one row, or of a tile of rows side by side."""
+        owner = self.schedule.owner
+        assert owner is not None
+        row, pointers = self.names[owner.row], self.parameter("pointers", owner.fact)
+        mask = f", mask={self.bounds[owner.row].text}, other=0" if owner.row in self.bounds else ""
+        first = self.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
+        last = self.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")
+        if not row.axes:
+            self.line(f"for {clean} in range({first.text}, {last.text}):")
+            self.depth += 1
+            self.names[name] = Value(clean)
+            return
+        length = self.let(f"tl.max({last.text} - {first.text})", (), "length")
+        self.line(f"for turn in range(0, {length.text}):")
+        self.depth += 1
+        self.line(f"{clean} = {first.text} + turn")
+        self.names[name] = Value(clean, row.axes)
+        self.bounds[name] = self.let(f"{clean} < {last.text}", row.axes, f"in_{_identifier(name)}")
+
+    def forget(self, name: str) -> None:
+        """Outside its loop a summed name means nothing."""
+        self.names.pop(name, None)
+        self.bounds.pop(name, None)
+
+    # loads
+
+    def emit_level(self) -> None:
+        """Load everything whose index names have just become known, so that nothing is loaded deeper than it must be."""
+        for name in self.schedule.names("step"):
+            if name not in self.names and self.is_one_step(name) and self.depth == 1:
+                self.define_step(name)
+        roots: list[Access] = []
+        for factor in (self.schedule.output, *self.schedule.factors):
+            roots += factor.indirections if isinstance(factor, Access) else [factor.position]
+        for root in roots:
+            for access in walk(root):
+                if access not in self.positions and self.is_known(access.names):
+                    self.emit_position(access)
+        for at, factor in enumerate(self.schedule.factors):
+            if at not in self.tiles and self.is_known(factor.names) and self.is_known(self.hidden_by(factor)):
+                self.tiles[at] = self.emit_factor(at, factor)
+
+    def is_known(self, names: Sequence[str]) -> bool:
+        return all(name in self.names for name in names)
+
+    def hidden_by(self, factor: Factor) -> tuple[str, ...]:
+        return tuple(name for access in self.hiding(factor) for name in access.names)
+
+    def hiding(self, factor: Factor) -> list[Access]:
+        """Indirections of other factors whose -1 must hide this factor's value too: 0 * NaN is NaN."""
+        found = []
+        for other in self.schedule.factors:
+            inside = other.indirections if isinstance(other, Access) else (other.position,)
+            for root in inside:
+                if set(root.names) <= set(factor.names):
+                    found.append(root)
+        return found
+
+    def emit_position(self, access: Access) -> None:
+        axes = self.axes_of(access.names)
+        position = self.load(access, axes, "tensor", "-1", f"at_{_identifier(access.name)}", [])
+        self.positions[access] = position
+        self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
+
+    def emit_factor(self, at: int, factor: Factor) -> Value:
+        axes = self.layouts.get(at) or self.axes_of(factor.names)
+        if isinstance(factor, OneHot):
+            position, name = self.positions[factor.position], self.names[factor.name]
+            text = f"{self.spread(position, axes)} == {self.spread(name, axes)}"
+            return self.let(text, axes, "one_hot", torch.bool)
+        hiding = [self.valid[access] for access in self.hiding(factor)]
+        value = self.load(factor, axes, "tensor", "0.0", f"v_{_identifier(factor.name)}", hiding)
+        dtype = self.bound.dtypes[factor.name]
+        if self.flags.interpreted and dtype == torch.bfloat16:
+            return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)
+        return Value(value.text, value.axes, dtype)
+
+    def axes_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        found = {axis for name in names for axis in self.names[name].axes}
+        return self.ordered(found)
+
+    def load(self, access: Access, axes: tuple[str, ...], kind: str, other: str, stem: str, hiding: Sequence[Value]) -> Value:
+        pointer = self.pointer(access, kind, axes)
+        masks = [self.bounds[name] for name in access.names if name in self.bounds]
+        masks += [self.valid[index] for index in access.indirections] + list(hiding)
+        mask = self.conjunction(masks, axes)
+        guard = f", mask={mask}, other={other}" if mask else ""
+        return self.let(f"tl.load({pointer}{guard})", axes, stem)
+
+    def conjunction(self, masks: Sequence[Value], axes: tuple[str, ...]) -> str:
+        return " & ".join(dict.fromkeys(self.spread(mask, axes) for mask in masks))
+
+    def pointer(self, access: Access, kind: str, axes: tuple[str, ...]) -> str:
+        is_output = kind in ("output", "seed")
+        base = self.parameter(kind, "" if is_output else access.name)
+        shape = self.bound.size if is_output else self.bound.shapes[access.name]
+        key = {"output": "", "seed": " seed"}.get(kind, access.name)
+        strides = self.strides[key]
+        dtype = self.bound.dtype if is_output else self.bound.dtypes[access.name]
+        is_wide = _span(shape, strides) * dtype.itemsize >= 2**31
+        terms = []
+        for dim, index in enumerate(access.indices):
+            value = self.index_value(index)
+            text = self.spread(value, axes)
+            if strides[dim] == 0 or shape[dim] == 1 or text == "0":
+                if value.axes:  # the address stays, but its shape must be the tile's
+                    terms.append(f"{text} * 0")
+                continue
+            if is_wide:
+                text = f"tl.cast({text}, tl.int64)"
+            terms.append(text if strides[dim] == 1 else f"{text} * {self.parameter('stride', key, dim)}")
+        return " + ".join([base, *terms]) if len(axes) or terms else base
+
+    def index_value(self, index: Index) -> Value:
+        if isinstance(index, Var):
+            return self.names[index.name]
+        return Value(str(index.value)) if isinstance(index, Const) else self.positions[index]
+
+    # products
+
+    def root_axes(self) -> tuple[str, ...]:
+        tree, s = self.schedule.tree, self.schedule
+        axes = self.ordered(set(s.names("tile")) | (set(tree.axes) if tree is not None else set()))
+        return axes[::-1] if self.config.swap and len(axes) == 2 else axes
+
+    def assign_layouts(self, node: Node | None, axes: tuple[str, ...]) -> None:
+        """Decide for each factor in which order its tile's axes are loaded, so that dots need no transpose."""
+        if isinstance(node, Leaf):
+            self.layouts[node.at] = tuple(axis for axis in axes if axis in node.axes)
+        elif isinstance(node, Sum):
+            self.assign_layouts(node.of, self.sum_axes(node, axes))
+        elif isinstance(node, Product):
+            self.assign_layouts(node.left, axes)
+            self.assign_layouts(node.right, axes)
+        elif isinstance(node, Dot):
+            for side, want in self.dot_sides(node, axes):
+                self.assign_layouts(side, want)
+
+    def sum_axes(self, node: Sum, axes: tuple[str, ...]) -> tuple[str, ...]:
+        if self.block(node.over) == 1:
+            return axes
+        return (*(axis for axis in axes if axis in node.of.axes), node.over)
+
+    def dot_sides(self, node: Dot, axes: tuple[str, ...]) -> tuple[tuple[Node, tuple[str, ...]], ...]:
+        first, second = axes
+        left, right = (node.left, node.right) if first in node.left.axes else (node.right, node.left)
+        return (left, (first, node.over)), (right, (node.over, second))
+
+    def emit_update(self, root: tuple[str, ...], in_loop: bool) -> None:
+        tree = self.schedule.tree
+        if isinstance(tree, Dot) and in_loop:
+            text = self.dot(tree, root, "acc")
+            self.line(f"acc = {text}")
+            return
+        value = self.evaluate(tree, root) if tree is not None else Value("1.0")
+        text = self.wide(value, root)
+        if in_loop:
+            self.line(f"acc += {text}")
+        else:
+            whole = f"tl.zeros({self.shape(root)}, {self.accumulate}) + " if value.axes != root or not self.flags.lazy else ""
+            self.line(f"acc = {whole}{text}" if root else f"acc = tl.full((), 0.0, {self.accumulate}) + {text}")
+
+    def wide(self, value: Value, axes: tuple[str, ...]) -> str:
+        """In the type sums are taken in."""
+        text = self.spread(value, axes) if self.flags.lazy else self.flat(value, axes) if len(axes) == 2 else value.text
+        return text if value.dtype is None or f"{TYPES.get(value.dtype)}" == self.accumulate else f"({text}).to({self.accumulate})"
+
+    def evaluate(self, node: Node, axes: tuple[str, ...]) -> Value:
+        if isinstance(node, Leaf):
+            return self.tiles[node.at]
+        if isinstance(node, Dot):
+            return Value(self.let(self.dot(node, axes), axes, "product").text, axes)
+        if isinstance(node, Sum):
+            if self.block(node.over) == 1:
+                return self.evaluate(node.of, axes)
+            inner = self.sum_axes(node, axes)
+            value = self.evaluate(node.of, inner)
+            kept = tuple(axis for axis in value.axes if axis != node.over)
+            text = f"tl.sum({self.wide(value, value.axes)}, {value.axes.index(node.over)})"
+            return self.let(text, kept, "total")
+        return self.product(node, axes)
+
+    def product(self, node: Product, axes: tuple[str, ...]) -> Value:
+        left, right = self.evaluate(node.left, axes), self.evaluate(node.right, axes)
+        joint = tuple(axis for axis in axes if axis in left.axes or axis in right.axes)
+        if left.dtype == torch.bool or right.dtype == torch.bool:
+            chosen, value = (left, right) if left.dtype == torch.bool else (right, left)
+            if value.dtype != torch.bool:
+                text = f"tl.where({self.spread(chosen, joint)}, {self.wide(value, joint)}, 0.0)"
+                return self.let(text, joint, "scattered")
+        return self.let(f"{self.wide(left, joint)} * {self.wide(right, joint)}", joint, "scaled")
+
+    def dot(self, node: Dot, axes: tuple[str, ...], accumulator: str = "") -> str:
+        (left, left_axes), (right, right_axes) = self.dot_sides(node, axes)
+        a, b = self.evaluate(left, left_axes), self.evaluate(right, right_axes)
+        texts = [self.flat(a, left_axes), self.flat(b, right_axes)]
+        dtype = a.dtype if a.dtype == b.dtype and a.dtype in TYPES else None
+        if dtype is None:
+            texts = [f"({text}).to({self.accumulate})" for text in texts]
+        extra = f", {accumulator}" if accumulator else ""
+        if self.accumulate == "tl.float64":
+            return f"tl.dot({', '.join(texts)}{extra}, out_dtype=tl.float64)"
+        if dtype in (None, torch.float32):
+            # products of half-precision factors are at most tf32's rounding away from exact
+            is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
+            extra += f', input_precision="{"tf32" if is_half else self.flags.precision}"'
+        return f"tl.dot({', '.join(texts)}{extra})"
+
+    # results
+
+    def emit_scatter(self, root: tuple[str, ...]) -> None:
+        s = self.schedule
+        axes = tuple(axis for axis in root if axis in s.free)
+        for axis in reversed(root):
+            if axis not in axes:
+                self.line(f"acc = tl.sum(acc, {root.index(axis)})")
+                root = tuple(a for a in root if a != axis)
+        if self.bound.statement.scale != 1:
+            self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
+        if not self.flags.lazy and len(self.axes) > 1:
+            self.line(f"acc = tl.reshape({self.flat(Value('acc', axes), self.ordered(set(axes)))}, {self.eager_shape(axes)})")
+        masks = [self.bounds[name] for name in s.free if name in self.bounds]
+        entries = [mask for access, mask in self.valid.items() if set(access.names) <= set(s.free)]
+        if s.strategy == "atomic":
+            masks += entries
+        elif entries:  # the element is written all the same: as zero, whatever the other factors hold
+            self.line(f"acc = tl.where({self.conjunction(entries, axes)}, acc, 0.0)")
+        mask = self.conjunction(masks, axes)
+        guard = f", mask={mask}" if mask else ""
+        if self.bound.is_seeded and not s.is_atomic:
+            other = ", other=0.0" if mask else ""
+            self.line(f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})")
+        dtype = self.flags.sum_dtype if s.is_atomic and self.flags.sum_dtype is not None else self.bound.dtype
+        pointer = self.pointer(s.output, "output", axes)
+        value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"
+        if s.strategy == "store-or-atomic":
+            self.emit_store_or_atomic(pointer, value, masks, axes)
+        elif s.is_atomic:
+            self.line(f'tl.atomic_add({pointer}, {value}{guard}, sem="relaxed")')
+        else:
+            self.line(f"tl.store({pointer}, {value}{guard})")
+
+    def emit_store_or_atomic(self, pointer: str, value: str, masks: Sequence[Value], axes: tuple[str, ...]) -> None:
+        """Groups that have their row alone are stored, only the others are added atomically."""
+        group = self.schedule.output.indirections[0].indices[0]
+        assert isinstance(group, Var)
+        place = self.names[group.name]
+        guard = f", mask={self.bounds[group.name].text}, other=0" if group.name in self.bounds else ""
+        flag = self.parameter("is_shared", self.schedule.fact)
+        shared = self.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
+        alone = self.let(f"{shared.text} == 0", place.axes, "is_alone")
+        self.line(f"tl.store({pointer}, {value}, mask={self.conjunction([*masks, alone], axes)})")
+        self.line(f"if tl.max({shared.text}.to(tl.int32), 0) > 0:" if place.axes else f"if {shared.text}:")
+        self.depth += 1
+        self.line(f'tl.atomic_add({pointer}, {value}, mask={self.conjunction([*masks, shared], axes)}, sem="relaxed")')
+        self.depth -= 1
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How far apart the first and last element lie."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

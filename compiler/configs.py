@@ -1,0 +1,69 @@
+"""Which configs are worth timing for a schedule: a handful by default, a grid of them on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from .codegen import Config
+from .contract import dots
+from .schedule import Schedule
+
+__all__ = ["configs"]
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def configs(schedule: Schedule, full: bool = False) -> tuple[Config, ...]:
+    """Configs for one schedule, the most promising first; each appears once."""
+    found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
+    return tuple(dict.fromkeys(found))
+
+
+def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
+    over = {dot.over for dot in dots(schedule.tree)}
+    itemsize = schedule.bound.dtype.itemsize
+    rows, columns = schedule.names("tile")
+    deep = 64 if itemsize == 2 else 32
+
+    def fit(name: str, largest: int) -> int:
+        return max(16, min(power_of_two(schedule.extents[name]), largest))
+
+    def config(row: int, column: int, depth: int, warps: int, stages: int, swap: bool = False) -> Config:
+        blocks = {rows: fit(rows, row), columns: fit(columns, column), **{name: fit(name, depth) for name in over}}
+        return Config(tuple(blocks.items()), warps, stages, swap)
+
+    if full:
+        for row, column, depth, warps, stages, swap in product(
+            (16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (False, True)
+        ):
+            if row * column <= 128 * 256 // (itemsize // 2):
+                yield config(row, column, depth, warps, stages, swap)
+        return
+    yield config(128, 128, deep, 4, 3)
+    yield config(64, 128, deep, 4, 3)
+    yield config(32, 256, deep, 4, 4, True)
+    yield config(128, 64, deep, 4, 3)
+    yield config(64, 64, deep, 2, 2)
+    yield config(128, 128, deep, 8, 3)
+    yield config(32, 32, deep, 1, 2)
+
+
+def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
+    axes = schedule.axes
+    if not axes:
+        yield Config((), 1, 1)
+        return
+    vector = axes[-1]
+    others = axes[:-1]
+    wide = min(power_of_two(schedule.extents[vector]), 256 if others else 1024)
+    heights = (1, 2, 4, 8, 16, 32) if full else (4, 8, 1, 16)
+    warps = (1, 2, 4, 8) if full else (1, 4)
+    for height, count in product(heights, warps):
+        blocks = {name: min(power_of_two(schedule.extents[name]), height) for name in others}
+        if not full and count == 4 and height < 4:
+            continue
+        yield Config((*blocks.items(), (vector, wide)), count, 2)

@@ -1,0 +1,145 @@
+"""How the factors of one tile are multiplied and summed: a tree of elementwise products, `tl.dot`s and sums.
+
+Tiles have at most two axes. A tree is found greedily: a factor whose axes lie inside another's multiplies into it;
+two factors that share one summed axis meet in a dot; an axis that only one factor has is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+__all__ = ["Dot", "Leaf", "Node", "Product", "Sum", "contract", "dots"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Factor number `at`, a tile over `axes`."""
+
+    at: int
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Product:
+    """Elementwise, the axes of one inside those of the other, or disjoint."""
+
+    left: Node
+    right: Node
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return self.left.axes | self.right.axes
+
+
+@dataclass(frozen=True)
+class Dot:
+    """(y, over) x (over, x) -> (y, x) on Tensor Cores."""
+
+    left: Node
+    right: Node
+    over: str
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return (self.left.axes | self.right.axes) - {self.over}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Summed over one axis."""
+
+    of: Node
+    over: str
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return self.of.axes - {self.over}
+
+
+Node = Union[Leaf, Product, Dot, Sum]
+
+
+def contract(leaves: Sequence[frozenset[str]], kept: frozenset[str], sizes: Mapping[str, int], use_dot: bool) -> Node | None:
+    """A tree over `leaves` in which no tile has more than two axes, or None. Axes in `kept` are not summed.
+
+    The root may keep summed axes: they are summed once, after the loops.
+    """
+    nodes: list[Node] = [Leaf(at, axes) for at, axes in enumerate(leaves)]
+    if any(len(node.axes) > 2 for node in nodes):
+        return None
+    while len(nodes) > 1:
+        nodes = _absorb(nodes, sizes)
+        if len(nodes) == 1:
+            break
+        merged = (_dot(nodes, kept, sizes) if use_dot else None) or _sum(nodes, kept) or _outer(nodes)
+        if merged is None:
+            return None
+        nodes = merged
+    return nodes[0] if nodes else None
+
+
+def dots(node: Node | None) -> list[Dot]:
+    """Every dot of a tree, inner ones first."""
+    if isinstance(node, (Product, Dot)):
+        return [*dots(node.left), *dots(node.right), *([node] if isinstance(node, Dot) else [])]
+    return dots(node.of) if isinstance(node, Sum) else []
+
+
+def _area(axes: frozenset[str], sizes: Mapping[str, int]) -> int:
+    area = 1
+    for axis in axes:
+        area *= sizes[axis]
+    return area
+
+
+def _absorb(nodes: list[Node], sizes: Mapping[str, int]) -> list[Node]:
+    """Multiply each factor into the smallest other one whose axes contain its own."""
+    while True:
+        for small in sorted(nodes, key=lambda node: len(node.axes)):
+            hosts = [node for node in nodes if node is not small and small.axes <= node.axes]
+            if hosts:
+                host = min(hosts, key=lambda node: (_area(node.axes, sizes), len(dots(node))))
+                nodes = [node for node in nodes if node is not small and node is not host] + [Product(host, small)]
+                break
+        else:
+            return nodes
+
+
+def _dot(nodes: list[Node], kept: frozenset[str], sizes: Mapping[str, int]) -> list[Node] | None:
+    """The cheapest pair that shares exactly one axis, which nobody else needs."""
+    best: tuple[int, list[Node]] | None = None
+    for i, left in enumerate(nodes):
+        for right in nodes[i + 1 :]:
+            shared = left.axes & right.axes
+            if len(shared) != 1 or len(left.axes) != 2 or len(right.axes) != 2:
+                continue
+            (over,) = shared
+            others = [node for node in nodes if node is not left and node is not right]
+            if over in kept or any(over in node.axes for node in others):
+                continue
+            cost = _area(left.axes | right.axes, sizes)
+            if best is None or cost < best[0]:
+                best = cost, [*others, Dot(left, right, over)]
+    return best[1] if best else None
+
+
+def _sum(nodes: list[Node], kept: frozenset[str]) -> list[Node] | None:
+    """Sum an axis that only one factor has."""
+    for node in nodes:
+        others = [other for other in nodes if other is not node]
+        for axis in sorted(node.axes - kept):
+            if not any(axis in other.axes for other in others):
+                return [*others, Sum(node, axis)]
+    return None
+
+
+def _outer(nodes: list[Node]) -> list[Node] | None:
+    """Multiply two factors whose axes together are at most two."""
+    for i, left in enumerate(nodes):
+        for right in nodes[i + 1 :]:
+            if len(left.axes | right.axes) <= 2:
+                others = [node for node in nodes if node is not left and node is not right]
+                return [*others, Product(left, right)]
+    return None

@@ -1,0 +1,48 @@
+"""What the compiler says when it is handed something it will not run."""
+
+from __future__ import annotations
+
+__all__ = [
+    "IndexRangeError",
+    "InsumError",
+    "OperandError",
+    "ParseError",
+    "ShapeError",
+    "UnsupportedError",
+]
+
+
+class InsumError(ValueError):
+    """A statement or its tensors are wrong; nothing was computed and nothing was changed.
+
+    The message states the problem and, where a place in the expression is to blame, shows it:
+
+        expected ']' to close B[
+            C[AM[p],n] += AV[p,q] * B[AK[p,q],n
+                                               ^
+    """
+
+    def __init__(self, problem: str, text: str | None = None, at: int | None = None) -> None:
+        if text is not None and at is not None:
+            problem = f"{problem}\n    {text}\n    {' ' * at}^"
+        super().__init__(problem)
+
+
+class ParseError(InsumError):
+    """Not an indirect Einsum; the caret sits under the first character that is wrong."""
+
+
+class ShapeError(InsumError):
+    """Ranks, extents or sizes that do not fit together."""
+
+
+class OperandError(InsumError):
+    """A tensor is missing, unused, or of a kind that can't stand where it stands."""
+
+
+class UnsupportedError(InsumError):
+    """A legal request that can't be met; the message says what to do instead."""
+
+
+class IndexRangeError(InsumError, IndexError):
+    """An index tensor points outside the dimension it indexes."""

@@ -1,0 +1,152 @@
+"""Statements as data: `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]` as frozen trees; `str()` gives the text back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Union
+
+__all__ = ["Access", "Const", "Index", "Number", "Statement", "Var", "walk"]
+
+
+@dataclass(frozen=True)
+class Var:
+    """An index name."""
+
+    name: str
+    at: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Const:
+    """A fixed position, `A[0,i]`."""
+
+    value: int
+    at: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class Access:
+    """`NAME[index, ...]`: as a factor it reads a value, as an index it is an indirection."""
+
+    name: str
+    indices: tuple[Index, ...]
+    at: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{','.join(map(str, self.indices)) or '()'}]"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Index names in order of first appearance, those inside indirections included."""
+        found: dict[str, None] = {}
+        for index in self.indices:
+            if isinstance(index, Var):
+                found[index.name] = None
+            elif isinstance(index, Access):
+                found.update(dict.fromkeys(index.names))
+        return tuple(found)
+
+    @cached_property
+    def indirections(self) -> tuple[Access, ...]:
+        """The accesses that stand directly as an index of this one."""
+        return tuple(index for index in self.indices if isinstance(index, Access))
+
+    @property
+    def is_indirect(self) -> bool:
+        return bool(self.indirections)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal factor."""
+
+    value: float
+    at: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+Index = Union[Var, Const, Access]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`output op factor * factor * ...`; names that the output lacks are summed over."""
+
+    output: Access
+    factors: tuple[Access | Number, ...]
+    op: str = "+="
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.output} {self.op} {' * '.join(map(str, self.factors))}"
+
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """The factors that read a tensor, in order."""
+        return tuple(factor for factor in self.factors if isinstance(factor, Access))
+
+    @cached_property
+    def scale(self) -> float:
+        """The product of the literal factors."""
+        product = 1
+        for factor in self.factors:
+            if isinstance(factor, Number):
+                product = product * factor.value  # type: ignore[assignment]
+        return product
+
+    @cached_property
+    def index_accesses(self) -> tuple[Access, ...]:
+        """Every access that stands as an index anywhere, each once, innermost first."""
+        found: dict[Access, None] = {}
+        for root in (self.output, *self.accesses):
+            for access in walk(root):
+                if access is not root:
+                    found[access] = None
+        return tuple(found)
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Every tensor the right side and the indirections read, in order of first appearance."""
+        found: dict[str, None] = {}
+        for access in walk(self.output):
+            if access is not self.output:
+                found[access.name] = None
+        for root in self.accesses:
+            found.update(dict.fromkeys(access.name for access in walk(root)))
+        return tuple(found)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every index name, the output's first."""
+        found = dict.fromkeys(self.output.names)
+        for access in self.accesses:
+            found.update(dict.fromkeys(access.names))
+        return tuple(found)
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        """Index names on the left: each combination of them is written (or scattered) on its own."""
+        return self.output.names
+
+    @cached_property
+    def summed(self) -> tuple[str, ...]:
+        """Index names that only the right side has."""
+        return tuple(name for name in self.names if name not in self.free)
+
+
+def walk(access: Access) -> Iterator[Access]:
+    """The access and every access inside it, innermost first."""
+    for index in access.indices:
+        if isinstance(index, Access):
+            yield from walk(index)
+    yield access

@@ -1,0 +1,268 @@
+"""`Bound` -> `torch.fx.GraphModule`: gather what the factors point at, contract, scatter-add.
+
+This is the meaning of a statement in plain torch. It runs anywhere, and every other backend is tested against it.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import opt_einsum
+import torch
+from torch import fx
+
+from .bind import Bound
+from .errors import UnsupportedError
+from .ir import Access, Const, Index, Var
+
+__all__ = ["lower", "placeholders"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node of the graph and the index name that each of its dimensions runs over."""
+
+    node: fx.Node
+    axes: tuple[str, ...]
+
+
+def placeholders(bound: Bound) -> tuple[str, ...]:
+    """The graph's arguments in order: the tensors read, then the output tensor if it is the start."""
+    seed = (bound.statement.output.name,) if bound.is_seeded else ()
+    return tuple(name for name in bound.statement.tensor_names if name not in seed) + seed
+
+
+def lower(bound: Bound, padded: frozenset[str] | None = None) -> fx.GraphModule:
+    """The graph of a bound statement; `padded` names the index tensors that may hold -1 (default: all)."""
+    if padded is None:
+        padded = frozenset(access.name for access in bound.statement.index_accesses)
+    return _Lowering(bound, padded).module()
+
+
+class _Lowering:
+    def __init__(self, bound: Bound, padded: frozenset[str]) -> None:
+        self.bound, self.padded = bound, padded
+        self.graph = fx.Graph()
+        self.tensors = {name: self.graph.placeholder(name) for name in placeholders(bound)}
+        self.gathered: dict[Access, Value] = {}
+        self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
+
+    def module(self) -> fx.GraphModule:
+        if self.bound.is_empty:
+            result = self.start()
+        else:
+            result = self.scatter(self.contract())
+        if self.bound.compute_dtype != self.bound.dtype:
+            result = self.call(torch.Tensor.to, result, self.bound.dtype)
+        self.graph.output(result)
+        self.graph.lint()
+        return fx.GraphModule(torch.nn.Module(), self.graph, "Insum")
+
+    def call(self, function: object, *args: object, **kwargs: object) -> fx.Node:
+        if hasattr(torch.Tensor, getattr(function, "__name__", "")) and function is getattr(torch.Tensor, function.__name__):  # type: ignore[attr-defined]
+            return self.graph.call_method(function.__name__, args, kwargs)  # type: ignore[attr-defined,arg-type]
+        return self.graph.call_function(function, args, kwargs)  # type: ignore[arg-type]
+
+    # gather
+
+    def gather(self, access: Access) -> Value:
+        """The access as a tensor over its index names; entries behind a -1 hold something harmless."""
+        if access not in self.gathered:
+            self.gathered[access] = self.read(self.tensors[access.name], access)
+        return self.gathered[access]
+
+    def read(self, node: fx.Node, access: Access) -> Value:
+        indices: list[Index] = []
+        for dim in reversed(range(len(access.indices))):
+            index = access.indices[dim]
+            if isinstance(index, Const):
+                node = self.call(torch.select, node, dim, index.value)
+            else:
+                indices.insert(0, index)
+        pointing = self.pointing(indices)
+        if not pointing:
+            return Value(node, tuple(map(str, indices)))
+        if len(pointing) == 1:
+            (dim,) = pointing
+            position = self.position(indices[dim])
+            node = self.call(torch.index_select, node, dim, self.flat(position))
+            if len(position.axes) != 1:
+                node = self.call(torch.unflatten, node, dim, self.sizes(position.axes)) if position.axes else self.call(torch.squeeze, node, dim)
+            axes = tuple(map(str, indices))
+            return Value(node, axes[:dim] + position.axes + axes[dim + 1 :])
+        rest = [dim for dim in range(len(indices)) if dim not in pointing]
+        joint, positions = self.broadcast([indices[dim] for dim in pointing])
+        if pointing != list(range(len(pointing))):
+            node = self.call(torch.permute, node, (*pointing, *rest))
+        node = self.call(torch.ops.aten.index.Tensor, node, positions)
+        return Value(node, joint + tuple(str(indices[dim]) for dim in rest))
+
+    def pointing(self, indices: Sequence[Index]) -> list[int]:
+        """Dimensions that need an index tensor: indirections, and names that stand twice."""
+        inside = {name for index in indices if isinstance(index, Access) for name in index.names}
+        names = [str(index) for index in indices]
+        return [
+            dim
+            for dim, index in enumerate(indices)
+            if not isinstance(index, Var) or index.name in inside or names.count(index.name) > 1
+        ]
+
+    def position(self, index: Index) -> Value:
+        """Where an index points, as a tensor of positions that are safe to read."""
+        if isinstance(index, Var):
+            return Value(self.call(torch.arange, self.bound.extents[index.name], device=self.bound.device), (index.name,))
+        if isinstance(index, Const):
+            return Value(self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ())
+        value = self.gather(index)
+        if self.may_be_negative(index):
+            return Value(self.call(torch.clamp, value.node, min=0), value.axes)
+        return value
+
+    def may_be_negative(self, access: Access) -> bool:
+        return access.name in self.padded or any(map(self.may_be_negative, access.indirections))
+
+    def broadcast(self, indices: Sequence[Index]) -> tuple[tuple[str, ...], list[fx.Node]]:
+        """Positions of several indices over the union of their names."""
+        positions = [self.position(index) for index in indices]
+        joint = tuple(dict.fromkeys(name for position in positions for name in position.axes))
+        return joint, [self.expand_to(position, joint) for position in positions]
+
+    def expand_to(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
+        """The value with its dimensions in the order of `axes` and size 1 where it lacks one."""
+        own = tuple(axis for axis in axes if axis in value.axes)
+        node = self.permute(value, own)
+        if own != axes:
+            shape = tuple(self.bound.extents[axis] if axis in own else 1 for axis in axes)
+            node = self.call(torch.reshape, node, shape)
+        return node
+
+    def permute(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
+        if value.axes == axes:
+            return value.node
+        return self.call(torch.permute, value.node, tuple(map(value.axes.index, axes)))
+
+    def flat(self, value: Value) -> fx.Node:
+        return value.node if len(value.axes) == 1 else self.call(torch.reshape, value.node, (-1,))
+
+    def sizes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.bound.extents[axis] for axis in axes)
+
+    # contract
+
+    def masks(self, access: Access) -> dict[Access, Value]:
+        """For each index of `access` that may hold -1: where it has an entry."""
+        found: dict[Access, Value] = {}
+        for index in access.indirections:
+            found.update(self.masks(index))
+            if index.name in self.padded:
+                if index not in self.valid:
+                    value = self.gather(index)
+                    self.valid[index] = Value(self.call(torch.ge, value.node, 0), value.axes)
+                found[index] = self.valid[index]
+        return found
+
+    def contract(self) -> Value:
+        """The product of the factors, summed down to the names on the left."""
+        factors = [self.gather(access) for access in self.bound.statement.accesses]
+        masks = reduce(dict.__or__, map(self.masks, self.bound.statement.accesses), dict[Access, Value]())
+        operands = [self.prepare(factor, masks) for factor in factors]
+        free = self.bound.statement.free
+        if not operands:
+            full = self.call(
+                torch.full, self.sizes(free), self.bound.statement.scale, dtype=self.bound.compute_dtype, device=self.bound.device
+            )
+            return Value(full, free)
+        reached = tuple(name for name in free if any(name in operand.axes for operand in operands))
+        result = self.einsum(operands, reached)
+        if self.bound.statement.scale != 1:
+            result = Value(self.call(torch.mul, result.node, self.bound.statement.scale), reached)
+        if reached != free:
+            shape = self.sizes(free)
+            result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), shape), free)
+        return result
+
+    def prepare(self, factor: Value, masks: dict[Access, Value]) -> Value:
+        """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN) and convert to the type sums are taken in."""
+        node = factor.node
+        for mask in masks.values():
+            if set(mask.axes) <= set(factor.axes):
+                node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
+        names = [access.name for access in self.bound.statement.accesses]
+        if any(self.bound.dtypes[name] != self.bound.compute_dtype for name in names):
+            node = self.call(torch.Tensor.to, node, self.bound.compute_dtype)
+        return Value(node, factor.axes)
+
+    def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        if len(operands) <= 2:
+            return self.pair(operands, axes)
+        equation = self.equation(operands, axes)
+        path, _ = opt_einsum.contract_path(equation, *(self.sizes(v.axes) for v in operands), shapes=True)
+        for chosen in path[:-1]:
+            pair = [operands[at] for at in chosen]
+            operands = [operand for at, operand in enumerate(operands) if at not in chosen]
+            needed = set(axes).union(*(operand.axes for operand in operands))
+            kept = tuple(dict.fromkeys(name for value in pair for name in value.axes if name in needed))
+            operands.append(self.pair(pair, kept))
+        return self.pair(operands, axes)
+
+    def pair(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        """One or two operands contracted to `axes`."""
+        if len(operands) == 1 and set(operands[0].axes) == set(axes):
+            return Value(self.permute(operands[0], axes), axes)
+        return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
+
+    def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
+        names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))
+        if len(names) > len(string.ascii_letters):
+            raise UnsupportedError(f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted")
+        short = {name: name for name in names if len(name) == 1 and name in string.ascii_letters}
+        spare = (letter for letter in string.ascii_letters if letter not in short)
+        letter = {name: short.get(name) or next(spare) for name in names}
+        terms = ("".join(letter[name] for name in operand.axes) for operand in operands)
+        return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
+
+    # scatter
+
+    def start(self) -> fx.Node:
+        """What the sums are added to."""
+        if self.bound.is_seeded:
+            seed = self.tensors[self.bound.statement.output.name]
+            return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
+        return self.call(torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device)
+
+    def scatter(self, result: Value) -> fx.Node:
+        """The result added to the start at the positions on the left."""
+        output = self.bound.statement.output
+        pointing = self.pointing(output.indices)
+        if not pointing:
+            node = self.permute(result, tuple(map(str, output.indices)))
+            if self.bound.is_seeded:
+                return self.call(torch.add, self.start(), node)
+            return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+        source = Value(self.hide(result, self.masks(output)), result.axes)
+        if len(pointing) == 1 and isinstance(output.indices[pointing[0]], Access):
+            (dim,) = pointing
+            position = self.position(output.indices[dim])
+            names = tuple(map(str, output.indices))
+            ordered = self.permute(source, names[:dim] + position.axes + names[dim + 1 :])
+            if len(position.axes) != 1:
+                stop = dim + len(position.axes) - 1
+                ordered = self.call(torch.flatten, ordered, dim, stop) if position.axes else self.call(torch.unsqueeze, ordered, dim)
+            return self.call(torch.index_add, self.start(), dim, self.flat(position), ordered)
+        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
+        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
+        order = (*pointing, *rest)
+        start = self.call(torch.permute, self.start(), order)
+        ordered = self.permute(source, joint + tuple(str(output.indices[dim]) for dim in rest))
+        summed = self.call(torch.index_put, start, positions, ordered, accumulate=True)
+        back = tuple(order.index(dim) for dim in range(len(order)))
+        return self.call(torch.Tensor.contiguous, self.call(torch.permute, summed, back))
+
+    def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
+        node = result.node
+        for mask in masks.values():
+            node = self.call(torch.where, self.expand_to(mask, result.axes), node, 0)
+        return node

@@ -1,0 +1,182 @@
+"""A sparse format in a statement -> the indirect statement of that format.
+
+`C[m,n] += A[m,k] * B[k,n]` with A in GroupCOO becomes `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: every `m` and `k`
+in the statement is replaced by the coordinate that the format stores for it. Blocked formats also split the dimensions
+that `m` and `k` index, so that `B[k,n]` becomes `B[AK[p,q],bk,n]`. Works on names alone; no tensor is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .differentiate import fresh_name
+from .errors import OperandError, UnsupportedError
+from .ir import Access, Index, Number, Statement, Var
+
+__all__ = ["Rewritten", "Shape", "View", "rewrite", "sparse_factor"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What rewriting needs to know of a format: which coordinates it stores and over which of its axes."""
+
+    value_axes: tuple[str, ...]  # ("p",) or ("p","q")
+    coord_axes: tuple[tuple[str, ...], ...]  # per dimension
+    is_stored: tuple[bool, ...]  # False: the dimension is the axis itself (ELL's rows)
+    is_blocked: bool
+    has_padding: bool
+    group_dim: int
+
+
+@dataclass(frozen=True)
+class View:
+    """The tensor `of`, with some of its dimensions split into blocks: {its dimension: dimension of the format}."""
+
+    of: str
+    splits: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The indirect statement and where its new tensors come from."""
+
+    statement: Statement
+    values: str  # the name of the format's values
+    coords: tuple[str | None, ...]  # the name of each dimension's coordinates; None: not in the statement
+    ones: dict[str, int] = field(default_factory=dict)  # a tensor of ones as long as this dimension of the format
+    views: dict[str, View] = field(default_factory=dict)  # every other tensor of the statement, the output included
+
+
+def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
+    """The one access that reads a sparse format."""
+    names = set(sparse)
+    found = [access for access in statement.accesses if access.name in names]
+    if statement.output.name in names:
+        raise OperandError(f"{statement.output.name} is the output, which must be a dense tensor", statement.text, statement.output.at)
+    for access in statement.index_accesses:
+        if access.name in names:
+            raise OperandError(f"{access.name} is an index here, which must be a dense tensor", statement.text, access.at)
+    if len(found) != 1:
+        at = found[1].at
+        both = f"{found[0].name} and {found[1].name}" if found[0].name != found[1].name else f"{found[0].name} twice"
+        raise UnsupportedError(f"one sparse factor per statement, but it has {both}; make one of them dense with to_dense()", statement.text, at)
+    return found[0]
+
+
+def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
+    """Replace the sparse factor `target`, stored as `form` says, by its values and coordinates."""
+    names = _index_names(statement, target)
+    taken = {*statement.tensor_names, statement.output.name}
+    axes = _fresh_axes(form, statement.names)
+    values = fresh_name(f"{target.name}V", taken)
+    taken.add(values)
+
+    replaced: dict[str, Index] = {}
+    stored: list[str | None] = []
+    blocks: dict[str, Var] = {}
+    for dim, name in enumerate(names):
+        if form.is_stored[dim]:
+            coordinate = fresh_name(f"{target.name}{name.upper()}", taken)
+            taken.add(coordinate)
+            replaced[name] = Access(coordinate, tuple(Var(axes[axis]) for axis in form.coord_axes[dim]))
+            stored.append(coordinate)
+        else:
+            replaced[name] = Var(axes[form.coord_axes[dim][0]])
+            stored.append(None)
+        if form.is_blocked:
+            blocks[name] = Var(fresh_name(f"b{name}", (*statement.names, *axes.values())))
+
+    value = Access(values, (*(Var(axes[a]) for a in form.value_axes), *blocks.values()))
+    swap = _Swap(replaced, blocks, dict(zip(names, range(len(names)))), taken)
+    output = swap.access(statement.output)
+    factors: list[Access | Number] = []
+    for factor in statement.factors:
+        factors.append(value if factor is target else swap.access(factor) if isinstance(factor, Access) else factor)
+
+    # a coordinate that nothing else mentions must still hide its padding: multiply by ones read through it
+    ones: dict[str, int] = {}
+    for dim, name in enumerate(names):
+        coordinate_name = stored[dim]
+        if coordinate_name is None or name in swap.used:
+            continue
+        if form.has_padding and form.coord_axes[dim] == form.value_axes and not _hides_padding(names, form, swap.used):
+            label = fresh_name(f"{target.name}1", taken)
+            taken.add(label)
+            factors.append(Access(label, (replaced[name],)))
+            ones[label] = dim
+            swap.used.add(name)
+        else:
+            stored[dim] = None
+    return Rewritten(Statement(output, tuple(factors), statement.op), values, tuple(stored), ones, swap.views)
+
+
+def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:
+    return any(
+        name in used and form.is_stored[dim] and form.coord_axes[dim] == form.value_axes for dim, name in enumerate(names)
+    )
+
+
+def _index_names(statement: Statement, target: Access) -> list[str]:
+    names = []
+    for index in target.indices:
+        if not isinstance(index, Var):
+            raise UnsupportedError(
+                f"{target.name} is sparse, so its indices must be names, but {index} is not; make it dense with to_dense()",
+                statement.text,
+                index.at,
+            )
+        if index.name in names:
+            raise UnsupportedError(
+                f"{target.name} is sparse, so its indices must differ, but {index} stands twice; make it dense with to_dense()",
+                statement.text,
+                index.at,
+            )
+        names.append(index.name)
+    return names
+
+
+def _fresh_axes(form: Shape, taken: Iterable[str]) -> dict[str, str]:
+    names, axes = set(taken), {}
+    for axis in form.value_axes:
+        axes[axis] = fresh_name(axis, names)
+        names.add(axes[axis])
+    return axes
+
+
+@dataclass
+class _Swap:
+    """Replaces index names by coordinates throughout an access, noting which dimensions get split into blocks."""
+
+    replaced: dict[str, Index]
+    blocks: dict[str, Var]
+    dims: dict[str, int]
+    taken: set[str]
+    used: set[str] = field(default_factory=set)
+    views: dict[str, View] = field(default_factory=dict)
+
+    def access(self, access: Access) -> Access:
+        indices: list[Index] = []
+        splits: list[tuple[int, int]] = []
+        for dim, index in enumerate(access.indices):
+            if isinstance(index, Access):
+                indices.append(self.access(index))
+            elif isinstance(index, Var) and index.name in self.replaced:
+                self.used.add(index.name)
+                indices.append(self.replaced[index.name])
+                if self.blocks:
+                    splits.append((dim, self.dims[index.name]))
+                    indices.append(self.blocks[index.name])
+            else:
+                indices.append(index)
+        return Access(self.view(View(access.name, tuple(splits))), tuple(indices), access.at)
+
+    def view(self, view: View) -> str:
+        """The tensor's own name, or another one where it also stands with other dimensions split."""
+        for name, known in self.views.items():
+            if known == view:
+                return name
+        name = view.of if view.of not in self.views else fresh_name(f"{view.of}_", self.taken)
+        self.taken.add(name)
+        self.views[name] = view
+        return name

@@ -1,0 +1,316 @@
+"""`Bound` -> `Schedule`: which index is a grid position, a tile axis or a loop; dot or multiply-add; how results are scattered.
+
+| role    | the index name is                                                         |
+|---------|---------------------------------------------------------------------------|
+| grid    | one value per program                                                     |
+| tile    | a block of values per program, an axis of its tiles                       |
+| loop    | a serial loop over single values                                          |
+| step    | a serial loop over blocks, an axis of the tiles                           |
+| segment | a serial loop over the groups of the program's output row (owner)         |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Union
+
+from .bind import Bound
+from .contract import Node, contract, dots
+from .differentiate import fresh_name
+from .ir import Access, Index, Var
+
+__all__ = ["OneHot", "Owner", "Schedule", "Strides", "schedules", "strategies"]
+
+Strides = Mapping[str, tuple[int, ...]]
+
+ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
+ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """1 where `position` equals index `name`, else 0: a scatter as a factor."""
+
+    position: Access
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.name, *self.position.names)))
+
+    def __str__(self) -> str:
+        return f"[{self.position} == {self.name}]"
+
+
+Factor = Union[Access, OneHot]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Each program owns row `row` of the output and walks that row's groups, index `segment`."""
+
+    row: str
+    segment: str
+    fact: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A bound statement with a role for every index; prints as a table."""
+
+    bound: Bound
+    strategy: str
+    output: Access
+    factors: tuple[Factor, ...]
+    extents: Mapping[str, int]
+    roles: Mapping[str, str]
+    tree: Node | None
+    owner: Owner | None = None
+    fact: str = ""
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        return self.output.names
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Names that are axes of tiles, in their usual order: rows, then what is summed, then columns."""
+        tiles = self.names("tile")
+        return (*tiles[:1], *self.names("step"), *tiles[1:])
+
+    @property
+    def uses_dot(self) -> bool:
+        return bool(dots(self.tree))
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.strategy in ("atomic", "store-or-atomic")
+
+    @property
+    def covers_output(self) -> bool:
+        """Every element of the output is written, so it needs no initial value."""
+        names = [index.name for index in self.output.indices if isinstance(index, Var)]
+        return len(set(names)) == len(self.output.indices) and not self.is_atomic
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role in roles)
+
+    def __str__(self) -> str:
+        rows = [f"{'index':10}{'extent':>10}  role"]
+        rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
+        product = "tl.dot" if self.uses_dot else "multiply-add"
+        return "\n".join([f"scatter: {self.strategy}, product: {product}", *rows])
+
+
+def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
+    """How the result may reach the output, the most promising first; empty: nothing deterministic fits."""
+    indices = bound.statement.output.indices
+    scattered = [index for index in indices if isinstance(index, Access)]
+    if not scattered:
+        return ("store",)
+    direct = [index.name for index in indices if isinstance(index, Var)]
+    is_simple = (
+        len(scattered) == 1
+        and len(direct) == len(indices) - 1
+        and len(set(direct)) == len(direct)
+        and not set(direct) & set(scattered[0].names)
+    )
+    found = []
+    if is_simple and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
+        if math.prod(bound.extents[name] for name in direct) >= ON_CHIP_PROGRAMS:
+            found.append("on-chip")
+    if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
+        found.append("owner")
+        if not deterministic and not bound.is_seeded:
+            found.append("store-or-atomic")
+    if not deterministic:
+        found.append("atomic")
+    return tuple(found)
+
+
+def schedules(
+    bound: Bound, strides: Strides, strategy: str, fact: str = "", deterministic: bool = False, use_dot: bool | None = None
+) -> tuple[Schedule, ...]:
+    """The ways worth trying to run a statement with one scatter strategy, the most promising first.
+
+    `use_dot`: True or False allows one kind of product only; None lets extents decide, offering both where it is close.
+    """
+    start = _Start.of(bound, strategy, fact)
+    found = []
+    dotted = _dot_schedule(start, strides) if use_dot is not False else None
+    if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
+        found.append(dotted)
+    is_close = dotted is not None and strategy == "on-chip" and use_dot is None
+    if not found or is_close:
+        found.append(_plain_schedule(start, strides, deterministic))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The statement after its scatter strategy has had its say, before roles."""
+
+    bound: Bound
+    strategy: str
+    output: Access
+    factors: tuple[Factor, ...]
+    extents: Mapping[str, int]
+    owner: Owner | None
+    fact: str
+
+    @staticmethod
+    def of(bound: Bound, strategy: str, fact: str) -> _Start:
+        statement = bound.statement
+        start = _Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None, "")
+        if strategy == "owner":
+            return start.owned(fact)
+        if strategy == "on-chip":
+            return start.on_chip()
+        return replace(start, fact=fact if strategy == "store-or-atomic" else "")
+
+    @property
+    def scattered(self) -> Access:
+        return self.output.indirections[0]
+
+    def fresh(self, wanted: str) -> str:
+        return fresh_name(wanted, self.extents)
+
+    def owned(self, fact: str) -> _Start:
+        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r."""
+        row, segment = self.fresh("r"), str(self.scattered.indices[0])
+        extents = {**self.extents, row: self.bound.size[self.output.indices.index(self.scattered)]}
+        swap = {self.scattered: Var(row)}
+        factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
+        owner = Owner(row, segment, fact)
+        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
+
+    def on_chip(self) -> _Start:
+        """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
+        name = self.fresh("s")
+        extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
+        output = _substitute(self.output, {self.scattered: Var(name)})
+        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        return self.output.names
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        names = dict.fromkeys(name for factor in self.factors for name in factor.names)
+        if self.owner is not None:
+            names.setdefault(self.owner.segment)
+        return tuple(name for name in names if name not in self.free)
+
+    def varies_over(self, factor: Factor) -> set[str]:
+        """The names a factor's tile changes with: groups follow the row that owns them."""
+        names = set(factor.names)
+        if self.owner is not None and self.owner.segment in names:
+            names.add(self.owner.row)
+        return names
+
+    @property
+    def segment(self) -> str | None:
+        return self.owner.segment if self.owner is not None else None
+
+
+def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
+    def index(item: Index) -> Index:
+        if isinstance(item, Access):
+            return swap.get(item) or _substitute(item, swap)
+        return item
+
+    return replace(access, indices=tuple(map(index, access.indices)))
+
+
+def _finish(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = "") -> Schedule:
+    """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
+    roles: dict[str, str] = {}
+    for name in start.free:
+        if name not in tiles:
+            roles[name] = "grid"
+    roles.update(dict.fromkeys(tiles, "tile"))
+    if start.segment is not None:
+        roles[start.segment] = "segment"
+    for name in start.summed:
+        if name not in roles and name not in steps:
+            roles[name] = "loop"
+    roles.update(dict.fromkeys(steps, "step"))
+    return Schedule(
+        start.bound, strategy or start.strategy, start.output, start.factors, start.extents, roles, tree, start.owner, start.fact
+    )
+
+
+def _tree(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
+    axes = {*tiles, *steps}
+    leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
+    return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
+
+
+def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
+    """The best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    row = {start.owner.row} if start.owner is not None else set()
+    rows = [name for name in start.free if name not in row]
+    sums = [name for name in start.summed if name != start.segment]
+    contiguous = _contiguity(start, strides)
+    best: tuple[float, Schedule] | None = None
+    for count in (1, 2):
+        for steps in combinations(sums, count):
+            for tiles in combinations(rows, 2):
+                tree = _tree(start, tiles, steps, use_dot=True)
+                if tree is None or tree.axes != frozenset(tiles) or {dot.over for dot in dots(tree)} != set(steps):
+                    continue
+                score = -3.0 * count
+                for name in (*tiles, *steps):
+                    score += min(math.log2(max(start.extents[name], 1)), 7) + 0.5 * (contiguous.get(name, 0) > 0)
+                if best is None or score > best[0]:
+                    best = score, _finish(start, tiles, steps, tree)
+    return best[1] if best else None
+
+
+def _is_worth_a_dot(schedule: Schedule) -> bool:
+    """Tensor Cores want 16 x 16 x 16; a padded side may be as short as 4, but not two of the three."""
+    for dot in dots(schedule.tree):
+        extents = sorted(schedule.extents[name] for name in (*dot.axes, dot.over))
+        if extents[0] < 4 or extents[1] < 12:
+            return False
+    return True
+
+
+def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:
+    """For each name, how many elements are read or written along a unit stride of it."""
+    found: dict[str, int] = {}
+    for factor in (start.output, *start.factors):
+        if isinstance(factor, Access):
+            elements = math.prod(start.extents[name] for name in factor.names)
+            # the output is allocated contiguous: its last dimension has unit stride
+            steps = strides.get(factor.name) if factor is not start.output else None
+            for dim, index in enumerate(factor.indices):
+                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
+                if isinstance(index, Var) and unit:
+                    found[index.name] = found.get(index.name, 0) + elements
+    return found
+
+
+def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Schedule:
+    """No dot: one axis along memory, one more over results, everything else serial."""
+    contiguous = _contiguity(start, strides)
+    row = start.owner.row if start.owner is not None else None
+    candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
+    vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
+    others = [name for name in start.free if name != vector]
+    other = row or max(others, key=lambda name: start.extents[name], default=None)
+    if start.strategy == "on-chip":
+        other = next(name for name in others if name == start.factors[-1].name) if vector != start.factors[-1].name else other  # type: ignore[union-attr]
+    tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
+    steps = (vector,) if vector is not None and vector not in start.free else ()
+    strategy = start.strategy
+    if strategy == "store" and not deterministic and steps and start.extents[steps[0]] >= SPLIT_EXTENT:
+        if math.prod(start.extents[name] for name in start.free) <= SPLIT_EXTENT:
+            tiles, steps, strategy = (*tiles, *steps), (), "atomic"
+    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

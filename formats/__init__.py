@@ -1,0 +1,11 @@
+"""Sparse tensors as plain tensors of coordinates and values, for statements to index."""
+
+from .block_coo import BlockCOO
+from .block_group_coo import BlockGroupCOO
+from .coo import COO
+from .ell import ELL
+from .errors import FormatError
+from .group_coo import GroupCOO
+from .group_size import group_size
+
+__all__ = ["COO", "ELL", "BlockCOO", "BlockGroupCOO", "FormatError", "GroupCOO", "group_size"]

@@ -1,0 +1,197 @@
+"""The invariants of the formats, and the sentences that say which one is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import FormatError
+
+Sizes = tuple[int, ...]
+VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COORD_DTYPES = (torch.int32, torch.int64)
+
+
+def check_shape(shape: Sizes) -> None:
+    if not shape:
+        raise FormatError("shape is []; a sparse format has at least one dimension")
+    for dim, size in enumerate(shape):
+        if size < 0:
+            raise FormatError(f"shape[{dim}] is {size}; a size is at least 0")
+
+
+def normal_dim(name: str, dim: int, shape: Sizes) -> int:
+    """`dim` counted from the front."""
+    ndim = len(shape)
+    if not -ndim <= dim < ndim:
+        raise FormatError(f"{name} is {dim} but shape is {list(shape)}; choose from {-ndim} to {ndim - 1}")
+    return dim % ndim
+
+
+def check_block_size(kind: str, is_blocked: bool, block_size: Sizes | None, shape: Sizes) -> None:
+    if not is_blocked:
+        if block_size is not None:
+            raise FormatError(
+                f"{kind} has no blocks, so it takes no block_size; use BlockCOO or BlockGroupCOO"
+            )
+        return
+    if block_size is None:
+        raise FormatError(f"{kind} needs block_size, a size for each dimension of shape {list(shape)}")
+    if len(block_size) != len(shape):
+        raise FormatError(
+            f"block_size is {list(block_size)} but shape is {list(shape)}; give a size for each dimension"
+        )
+    for dim, size in enumerate(block_size):
+        if size < 1:
+            raise FormatError(f"block_size[{dim}] is {size}; a block is at least 1 wide")
+
+
+def check_group_size(kind: str, is_grouped: bool, group_size: int | None, shape: Sizes) -> None:
+    if group_size is None:
+        return
+    if not is_grouped:
+        raise FormatError(
+            f"{kind} has no group size to choose; leave group_size out, or use GroupCOO or BlockGroupCOO"
+        )
+    if group_size < 1:
+        raise FormatError(f"group_size is {group_size}; a group holds at least one entry")
+    if len(shape) == 1 and group_size > 1:
+        raise FormatError(
+            f"group_size is {group_size} but shape is {list(shape)}; a group of a vector holds one entry"
+        )
+
+
+def check_dtype(name: str, values: Tensor) -> None:
+    if values.dtype not in VALUE_DTYPES:
+        raise FormatError(f"{name} is {values.dtype}; values are {_either(VALUE_DTYPES)}")
+
+
+def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes) -> None:
+    """Listed entries, `coords` [ndim, E] and `values` [E, *block_size], fit each other and the grid."""
+    check_dtype("values", values)
+    if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
+        raise FormatError(f"coords is {coords.dtype}; coordinates are integers")
+    if coords.ndim != 2 or len(coords) != len(grid):
+        raise FormatError(
+            f"coords is {list(coords.shape)}; it must be [{len(grid)}, nnz], a row for each dimension"
+        )
+    expected = [coords.shape[1], *block_size]
+    if list(values.shape) != expected:
+        raise FormatError(
+            f"values is {list(values.shape)} but coords is {list(coords.shape)}; values must be {expected}"
+        )
+    _check_device("coords", coords, values)
+    coords = coords.long()
+    is_outside = (coords < 0) | (coords >= coords.new_tensor(grid)[:, None])
+    if bool(is_outside.any()):
+        dim, entry = is_outside.nonzero()[0].tolist()
+        raise FormatError(
+            f"coords[{dim}, {entry}] is {int(coords[dim, entry])}; "
+            f"along dimension {dim} it is at least 0 and less than {grid[dim]}"
+        )
+
+
+def check_values(values: Tensor, expected: Tensor) -> None:
+    """`values` can take the place of those that a format has."""
+    check_dtype("values", values)
+    if values.shape != expected.shape:
+        raise FormatError(f"values is {list(values.shape)} but the pattern holds {list(expected.shape)}")
+    if values.device != expected.device:
+        raise FormatError(
+            f"values is on {values.device} but the pattern is on {expected.device}; move one with .to()"
+        )
+
+
+def check_parts(
+    kind: str,
+    coords: tuple[Tensor | None, ...],
+    values: Tensor,
+    rows: int | None,
+    group_dim: int,
+    block_size: Sizes,
+    value_axes: tuple[str, ...],
+) -> None:
+    """Coordinates and values have the shapes, dtypes and device that the format `kind` wants; reads no data.
+
+    `rows` is the number of rows where the row is p itself, None where the format stores it.
+    """
+    check_dtype("values", values)
+    extents = values.shape[: len(value_axes)]
+    if len(extents) < len(value_axes) or values.shape[len(value_axes) :] != block_size:
+        wanted = ", ".join([*value_axes, *map(str, block_size)]).upper()
+        raise FormatError(f"values is {list(values.shape)}; in {kind} it must be [{wanted}]")
+    if rows is not None and rows != extents[0]:
+        raise FormatError(
+            f"values is {list(values.shape)}; in {kind} p is one of the {rows} rows of dimension {group_dim}"
+        )
+    if extents[1:] == (0,) and rows is None:
+        raise FormatError(f"values is {list(values.shape)}; a group holds at least one entry")
+    if len(coords) == 1 and extents[1:] not in ((), (1,)):
+        raise FormatError(f"values is {list(values.shape)}; a group of a vector holds one entry")
+    for dim, coord in enumerate(coords):
+        is_stored = rows is None or dim != group_dim
+        if coord is None:
+            if is_stored:
+                raise FormatError(f"coords[{dim}] is None, but {kind} stores this coordinate")
+            continue
+        if not is_stored:
+            raise FormatError(f"coords[{dim}] is a tensor, but in {kind} the row is p itself; pass None")
+        if coord.dtype not in COORD_DTYPES:
+            raise FormatError(f"coords[{dim}] is {coord.dtype}; coordinates are {_either(COORD_DTYPES)}")
+        expected = extents[:1] if dim == group_dim else extents
+        if coord.shape != expected:
+            raise FormatError(
+                f"coords[{dim}] is {list(coord.shape)} but values is {list(values.shape)}; "
+                f"it must be {list(expected)}"
+            )
+        _check_device(f"coords[{dim}]", coord, values)
+
+
+def check_coords(coords: tuple[Tensor | None, ...], grid: Sizes, group_dim: int, can_pad: bool) -> int:
+    """Coordinates lie in the grid, rows ascend, padding is -1 throughout; how many entries are padding."""
+    stored = {dim: coord for dim, coord in enumerate(coords) if coord is not None}
+    padded = [dim for dim in stored if dim != group_dim] if can_pad else []
+    tests: list[tuple[str, int, Tensor]] = []  # problem, dimension, where it is
+    for dim, coord in stored.items():
+        lowest = -1 if dim in padded else 0
+        tests.append(("outside", dim, (coord < lowest) | (coord.long() >= grid[dim])))
+    if group_dim in stored:
+        tests.append(("descends", group_dim, stored[group_dim][1:] < stored[group_dim][:-1]))
+    for dim in padded[1:]:
+        tests.append(("differs", dim, (stored[dim] < 0) != (stored[padded[0]] < 0)))
+
+    counts = [where.sum() for _, _, where in tests] + [(stored[dim] < 0).sum() for dim in padded[:1]]
+    found = torch.stack(counts).tolist() if counts else []  # the one wait for the device
+    for (problem, dim, where), count in zip(tests, found, strict=False):
+        if count:
+            at = where.nonzero()[0].tolist()
+            raise FormatError(_explain(problem, dim, at, stored, padded, grid))
+    return found[-1] if padded else 0
+
+
+def _explain(
+    problem: str, dim: int, at: list[int], stored: dict[int, Tensor], padded: list[int], grid: Sizes
+) -> str:
+    value = int(stored[dim][tuple(at)])
+    if problem == "descends":
+        at, before, value = [at[0] + 1], value, int(stored[dim][at[0] + 1])
+        return f"coords[{dim}]{at} is {value} after {before}; it must ascend: from_coo sorts"
+    if problem == "differs":
+        other = int(stored[padded[0]][tuple(at)])
+        return f"coords[{padded[0]}]{at} is {other} but coords[{dim}]{at} is {value}; padding is -1 in both"
+    lowest = "-1 for padding, or at least 0" if dim in padded else "at least 0"
+    return f"coords[{dim}]{at} is {value}; along dimension {dim} it is {lowest} and less than {grid[dim]}"
+
+
+def _check_device(name: str, tensor: Tensor, values: Tensor) -> None:
+    if tensor.device != values.device:
+        raise FormatError(
+            f"{name} is on {tensor.device} but values is on {values.device}; move one with .to()"
+        )
+
+
+def _either(dtypes: Sequence[torch.dtype]) -> str:
+    *first, last = map(str, dtypes)
+    return f"{', '.join(first)} or {last}"

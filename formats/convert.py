@@ -1,0 +1,200 @@
+"""Dense tensors and lists of entries -> the tensors of each format; the only file that sorts or pads.
+
+Everything starts as a list of entries, `A[coords[:,e]] += values[e]`, whose values are blocks when the format
+is blocked. Sorted and with its duplicates added, the list is laid out over p, or over p and q. All of it is
+torch code on the device of its input; the host waits only for sizes: how many entries, groups, per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .group_size import group_size as choose_group_size
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """A[coords[:,e]] += values[e]; the coordinates count blocks when the values are blocks."""
+
+    coords: Tensor  # [ndim, E]  int64
+    values: Tensor  # [E, *block_size]
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """out[p,q] = values[source[p,q]], or 0 at padding; differentiable in values."""
+
+    source: Tensor  # [P] or [P, Q]  int64
+    is_padding: Tensor | None  # like source; None: nothing is
+
+    def __call__(self, values: Tensor) -> Tensor:
+        if len(values) == 0:  # padding reads entry 0, so there must be one
+            values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+        taken = values.index_select(0, self.source.flatten())
+        if self.is_padding is not None:
+            taken = taken.masked_fill(self.is_padding.view(-1, *[1] * (values.ndim - 1)), 0)
+        return taken.view(*self.source.shape, *values.shape[1:])
+
+    def after(self, first: Tensor) -> Gather:
+        """The gather from a list of which `first` picks the entries that this one reads."""
+        return Gather(first[self.source] if len(first) else self.source, self.is_padding)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where a list of entries goes: the coordinates of the slots and the gather that fills their values."""
+
+    coords: tuple[Tensor | None, ...]
+    gather: Gather | None  # None: value e is entry e
+
+
+def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
+    """How many blocks, or elements where there are none, cover each dimension.
+
+    >>> block_grid((5, 4), (2, 2))
+    (3, 2)
+    """
+    if block_size is None:
+        return shape
+    return tuple(-(-size // block) for size, block in zip(shape, block_size, strict=True))
+
+
+def dense_entries(A: Tensor, group_dim: int, block_size: Sizes | None) -> Entries:
+    """The nonzeros of A, or its blocks that hold one, in the order of `merge`; NaN is a nonzero."""
+    if block_size is None:
+        is_stored = A != 0
+    else:
+        A = _split_blocks(A, block_size)
+        is_stored = (A != 0).flatten(len(block_size)).any(-1)
+    found = is_stored.movedim(group_dim, 0).nonzero().T
+    coords = torch.cat([found[1 : group_dim + 1], found[:1], found[group_dim + 1 :]])
+    return Entries(coords, A[tuple(coords)])
+
+
+def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> Tensor:
+    """The dense tensor of `entries`; what the last blocks hold beyond its shape is dropped."""
+    grid = block_grid(shape, block_size)
+    dense = entries.values.new_zeros((*grid, *(block_size or ())))
+    dense.index_put_(tuple(entries.coords), entries.values, accumulate=True)
+    if block_size is None:
+        return dense
+    ndim = len(shape)
+    dense = dense.permute([axis for dim in range(ndim) for axis in (dim, ndim + dim)])
+    dense = dense.reshape([count * block for count, block in zip(grid, block_size, strict=True)])
+    return dense[tuple(slice(size) for size in shape)]
+
+
+def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
+    """Ordered by the group dimension first, with duplicates added."""
+    keys = _keys(entries.coords, grid, group_dim)
+    if bool((keys[1:] > keys[:-1]).all()):
+        return entries
+    return _add_up(entries.coords, keys, (), entries.values, ())
+
+
+def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size: Sizes) -> Entries:
+    """Elements collected into blocks, ordered by the group dimension first; duplicates add."""
+    sizes = elements.coords.new_tensor(block_size)[:, None]
+    coords, within = elements.coords // sizes, elements.coords % sizes
+    return _add_up(coords, _keys(coords, grid, group_dim), tuple(within), elements.values, block_size)
+
+
+def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
+    """The permutation that orders entries by the group dimension, then by the others from first to last."""
+    return _keys(coords, grid, group_dim).argsort(stable=True)
+
+
+def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
+    """COO: entry p is value p."""
+    return Layout(tuple(c.to(_coord_dtype(size)) for c, size in zip(coords, grid, strict=True)), None)
+
+
+def lay_out_groups(coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
+    """GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
+    rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
+    size = choose_group_size(occ) if group_size is None else group_size
+    groups = (occ + size - 1) // size
+    num_groups = int(groups.sum())
+    position = _position_in_row(row_of, occ)
+    slot = ((groups.cumsum(0) - groups)[row_of] + position // size) * size + position % size
+    group_rows = rows.repeat_interleave(groups, output_size=num_groups).to(_coord_dtype(grid[group_dim]))
+    return _pad(coords, grid, group_dim, slot, (num_groups, size), group_rows)
+
+
+def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
+    """ELL: p is the row, and q goes as far as the fullest row; a vector's row is its one element."""
+    rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
+    width = 1 if len(grid) == 1 else int(occ.max()) if len(occ) else 0
+    slot = rows[row_of] * width + _position_in_row(row_of, occ)
+    return _pad(coords, grid, group_dim, slot, (grid[group_dim], width), None)
+
+
+def _split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
+    """A [*shape] -> [*grid, *block_size], the last block of each dimension padded with zeros."""
+    grid = block_grid(tuple(A.shape), block_size)
+    missing = [count * block - size for count, block, size in zip(grid, block_size, A.shape, strict=True)]
+    if any(missing):
+        A = pad(A, [end for size in reversed(missing) for end in (0, size)])
+    split = A.reshape([extent for pair in zip(grid, block_size, strict=True) for extent in pair])
+    return split.permute(*range(0, 2 * A.ndim, 2), *range(1, 2 * A.ndim, 2))
+
+
+def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
+    """One int64 per entry, ordered as the entries are: by the group dimension, then by the others."""
+    keys, span = coords[group_dim], grid[group_dim]
+    for dim in (dim for dim in range(len(grid)) if dim != group_dim):
+        digits, base = coords[dim], grid[dim]
+        if span * base >= 2**63:  # ranks keep the order and are small
+            keys, digits = (torch.unique(x, return_inverse=True)[1] for x in (keys, digits))
+            span = base = coords.shape[1]
+        keys, span = keys * base + digits, span * base
+    return keys
+
+
+def _add_up(
+    coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes
+) -> Entries:
+    """One entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
+    keys, order = keys.sort(stable=True)
+    is_first = torch.cat([keys.new_ones(min(len(keys), 1), dtype=torch.bool), keys[1:] != keys[:-1]])
+    first = order[is_first]
+    into = torch.zeros_like(order).scatter(0, order, is_first.cumsum(0) - 1)
+    merged = values.new_zeros(len(first), *(block_size or values.shape[1:]))
+    return Entries(coords[:, first], merged.index_put_((into, *within), values, accumulate=True))
+
+
+def _position_in_row(row_of: Tensor, occ: Tensor) -> Tensor:
+    return torch.arange(len(row_of), device=row_of.device) - (occ.cumsum(0) - occ)[row_of]
+
+
+def _pad(
+    coords: Tensor, grid: Sizes, group_dim: int, slot: Tensor, extents: tuple[int, int], rows: Tensor | None
+) -> Layout:
+    """Entry e goes to `slot[e]` of the P*Q slots; the others are padding, -1 in the coordinates."""
+    total = prod(extents)
+    # every slot of padding reads another entry, so that backward does not add all their zeros to one address
+    source = torch.arange(total, device=slot.device) % max(len(slot), 1)
+    source[slot] = torch.arange(len(slot), device=slot.device)
+    is_padding = torch.ones(total, dtype=torch.bool, device=slot.device)
+    is_padding[slot] = False
+    gather = Gather(source.view(extents), is_padding.view(extents) if total > len(slot) else None)
+    placed: list[Tensor | None] = []
+    for dim, size in enumerate(grid):
+        if dim == group_dim:
+            placed.append(rows)
+            continue
+        coord = coords[dim].to(_coord_dtype(size))[gather.source]
+        placed.append(coord if gather.is_padding is None else coord.masked_fill(gather.is_padding, -1))
+    return Layout(tuple(placed), gather)
+
+
+def _coord_dtype(size: int) -> torch.dtype:
+    return torch.int32 if size < 2**31 else torch.int64

@@ -1,0 +1,34 @@
+"""COO: one entry per p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .convert import Layout, lay_out_entries
+from .sparse_format import SparseFormat
+
+__all__ = ["COO"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class COO(SparseFormat):
+    """A[AM[p], AK[p]] += AV[p], sorted by `group_dim` first.
+
+    >>> import torch
+    >>> A = COO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]))
+    >>> A
+    COO(shape=[3, 2], nnz=3, groups=3, group_dim=0, group_size=1, padding=0.0%, bytes=36)
+    >>> A.AM.tolist(), A.AK.tolist(), A.AV.tolist()
+    ([0, 2, 2], [1, 0, 1], [5.0, 6.0, 7.0])
+    """
+
+    value_axes: ClassVar[tuple[str, ...]] = ("p",)
+
+    @classmethod
+    def _lay_out(
+        cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None
+    ) -> Layout:
+        return lay_out_entries(coords, grid)

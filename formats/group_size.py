@@ -1,0 +1,56 @@
+"""Choose the group size of a grouped format from how many entries each row holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["group_size", "group_size_candidates", "indirect_accesses"]
+
+
+def group_size(occ: Tensor | Sequence[int]) -> int:
+    """The candidate g with the fewest indirect accesses F(g); the smaller one when they tie.
+
+    `occ[i]` is the number of entries in row i; rows without any do not count.
+
+    >>> group_size([3, 1, 1, 2])
+    1
+    >>> group_size([40, 30, 20, 10])
+    8
+    """
+    candidates = group_size_candidates(occ)
+    if len(candidates) == 1:
+        return candidates[0]
+    counts = torch.as_tensor(occ, dtype=torch.int64)
+    accesses = torch.stack([_accesses(counts, g) for g in candidates]).tolist()
+    return min(zip(accesses, candidates, strict=True))[1]
+
+
+def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
+    """The powers of two on either side of g* = sqrt(S/n), for S entries over n nonempty rows.
+
+    g* minimises (g+1) * (S/g + n), which is F(g) with its ceiling relaxed: ceil(x) <= x + 1. No candidate
+    exceeds the next power of two of the fullest row: what a group had beyond it would be padding.
+
+    >>> group_size_candidates([40, 30, 20, 10])
+    (4, 8)
+    """
+    counts = torch.as_tensor(occ, dtype=torch.int64)
+    if counts.numel() == 0:
+        return (1,)
+    entries, rows, fullest = torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist()
+    below = 1
+    while (2 * below) ** 2 * rows <= entries and below < fullest:
+        below *= 2
+    return (below, 2 * below) if below < fullest else (below,)
+
+
+def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
+    """F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
+    return int(_accesses(torch.as_tensor(occ, dtype=torch.int64), g))
+
+
+def _accesses(counts: Tensor, g: int) -> Tensor:
+    return (g + 1) * ((counts + g - 1) // g).sum()

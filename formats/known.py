@@ -1,0 +1,35 @@
+"""What is worked out about a pattern once and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .convert import Gather
+from .facts import RowFacts
+
+__all__ = ["Known", "Regrouped"]
+
+
+@dataclass(eq=False)
+class Known:
+    """What has been worked out about one pattern; every object over the same coordinates shares it."""
+
+    num_entries: int  # padding not counted
+    num_slots: int  # padding counted
+    facts: RowFacts | None = None
+    positions: Tensor | None = (
+        None  # of what is no padding among the flattened values; None: all, or not known yet
+    )
+    regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
+    transposed: dict[frozenset[int], Known] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Regrouped:
+    """A pattern grouped along another dimension, and the gather that brings values along."""
+
+    coords: tuple[Tensor | None, ...]
+    gather: Gather
+    known: Known

@@ -1,0 +1,93 @@
+"""Sparse tensors of torch and scipy -> the coordinates and values that they list; nothing is sorted here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import FormatError
+
+__all__ = ["ScipyArray", "scipy_entries", "spread_blocks", "torch_entries"]
+
+
+class ScipyArray(Protocol):
+    """What is read of any scipy sparse array or matrix (scipy 1.13 or newer)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def format(self) -> str: ...
+    def tocoo(self) -> ScipyCOO: ...
+
+
+class ScipyCOO(Protocol):
+    """What is read of one in COO."""
+
+    @property
+    def coords(self) -> Sequence[NDArray[numpy.integer]]: ...
+    @property
+    def data(self) -> NDArray[numpy.number]: ...
+
+
+class ScipyBSR(Protocol):
+    """What is read of one in BSR."""
+
+    indptr: NDArray[numpy.integer]
+    indices: NDArray[numpy.integer]
+    data: NDArray[numpy.number]
+
+
+def torch_entries(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The coords [ndim, E] and values [E] of a torch sparse tensor; BSR and BSC list blocks."""
+    if A.layout == torch.sparse_coo:
+        if A.dense_dim():
+            raise FormatError(f"A is hybrid, with dense_dim() {A.dense_dim()}; use from_dense(A.to_dense())")
+        A = A.coalesce()
+        return A.indices(), A.values()
+    if A.layout in (torch.sparse_csr, torch.sparse_bsr):
+        pointers, others, first = A.crow_indices(), A.col_indices(), 0
+    elif A.layout in (torch.sparse_csc, torch.sparse_bsc):
+        pointers, others, first = A.ccol_indices(), A.row_indices(), 1
+    else:
+        known = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
+        raise FormatError(
+            f"A has layout {A.layout}; from_torch takes {known}, from_dense takes a dense tensor"
+        )
+    if A.ndim != 2:
+        raise FormatError(
+            f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout"
+        )
+    pair = (_pointed_rows(pointers), others.long())
+    return torch.stack([pair[first], pair[1 - first]]), A.values()
+
+
+def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
+    """The coords [ndim, E] and values [E] of a scipy sparse array; BSR lists blocks."""
+    if not hasattr(A, "tocoo"):
+        raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix")
+    if A.format == "bsr":
+        bsr = cast(ScipyBSR, A)
+        rows = _pointed_rows(torch.tensor(bsr.indptr))
+        return torch.stack([rows, torch.tensor(bsr.indices).long()]), torch.tensor(bsr.data)
+    coo = A.tocoo()
+    return torch.stack([torch.tensor(c).long() for c in coo.coords]), torch.tensor(coo.data)
+
+
+def spread_blocks(coords: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks at block coordinates -> all their elements, as coords [ndim, E] and values [E]."""
+    block_size = values.shape[1:]
+    axes = [torch.arange(size, device=coords.device) for size in block_size]
+    within = torch.stack(torch.meshgrid(axes, indexing="ij")).flatten(1)  # [ndim, elements of a block]
+    first = coords * coords.new_tensor(block_size)[:, None]
+    return (first[:, :, None] + within[:, None, :]).flatten(1), values.flatten()
+
+
+def _pointed_rows(pointers: Tensor) -> Tensor:
+    """The row of each entry of a compressed matrix, from its row pointers."""
+    rows = torch.arange(len(pointers) - 1, device=pointers.device)
+    return rows.repeat_interleave(pointers.diff())

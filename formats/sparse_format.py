@@ -1,0 +1,289 @@
+"""What all formats are: coordinates and values over the axes p and q, grouped along any dimension."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim
+from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_order
+from .errors import FormatError
+from .facts import RowFacts, row_facts
+from .from_tensors import FromTensors
+from .known import Known, Regrouped
+
+__all__ = ["SparseFormat"]
+
+Sizes = tuple[int, ...]
+Format = TypeVar("Format", bound="SparseFormat")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SparseFormat(FromTensors):
+    """A[coords] += values over the axes p (and q), with one tensor of coordinates per dimension.
+
+    Where a coordinate is -1 there is no entry, whatever the value there (conversion puts a 0). A blocked
+    format's coordinates count blocks, its values end in the axes of a block. Values take part in autograd.
+    """
+
+    coords: tuple[Tensor | None, ...]
+    values: Tensor
+    shape: Sizes
+    group_dim: int = 0
+    block_size: Sizes | None = None
+    _known: Known = field(init=False)
+
+    value_axes: ClassVar[tuple[str, ...]]
+    stores_rows: ClassVar[bool] = True  # False: p is the row itself
+
+    def __post_init__(self) -> None:
+        shape, group_dim, block_size = self._check_options(self.shape, self.group_dim, None, self.block_size)
+        grid, coords = block_grid(shape, block_size), tuple(self.coords)
+        if len(coords) != len(shape):
+            raise FormatError(
+                f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension"
+            )
+        rows = None if self.stores_rows else grid[group_dim]
+        check_parts(
+            type(self).__name__, coords, self.values, rows, group_dim, block_size or (), self.value_axes
+        )
+        num_padding = check_coords(coords, grid, group_dim, can_pad=len(self.value_axes) > 1)
+        num_slots = prod(self._extents)
+        known = Known(num_slots - num_padding, num_slots)
+        vars(self).update(
+            coords=coords, shape=shape, group_dim=group_dim, block_size=block_size, _known=known
+        )
+
+    @classmethod
+    @abstractmethod
+    def _lay_out(cls, coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
+        """Place entries [ndim, E], sorted with the group dimension first, over this format's axes."""
+
+    @classmethod
+    def _from_entries(
+        cls: type[Format],
+        entries: Entries,
+        shape: Sizes,
+        group_dim: int,
+        group_size: int | None,
+        blocks: Sizes | None,
+    ) -> Format:
+        layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
+        values = entries.values if layout.gather is None else layout.gather(entries.values)
+        # a vector has no coordinate that could say -1, so all its slots are entries
+        num_slots = prod(values.shape[: len(cls.value_axes)])
+        num_entries = len(entries.values) if len(shape) > 1 else num_slots
+        parts = {"coords": layout.coords, "values": values, "shape": shape, "group_dim": group_dim}
+        made = object.__new__(cls)  # not __init__: it would read coordinates that are known to be right
+        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots))
+        return made
+
+    def _with(self: Format, **parts: object) -> Format:
+        """A copy with other parts, which are known to fit."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), **parts)
+        return made
+
+    def to_dense(self) -> Tensor:
+        """A[coords] += values, as a dense tensor of `shape`."""
+        coords, values, positions = self._entry_coords(), self._flat_values, self._positions()
+        if positions is not None:
+            coords, values = coords[:, positions], values.index_select(0, positions)
+        return scatter_dense(Entries(coords, values), self.shape, self.block_size)
+
+    def to(
+        self: Format,
+        device: torch.device | torch.dtype | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> Format:
+        """On another device, or with values of another dtype, or both: `A.to("cuda", torch.float16)`."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        place = self.device if device is None else device
+        values = self.values.to(device=place, dtype=dtype or self.dtype, non_blocking=non_blocking)
+        check_dtype("values", values)
+        if values.device == self.device:
+            return self if values is self.values else self._with(values=values)
+        coords = tuple(
+            c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords
+        )
+        return self._with(
+            coords=coords, values=values, _known=Known(self._known.num_entries, self._known.num_slots)
+        )
+
+    def with_values(self: Format, values: Tensor) -> Format:
+        """The same pattern over other values; what is known about the pattern is shared."""
+        check_values(values, self.values)
+        return self._with(values=values)
+
+    def transpose(self: Format, dim0: int = 0, dim1: int = 1) -> Format:
+        """Two dimensions trade places; nothing is copied, so `group_dim` moves with its dimension."""
+        first, second = normal_dim("dim0", dim0, self.shape), normal_dim("dim1", dim1, self.shape)
+        if first == second:
+            return self
+        order = list(range(self.ndim))
+        order[first], order[second] = second, first
+        values, block_size, known = self.values, self.block_size, self._known
+        if block_size is not None:
+            values = values.transpose(first - self.ndim, second - self.ndim)
+            block_size = tuple(block_size[dim] for dim in order)
+        swapped = Known(known.num_entries, known.num_slots, known.facts, known.positions)
+        return self._with(
+            coords=tuple(self.coords[dim] for dim in order),
+            values=values,
+            shape=tuple(self.shape[dim] for dim in order),
+            group_dim=order[self.group_dim],
+            block_size=block_size,
+            _known=known.transposed.setdefault(frozenset((first, second)), swapped),
+        )
+
+    def regroup(self: Format, group_dim: int, group_size: int | None = None) -> Format:
+        """Grouped along another dimension; the new pattern is kept, so that only values move the next time.
+
+        `group_size` None: the same along the same dimension, the heuristic's along another.
+        """
+        dim = normal_dim("group_dim", group_dim, self.shape)
+        check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
+        if dim == self.group_dim and group_size in (None, self.group_size):
+            return self
+        found = self._known.regrouped.get((dim, group_size))
+        if found is None:
+            found = self._known.regrouped[dim, group_size] = self._regrouped(dim, group_size)
+        values = found.gather(self._flat_values)
+        return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
+
+    @property
+    def facts(self) -> RowFacts | None:
+        """About the rows of the groups, worked out once; None where p is the row."""
+        rows = self.coords[self.group_dim]
+        if self._known.facts is None and rows is not None:
+            self._known.facts = row_facts(rows, block_grid(self.shape, self.block_size)[self.group_dim])
+        return self._known.facts
+
+    @property
+    def coord_axes(self) -> tuple[tuple[str, ...], ...]:
+        """The axes of each dimension's coordinates: ("p",) for the group dimension, all for the others."""
+        return tuple(("p",) if dim == self.group_dim else self.value_axes for dim in range(self.ndim))
+
+    @property
+    def has_padding(self) -> bool:
+        return self._known.num_entries < self._known.num_slots
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored values, zeros included, padding not; a block counts with all it holds."""
+        return self._known.num_entries * prod(self.block_size or ())
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def num_groups(self) -> int:
+        """The extent of p."""
+        return self.values.shape[0]
+
+    @property
+    def group_size(self) -> int:
+        """The extent of q, 1 where there is none."""
+        return prod(self._extents[1:])
+
+    @property
+    def padding_share(self) -> float:
+        """The share of the entries, or blocks, that is padding."""
+        return 1 - self._known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that coordinates and values take up."""
+        return self.values.nbytes + sum(c.nbytes for c in self.coords if c is not None)
+
+    @property
+    def AM(self) -> Tensor:
+        """The row of each group of a matrix grouped by rows: [P]."""
+        return self._letter("AM", self.coords[0])
+
+    @property
+    def AK(self) -> Tensor:
+        """The column of each entry of a matrix grouped by rows: [P] or [P, Q]."""
+        return self._letter("AK", self.coords[-1])
+
+    @property
+    def AV(self) -> Tensor:
+        """The values of a matrix grouped by rows: [P] or [P, Q], then the axes of a block."""
+        return self._letter("AV", self.values)
+
+    @property
+    def T(self: Format) -> Format:
+        """The transpose of a matrix."""
+        if self.ndim != 2:
+            raise AttributeError(
+                f"T is for matrices, but shape is {list(self.shape)}; use transpose(dim0, dim1)"
+            )
+        return self.transpose(0, 1)
+
+    def __repr__(self) -> str:
+        blocks = "" if self.block_size is None else f", block_size={list(self.block_size)}"
+        return (
+            f"{type(self).__name__}(shape={list(self.shape)}{blocks}, nnz={self.nnz}, "
+            f"groups={self.num_groups}, group_dim={self.group_dim}, group_size={self.group_size}, "
+            f"padding={self.padding_share:.1%}, bytes={self.nbytes})"
+        )
+
+    @property
+    def _extents(self) -> Sizes:
+        return tuple(self.values.shape[: len(self.value_axes)])
+
+    @property
+    def _flat_values(self) -> Tensor:
+        return self.values.flatten(0, len(self.value_axes) - 1)  # [P*Q, *block_size]
+
+    def _entry_coords(self) -> Tensor:
+        """The coordinates of each of the flattened values: [ndim, P*Q]."""
+        extents, spread = self._extents, [1] * (len(self.value_axes) - 1)
+        full = []
+        for dim, coord in enumerate(self.coords):
+            coord = torch.arange(extents[0], device=self.device) if coord is None else coord.long()
+            coord = coord.view(-1, *spread) if dim == self.group_dim else coord
+            full.append(coord.expand(extents).reshape(-1))
+        return torch.stack(full)
+
+    def _positions(self) -> Tensor | None:
+        """Which of the flattened values are no padding; None: all."""
+        if self._known.positions is None and self.has_padding:
+            self._known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
+        return self._known.positions
+
+    def _regrouped(self, group_dim: int, group_size: int | None) -> Regrouped:
+        grid = block_grid(self.shape, self.block_size)
+        coords, positions = self._entry_coords(), self._positions()
+        if positions is not None:
+            coords = coords[:, positions]
+        order = sort_order(coords, grid, group_dim)
+        layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
+        source = order if positions is None else positions[order]
+        gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
+        known = Known(self._known.num_entries, gather.source.numel())
+        return Regrouped(layout.coords, gather, known)
+
+    def _letter(self, name: str, part: Tensor | None) -> Tensor:
+        if self.ndim != 2 or self.group_dim != 0 or part is None:
+            raise AttributeError(
+                f"{name} is a part of a matrix grouped by rows, not of {self!r}; see coords and values"
+            )
+        return part

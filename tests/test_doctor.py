@@ -1,0 +1,65 @@
+"""The doctor's report holds what a bug report needs, and a route that fails is called failing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from insum_ops import doctor as doctor_module
+from insum_ops.__main__ import main
+from insum_ops.doctor import probe
+
+
+@pytest.fixture
+def fast_routes(monkeypatch):
+    """The report without its three processes."""
+    monkeypatch.setattr(doctor_module, "_routes", lambda: iter([("torch.fx on CPU", "works")]))
+
+
+@pytest.mark.usefixtures("fast_routes")
+def test_the_report_names_what_matters(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    (tmp_path / "kernel.py").write_bytes(b"x" * 2**20)
+    assert main(["doctor"]) == 0
+    report = capsys.readouterr().out
+    for line in (
+        f"torch +{re.escape(torch.__version__)}",
+        "insum_ops +0.1.0",
+        f"folder +{re.escape(str(tmp_path))}",
+        "holds +1 files, 1.0 MiB",
+        "float32 matmul +highest",
+        "deterministic +False",
+        f"INSUM_CACHE_DIR +{re.escape(str(tmp_path))}",
+        "torch.fx on CPU +works",
+    ):
+        assert re.search(f"^  {line}$", report, re.MULTILINE), line
+
+
+def test_a_failing_route_sets_the_exit_status(capsys, monkeypatch):
+    monkeypatch.setattr(doctor_module, "_routes", lambda: iter([("triton on GPU", "fails: no ptxas")]))
+    assert main(["doctor"]) == 1
+    assert "  triton on GPU           fails: no ptxas\n" in capsys.readouterr().out
+
+
+def test_the_fx_route_works_in_a_process_of_its_own():
+    assert doctor_module._try("cpu", {"TRITON_INTERPRET": "0"}) == "works"
+
+
+def test_a_crash_is_reported_by_its_last_line():
+    state = doctor_module._try("nowhere", {})
+    assert state.startswith("fails: RuntimeError: Expected one of cpu, cuda, ")
+    assert state.endswith("at start of device string: nowhere")
+
+
+def test_the_probe_notices_a_wrong_result(capsys, monkeypatch):
+    assert probe("cpu") == 0
+    monkeypatch.setattr(doctor_module, "insum", lambda expr, **tensors: torch.zeros(tensors["size"]))
+    assert probe("cpu") == 1
+    expected = "got [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]] instead of [[5.0, 50.0], [0.0, 0.0], [6.0, 60.0]]\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_package_that_is_missing_is_called_so():
+    assert doctor_module._version("no_such_package") == "not installed"

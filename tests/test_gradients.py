@@ -1,0 +1,165 @@
+"""Gradients of random statements, of repeated factors and of every format's values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import LoopNest, dense, positions
+from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples, random_values, statements
+from tolerances import DTYPES, assert_matches, assert_within, bound
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from insum_ops import insum
+
+SMALL = {1: 4, 2: 3, 3: 3, 4: 2, 5: 2}
+TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
+DOUBLE = (torch.float64,)
+
+
+def leaves(case: Case) -> tuple[Tensor, ...]:
+    return tuple(case.operands[name].base.clone().requires_grad_() for name in case.value_names)
+
+
+def call(case: Case, *bases: Tensor) -> Tensor:
+    tensors = case.with_bases(dict(zip(case.value_names, bases, strict=True))).tensors
+    return insum(case.expr, size=case.size, **tensors)
+
+
+@settings(max_examples=examples(80, 15))
+@given(statements(DOUBLE, largest=SMALL))
+def test_gradcheck(case: Case) -> None:
+    assert gradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
+
+
+@settings(max_examples=examples(20, 4))
+@given(statements(DOUBLE, largest=TINY))
+def test_gradgradcheck(case: Case) -> None:
+    assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
+
+
+@settings(max_examples=examples(150, 25))
+@given(statements(), st.sampled_from((math.nan, math.inf)))
+def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
+    """In every dtype, with `poison` wherever a -1 hides it: it reaches no gradient either."""
+    nest = LoopNest(case.expr, case.tensors, case.size)
+    upstream = random_values(nest.shape, nest.dtype, torch.Generator().manual_seed(6)).to(DEVICE)
+    expected = nest.gradients(upstream)
+    if nest.sentence.output.name not in case.operands or not nest.sentence.is_added:
+        output = Case("", {"grad": Operand(upstream, "contiguous", nest.shape)}, None)
+        upstream = output.poisoned({"grad": nest.reached_output}, poison).tensors["grad"]
+    poisoned = case.poisoned(nest.reached, poison)
+    tensors = {
+        name: tensor.detach().requires_grad_(tensor.is_floating_point())
+        for name, tensor in poisoned.tensors.items()
+    }
+
+    result = insum(case.expr, size=case.size, **tensors)
+    names = [name for name in tensors if name in expected]
+    actual = torch.autograd.grad(result, [tensors[name] for name in names], upstream, allow_unused=True)
+
+    for name, grad in zip(names, actual, strict=True):
+        if grad is None:
+            assert name == nest.sentence.output.name
+            assert not nest.sentence.is_added
+            continue
+        own = expected[name]
+        rounding = bound(own.dtype, own.magnitude, 0, 1)  # the gradient is summed in the result's dtype
+        assert grad.dtype == own.dtype
+        assert_within(grad, own.value, rounding + bound(nest.dtype, own.magnitude, own.terms, own.factors))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_in_two_factors_gets_both_terms(dtype: torch.dtype) -> None:
+    A = random_values((5, 5), dtype, torch.Generator().manual_seed(7)).to(DEVICE).requires_grad_()
+    upstream = random_values((5, 5), dtype, torch.Generator().manual_seed(8)).to(DEVICE)
+    wide, up = A.detach().cpu().double(), upstream.cpu().double()
+
+    def gradient(expr: str) -> Tensor:
+        (grad,) = torch.autograd.grad(insum(expr, A=A), A, upstream)
+        return grad
+
+    assert_matches(gradient("C[i,j] += A[i,j] * A[i,j]"), 2 * wide * up)
+    assert_matches(gradient("C[i,j] += A[i,k] * A[k,j]"), up @ wide.T + wide.T @ up)
+    assert_matches(gradient("C[i,j] += A[i,j] * A[j,i]"), wide.T * (up + up.T))
+
+
+def test_a_seed_that_is_also_a_factor_gets_both_terms() -> None:
+    C, A = (torch.randn(4, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
+    (grad,) = torch.autograd.grad(insum("C[i] += C[i] * A[i]", C=C, A=A).sum(), C)
+    assert_matches(grad, 1 + A.cpu())
+
+
+def test_only_what_requires_a_gradient_gets_one() -> None:
+    A = torch.randn(4, device=DEVICE, requires_grad=True)
+    B = torch.randn(4, device=DEVICE)
+    insum("C[i] += A[i] * B[i]", A=A, B=B).sum().backward()
+    assert_matches(A.grad, B.cpu().double())
+    assert B.grad is None
+    assert not insum("C[i] += B[i] * B[i]", B=B).requires_grad
+    with torch.no_grad():
+        assert not insum("C[i] += A[i] * B[i]", A=A, B=B).requires_grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group_dim", [0, 1])
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_a_format_get_gradients(name: str, group_dim: int, dtype: torch.dtype) -> None:
+    """dV = (dC @ B.T) at the stored positions, 0 in the padding; dB = A.T @ dC."""
+    generator = torch.Generator().manual_seed(9)
+    A = random_values((7, 9), dtype, generator)
+    A[torch.rand(A.shape, generator=generator) < 0.6] = 0
+    sparse = FORMATS[name](A.to(DEVICE), group_dim)
+    values = sparse.values.detach().clone().requires_grad_()
+    sparse = sparse.with_values(values)
+    B = random_values((9, 5), dtype, generator).to(DEVICE).requires_grad_()
+    upstream = random_values((7, 5), dtype, generator).to(DEVICE)
+
+    C = insum("C[m,n] += A[m,k] * B[k,n]", A=sparse, B=B)
+    dvalues, dB = torch.autograd.grad(C, (values, B), upstream)
+
+    wide, up = B.detach().cpu().double(), upstream.cpu().double()
+    place = positions(sparse)
+    assert_matches(C, A.double() @ wide)
+    assert_matches(dB, A.double().T @ up)
+    assert_matches(dvalues, torch.where(place >= 0, (up @ wide.T).flatten()[place.clamp(min=0)], 0))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_a_format_pass_gradgradcheck(name: str) -> None:
+    generator = torch.Generator().manual_seed(10)
+    A = random_values((3, 4), torch.float64, generator)
+    A[torch.rand(A.shape, generator=generator) < 0.5] = 0
+    sparse = FORMATS[name](A.to(DEVICE), 0)
+    values = sparse.values.detach().clone().requires_grad_()
+    B = random_values((4, 2), torch.float64, generator).to(DEVICE).requires_grad_()
+
+    def multiply(values: Tensor, B: Tensor) -> Tensor:
+        return insum("C[m,n] += A[m,k] * B[k,n]", A=sparse.with_values(values), B=B)
+
+    assert gradcheck(multiply, (values, B), fast_mode=IS_INTERPRETED)
+    assert gradgradcheck(multiply, (values, B), fast_mode=IS_INTERPRETED)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_a_format_get_gradients_in_three_dimensions(name: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    A = random_values((3, 5, 4), torch.float64, generator)
+    A[torch.rand(A.shape, generator=generator) < 0.6] = 0
+    X = random_values((5, 2), torch.float64, generator).to(DEVICE)
+    Y = random_values((4, 3), torch.float64, generator).to(DEVICE)
+    upstream = random_values((3, 2, 3), torch.float64, generator)
+    wide = torch.einsum("zxy,ix,jy->zij", upstream, X.cpu(), Y.cpu())
+    for group_dim in range(3):
+        sparse = FORMATS[name](A.to(DEVICE), group_dim)
+        values = sparse.values.detach().clone().requires_grad_()
+        sparse = sparse.with_values(values)
+        C = insum("C[z,x,y] += A[z,i,j] * X[i,x] * Y[j,y]", A=sparse, X=X, Y=Y)
+        (dvalues,) = torch.autograd.grad(C, values, upstream.to(DEVICE))
+        place = positions(sparse)
+        assert_matches(C, torch.einsum("zij,ix,jy->zxy", dense(sparse), X.cpu(), Y.cpu()))
+        assert_matches(dvalues, torch.where(place >= 0, wide.flatten()[place.clamp(min=0)], 0))

@@ -1,0 +1,74 @@
+"""The group size from row counts, against trying every size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from insum_ops.formats import GroupCOO, group_size
+from insum_ops.formats.group_size import group_size_candidates, indirect_accesses
+
+row_counts = st.lists(st.integers(0, 300), max_size=30)
+
+
+@given(row_counts, st.integers(1, 70))
+def test_accesses_count_a_scatter_per_group_and_a_gather_per_slot(occ, g):
+    groups = sum(math.ceil(count / g) for count in occ)
+    assert indirect_accesses(occ, g) == groups + groups * g
+
+
+@given(row_counts)
+def test_candidates_are_powers_of_two_around_the_square_root_of_the_mean(occ):
+    candidates = group_size_candidates(occ)
+    filled = [count for count in occ if count]
+    assert all(g & (g - 1) == 0 for g in candidates)
+    if not filled:
+        assert candidates == (1,)
+        return
+    best = math.sqrt(sum(filled) / len(filled))
+    cap = 1 << (max(filled) - 1).bit_length()
+    assert candidates[0] <= best < 2 * candidates[0]
+    assert candidates[1:] == ((2 * candidates[0],) if 2 * candidates[0] <= cap else ())
+
+
+@given(row_counts)
+def test_the_chosen_candidate_has_the_fewest_accesses(occ):
+    candidates = group_size_candidates(occ)
+    assert group_size(occ) in candidates
+    assert indirect_accesses(occ, group_size(occ)) == min(indirect_accesses(occ, g) for g in candidates)
+
+
+@given(row_counts)
+def test_empty_rows_do_not_count(occ):
+    assert group_size(occ) == group_size([count for count in occ if count])
+
+
+@pytest.mark.parametrize(
+    ("occ", "expected"),
+    [([], 1), ([0, 0], 1), ([1] * 9, 1), ([3, 1, 1, 2], 1), ([16] * 4, 8), ([2, 2], 2), ([1000], 32)],
+)
+def test_known_sizes(occ, expected):
+    assert group_size(occ) == expected
+
+
+def test_ties_go_to_the_smaller_size():
+    assert group_size_candidates([3]) == (1, 2)
+    assert indirect_accesses([3], 1) == indirect_accesses([3], 2) == 6
+    assert group_size([3]) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_counts_may_be_a_tensor_or_a_list(dtype):
+    occ = [40, 30, 20, 10]
+    assert group_size(torch.tensor(occ, dtype=dtype)) == group_size(occ) == 8
+
+
+def test_group_coo_takes_the_heuristic_size():
+    A = torch.zeros(5, 100)
+    for row, count in enumerate([40, 30, 0, 20, 10]):
+        A[row, :count] = 1
+    assert GroupCOO.from_dense(A).group_size == 8
+    assert GroupCOO.from_dense(A).num_groups == 5 + 4 + 3 + 2

@@ -1,0 +1,170 @@
+"""The arrows of CONTRIBUTING.md, read off the imports: data flows one way, nothing hides in a function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
+WITHOUT_TORCH = {
+    f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate")
+}
+LOADS_SOURCE = "insum_ops.compiler.launch"  # the one file that turns text into code: text that codegen wrote
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full name, and whether it happens at run time."""
+
+    module: str
+    line: int
+    is_at_run_time: bool
+    is_in_function: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+    name: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text())
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(self._imports(self.tree, is_at_run_time=True, is_in_function=False))
+
+    def _imports(self, node: ast.AST, is_at_run_time: bool, is_in_function: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(alias.name, child.lineno, is_at_run_time, is_in_function)
+            elif isinstance(child, ast.ImportFrom):
+                for alias in child.names:
+                    module = self._absolute(child, alias.name)
+                    yield Import(module, child.lineno, is_at_run_time, is_in_function)
+            else:
+                is_guard = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                yield from self._imports(
+                    child, is_at_run_time and not is_guard, is_in_function or is_function
+                )
+
+    def _absolute(self, node: ast.ImportFrom, imported: str) -> str:
+        """`from .ir import Access` in insum_ops.compiler.parse -> insum_ops.compiler.ir."""
+        base = node.module or ""
+        if node.level:
+            package = self.name.split(".") if self.path.stem == "__init__" else self.name.split(".")[:-1]
+            parents = package[: len(package) - node.level + 1]
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+        submodule = f"{base}.{imported}"
+        return submodule if submodule in NAMES else base
+
+
+def _modules() -> Iterator[tuple[Path, str]]:
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield path, ".".join([package, *(part for part in parts if part != "__init__")])
+
+
+NAMES = {name for _, name in _modules()}
+MODULES = tuple(Module(path, name) for path, name in _modules())
+every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+
+
+def _is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_the_walk_sees_all_three_folders():
+    for package in FOLDERS.values():
+        assert sum(_is_in(name, package) for name in NAMES) > 1
+
+
+@every_module
+def test_formats_and_compiler_import_only_themselves(module):
+    for package in ("insum_ops.formats", "insum_ops.compiler"):
+        if _is_in(module.name, package):
+            outside = [
+                i for i in module.imports if _is_in(i.module, "insum_ops") and not _is_in(i.module, package)
+            ]
+            assert not outside, f"{package} stands on its own"
+
+
+def test_no_import_goes_round_in_a_circle():
+    graph = {
+        module.name: {i.module for i in module.imports if i.is_at_run_time and i.module in NAMES}
+        - {module.name}
+        for module in MODULES
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+@every_module
+def test_the_front_of_the_compiler_needs_no_torch(module):
+    if module.name in WITHOUT_TORCH:
+        reached, pending = set(), [module.name]
+        by_name = {m.name: m for m in MODULES}
+        while pending:
+            imports = {i.module for i in by_name[pending.pop()].imports if i.is_at_run_time}
+            assert not any(_is_in(name, "torch") for name in imports)
+            pending += [name for name in imports if name in NAMES and name not in reached]
+            reached |= imports
+
+
+@every_module
+def test_no_import_hides_inside_a_function(module):
+    assert not [i for i in module.imports if i.is_in_function]
+
+
+@every_module
+def test_no_module_is_a_drawer_for_everything(module):
+    assert module.path.stem not in FORBIDDEN_NAMES
+
+
+@every_module
+def test_no_handler_catches_everything(module):
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = (
+                {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+                if node.type
+                else {"everything"}
+            )
+            assert not caught & {"everything", "Exception", "BaseException"}, f"line {node.lineno}"
+
+
+@every_module
+def test_text_never_becomes_code(module):
+    if module.name == LOADS_SOURCE:
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch", [Import("torch", 1, True, False)]),
+        ("def f():\n    import torch", [Import("torch", 2, True, True)]),
+        ("if TYPE_CHECKING:\n    from torch import Tensor", [Import("torch", 2, False, False)]),
+        ("from .ir import Access", [Import("insum_ops.compiler.ir", 1, True, False)]),
+        ("from . import ir", [Import("insum_ops.compiler.ir", 1, True, False)]),
+        ("from ..formats import COO", [Import("insum_ops.formats", 1, True, False)]),
+    ],
+)
+def test_the_walk_reads_every_kind_of_import(source, expected, tmp_path):
+    path = tmp_path / "new.py"
+    path.write_text(source)
+    assert list(Module(path, "insum_ops.compiler.new").imports) == expected

@@ -1,0 +1,115 @@
+"""What `pip wheel .` and an sdist hold, and what installing asks for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"insum_ops": "insum_ops", "insum_ops/formats": "formats", "insum_ops/compiler": "compiler"}
+COPIED = (
+    "insum_ops",
+    "formats",
+    "compiler",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+)
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory) -> Path:
+    """A copy to build in: building leaves files behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in (*COPIED, *(p.name for p in ROOT.glob("MANIFEST.in"))):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def wheel(tree, tmp_path_factory) -> zipfile.ZipFile:
+    target = tmp_path_factory.mktemp("wheel")
+    command = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(target),
+        str(tree),
+    ]
+    subprocess.run([sys.executable, "-m", *command], check=True)
+    (path,) = target.iterdir()
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="session")
+def requirements(wheel) -> dict[str, Requirement]:
+    (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(wheel.read(path).decode())
+    found = [Requirement(line) for line in metadata.get_all("Requires-Dist") or []]
+    return {r.name: r for r in found if "extra" not in str(r.marker)}
+
+
+def _expected() -> set[str]:
+    files = {"insum_ops/py.typed"}
+    for package, folder in PACKAGES.items():
+        files |= {f"{package}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).rglob("*.py")}
+    return files
+
+
+def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel):
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == _expected()
+    for package in ("insum_ops", "insum_ops/nn", "insum_ops/formats", "insum_ops/compiler"):
+        assert f"{package}/__init__.py" in held
+
+
+def test_the_sdist_holds_the_sources(tree, tmp_path):
+    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=tree, check=True, capture_output=True)
+    (path,) = tmp_path.iterdir()
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.cfg", "pyproject.toml", "README.md", "LICENSE", "insum_ops/py.typed"} <= held
+    for folder in PACKAGES.values():
+        assert {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*.py")} <= held
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.11.0", "2.13.0+cpu", "2.13.0+cu130"])
+def test_an_installed_torch_is_kept(requirements, version):
+    assert requirements["torch"].specifier.contains(version)
+
+
+@pytest.mark.parametrize(("system", "is_needed"), [("Linux", True), ("Darwin", False), ("Windows", False)])
+def test_triton_is_for_linux_only(requirements, system, is_needed):
+    marker = requirements["triton"].marker
+    assert marker is not None
+    assert marker.evaluate({"platform_system": system}) is is_needed
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("system", ["Linux", "Darwin"])
+def test_constraints_pin_each_package_once(version, system):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    environment = {"python_version": version, "platform_system": system}
+    active = [pin.name.lower() for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
+    assert len(active) == len(set(active))
+    assert all(len(pin.specifier) == 1 and "==" in str(pin.specifier) for pin in pins)
+    assert {"torch", "numpy", "pytest"} <= set(active)

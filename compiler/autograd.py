@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .bind import bind
 from .differentiate import Term, gradient, terms, upstream_name
 from .ir import Statement
 from .op import call
 from .parse import parse
+from .pipeline import run
 from .rewrite import sparse_factor
 from .sparse import Facts, SparseFormat, indirect, is_sparse
 
 __all__ = ["evaluate"]
+
+PLAIN = (Tensor, torch.nn.Parameter)
+_transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 
 Operand = Any  # a Tensor or a SparseFormat
 
@@ -25,19 +30,29 @@ def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | N
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if not sparse:
-        return _evaluate_plain(expr, dict(operands), size, "", None)
+        return _evaluate_plain(expr, operands, size, "", None)
     return _evaluate_sparse(expr, operands, sparse, size)
 
 
 def _evaluate_plain(
-    expr: str, tensors: dict[str, Tensor], size: Sequence[int] | None, fact: str, facts: Facts | None
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str, facts: Facts | None
 ) -> Tensor:
     names = ",".join(tensors)
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     values = list(tensors.values())
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in values):
+    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         return _Plain.apply(expr, names, size, fact, known, *values)  # type: ignore[no-any-return]
-    return call(expr, names, size, values, fact, known)  # type: ignore[no-any-return]
+    return _call(expr, names, size, values, fact, known)
+
+
+def _call(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
+    """Through the operator where somebody is watching (a tracer, a mode, a transform), else straight to the pipeline."""
+    is_watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforms() is not None
+    if is_watched or any([type(tensor) not in PLAIN for tensor in tensors]):
+        return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
+    return run(expr, names, size, tensors, fact, facts)
 
 
 class _Plain(torch.autograd.Function):
@@ -47,7 +62,7 @@ class _Plain(torch.autograd.Function):
     def forward(ctx: Any, expr: str, names: str, size: Sequence[int] | None, fact: str, facts: list[Tensor], *tensors: Tensor) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        return call(expr, names, size, list(tensors), fact, facts)  # type: ignore[no-any-return]
+        return _call(expr, names, size, list(tensors), fact, facts)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

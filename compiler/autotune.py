@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from time import monotonic
+from functools import cached_property, lru_cache, partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from .bind import Bound
-from .cache import Entry, Key, TuningCache, bucket
+from .cache import Entry, Key, TuningCache, bucket, cache_dir
 from .codegen import CODEGEN_VERSION, Config, Flags, emit
 from .configs import configs
 from .errors import UnsupportedError
-from .launch import INTERPRETED, Launcher, launcher
+from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
 from .schedule import Schedule, Strides, schedules, strategies
 
-__all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "time_all", "tuning_mode"]
+__all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "tune", "tuning_mode"]
+
+BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
+TIMED_CALLS = 10  # captured in one graph, so that launches do not count
+TIMED_SECONDS = 0.02  # of replays per candidate
+HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
+BAR_AFTER = 1.0  # seconds before a progress bar appears
 
 
 def tuning_mode() -> str:
@@ -34,7 +41,7 @@ def tuning_mode() -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that decides which kernel is best, and the tensors to time it on."""
+    """Everything that decides which kernel is best."""
 
     bound: Bound
     strides: Strides
@@ -48,6 +55,35 @@ class Problem:
         sum_dtype = self.flags.sum_dtype or self.bound.dtype
         return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype)
 
+    @cached_property
+    def key(self) -> Key:
+        """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
+        bound, statement = self.bound, self.bound.statement
+        varying = {str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices}
+        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
+        layout = ";".join(
+            f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
+        )
+        return Key(
+            f"{statement} seeded={bound.is_seeded} fact={self.fact}",
+            CODEGEN_VERSION,
+            tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
+            tuple(extents),
+            layout,
+            _device_name(bound.device),
+            TRITON_VERSION,
+            f"{self.flags.precision} {self.flags.sum_dtype} lazy={self.flags.lazy} padded={sorted(self.flags.padded or ())}",
+            self.deterministic,
+        )
+
+
+@lru_cache(maxsize=None)
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    known = torch.cuda.get_device_properties(device)
+    return f"{known.name} sm_{known.major}{known.minor} {known.multi_processor_count} SMs"
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -56,17 +92,35 @@ class Candidate:
     schedule: Schedule
     config: Config
 
+    @property
+    def choices(self) -> dict[str, int | str | bool]:
+        """As the cache stores it."""
+        config = self.config
+        return {
+            "strategy": self.schedule.strategy,
+            "dot": self.schedule.uses_dot,
+            **{f"block_{name}": block for name, block in config.blocks},
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "swap": config.swap,
+            "reverse": config.reverse,
+        }
+
     def __str__(self) -> str:
-        product = "dot" if self.schedule.uses_dot else "fma"
-        return f"{self.schedule.strategy} {product} {self.config}"
+        return f"{self.schedule.strategy} {'dot' if self.schedule.uses_dot else 'fma'} {self.config}"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A candidate and its time; None: it did not compile or does not fit the GPU."""
+    """A candidate and its time; None: it can't be built for this GPU, `reason` says why."""
 
     candidate: Candidate
     milliseconds: float | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        time = f"{self.milliseconds:10.4f} ms" if self.milliseconds is not None else f"{self.reason:>13}"
+        return f"{time}  {self.candidate}"
 
 
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
@@ -79,7 +133,100 @@ def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     return tuple(candidate for way in ways for candidate in way)
 
 
+@lru_cache(maxsize=None)
+def _cache(folder: str) -> TuningCache:
+    return TuningCache()
+
+
 def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
     """The best launcher known for a problem, measured now if need be and allowed."""
-    ways = candidates(problem)
-    return problem.launcher(ways[0])
+    mode = tuning_mode()
+    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if INTERPRETED or mode == "off":
+        return problem.launcher(candidates(problem)[0])
+    cache = _cache(str(cache_dir()))
+    entry = cache.get(problem.key)
+    known = None if entry is None else _recall(problem, entry)
+    if known is not None:
+        return problem.launcher(known)
+    if is_capturing:
+        return problem.launcher(candidates(problem)[0])
+    return tune(problem, tensors, facts, full=mode == "full")[1]
+
+
+def _recall(problem: Problem, entry: Entry) -> Candidate | None:
+    """The candidate that a cache entry names, if it is still one of ours."""
+    for full in (False, True):
+        for candidate in candidates(problem, full):
+            if candidate.choices == entry.config:
+                return candidate
+    return None
+
+
+def tune(
+    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool = False
+) -> tuple[tuple[Timing, ...], Launcher]:
+    """Time every candidate on outputs of its own and remember the best; times come back best first."""
+    cache = _cache(str(cache_dir()))
+    with cache.lock(problem.key):
+        ways = candidates(problem, full)
+        built = list(_build_all(problem, ways, tensors, facts))
+        measured = []
+        best_so_far = float("inf")
+        for candidate, (way, reason) in zip(ways, built):
+            milliseconds = None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+            best_so_far = min(best_so_far, milliseconds or best_so_far)
+            measured.append((Timing(candidate, milliseconds, reason), way))
+        measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))
+        timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
+        if winner is None:
+            raise UnsupportedError(f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}")
+        times = tuple((t.candidate.choices, t.milliseconds) for t in timings if t.milliseconds is not None)
+        cache.put(problem.key, Entry(best.candidate.choices, times))
+    return timings, winner
+
+
+def _build_all(
+    problem: Problem, ways: Sequence[Candidate], tensors: Sequence[Tensor], facts: Sequence[Tensor]
+) -> Iterator[tuple[Launcher | None, str]]:
+    """Compile every candidate, several at once."""
+
+    def build(candidate: Candidate) -> tuple[Launcher | None, str]:
+        way = problem.launcher(candidate)
+        try:
+            with torch.cuda.device(problem.bound.device):
+                way.build(tensors, facts)
+        except UnsupportedError as error:
+            return None, type(error.__cause__).__name__
+        return way, ""
+
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        results = pool.map(build, ways)
+        yield from tqdm(results, f"tuning {problem.bound.statement}", len(ways), leave=False, delay=BAR_AFTER, disable=not sys.stderr.isatty())
+
+
+def _time(call: Callable[[], Tensor], hopeless: float) -> float:
+    """Milliseconds of one call on the device, by replaying a graph of several."""
+    call()
+    single = _elapsed(call)
+    if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
+        return single
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(TIMED_CALLS):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    start, best = perf_counter(), float("inf")
+    while perf_counter() - start < TIMED_SECONDS:
+        best = min(best, _elapsed(graph.replay) / TIMED_CALLS)
+    return best
+
+
+def _elapsed(call: Callable[[], object]) -> float:
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    call()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after)

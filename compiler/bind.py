@@ -12,13 +12,20 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from .errors import OperandError, ShapeError
+from .errors import IndexRangeError, OperandError, ShapeError
 from .ir import Access, Const, Statement, Var, walk
 
 __all__ = ["Bound", "Pointed", "TensorLike", "bind"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
+FORMATS = {  # what takes torch's own sparse tensors
+    torch.sparse_coo: "COO",
+    torch.sparse_csr: "GroupCOO",
+    torch.sparse_csc: "GroupCOO",
+    torch.sparse_bsr: "BlockGroupCOO",
+    torch.sparse_bsc: "BlockGroupCOO",
+}
 
 
 class TensorLike(Protocol):
@@ -32,7 +39,7 @@ class TensorLike(Protocol):
 
 @dataclass(frozen=True)
 class Pointed:
-    """The values of index tensor `index` are positions in dimension `dim` of `into`, which has `extent` of them."""
+    """Index tensor `index` holds positions in dimension `dim` of `into`, which has `extent` of them."""
 
     index: str
     into: str
@@ -83,13 +90,20 @@ def bind(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence
 
 
 class _Binder:
-    def __init__(self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> None:
+    def __init__(
+        self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None
+    ) -> None:
         self.statement, self.tensors, self.given_size = statement, tensors, size
         self.extents: dict[str, int] = {}
         self.origin: dict[str, str] = {}  # how each extent became known, for messages
+        self.first: dict[str, Access] = {}  # where each tensor stands first, for messages
+        for root in (statement.output, *statement.accesses):
+            for access in walk(root):
+                self.first.setdefault(access.name, access)
 
     def bound(self) -> Bound:
         self.check_presence()
+        self.check_layouts()
         self.check_kinds()
         self.check_devices()
         for root in (*self.statement.accesses, *self.statement.output.indirections):
@@ -115,24 +129,57 @@ class _Binder:
         )
 
     def check_presence(self) -> None:
-        first: dict[str, Access] = {}
-        for root in (self.statement.output, *self.statement.accesses):
-            for access in walk(root):
-                first.setdefault(access.name, access)
+        output = self.statement.output
+        for access in self.statement.index_accesses:
+            if access.name == output.name:
+                self.fail_operand(
+                    f"{output.name} is both an index and the output; rename one of them", access.at
+                )
         for name in self.statement.tensor_names:
             if name not in self.tensors:
-                self.fail_operand(f"no tensor was given for {name}; pass it as {name}=...", first[name].at)
+                remedy = (
+                    "size=... gives the output's size, so rename it"
+                    if name == "size"
+                    else f"pass it as {name}=..."
+                )
+                self.fail_operand(f"no tensor was given for {name}; {remedy}", self.first[name].at)
         for name in self.tensors:
-            if name not in first:
-                known = ", ".join(sorted(first))
-                self.fail_operand(f"{name} was given but the expression does not use it; it uses {known}", None)
+            if name not in self.first:
+                known = ", ".join(sorted(self.first))
+                self.fail_operand(
+                    f"{name} was given but the expression does not use it; it uses {known}", None
+                )
+        if not self.tensors:
+            self.fail_operand(
+                f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at
+            )
+
+    def check_layouts(self) -> None:
+        for name, tensor in self.tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.layout in FORMATS:
+                kind = f"a {tensor.layout} tensor"
+                remedy = f"insum_ops.formats.{FORMATS[tensor.layout]}.from_torch({name}), or another format"
+            elif tensor.is_nested:
+                kind, remedy = "a nested tensor", f"{name}.to_padded_tensor(0)"
+            elif tensor.is_quantized:
+                kind, remedy = "quantized", f"{name}.dequantize()"
+            elif tensor.layout is not torch.strided:
+                kind, remedy = f"a {tensor.layout} tensor", f"{name}.to_dense()"
+            else:
+                continue
+            self.fail_operand(f"{name} is {kind}; pass {remedy}", self.first[name].at)
 
     def check_kinds(self) -> None:
         for access in self.statement.index_accesses:
-            dtype = self.tensors[access.name].dtype
-            if dtype not in INDEX_DTYPES:
+            tensor = self.tensors[access.name]
+            is_dense = isinstance(tensor, torch.Tensor)  # rewriting refuses a sparse index
+            if is_dense and tensor.dtype not in INDEX_DTYPES:
                 self.fail_operand(
-                    f"{access.name} is an index here, so it must be int32 or int64, but it is {_short(dtype)}", access.at
+                    f"{access.name} is an index here, so it must be int32 or int64, "
+                    f"but it is {_short(tensor.dtype)}; convert it with {access.name}.long()",
+                    access.at,
                 )
         values = list(self.statement.accesses)
         if self.statement.output.name in self.tensors:
@@ -141,50 +188,64 @@ class _Binder:
             dtype = self.tensors[access.name].dtype
             if dtype not in VALUE_DTYPES:
                 allowed = ", ".join(map(_short, VALUE_DTYPES))
+                remedy = (
+                    "pass real and imaginary parts apart"
+                    if dtype.is_complex
+                    else f"convert it with {access.name}.float()"
+                )
                 self.fail_operand(
-                    f"{access.name} holds values here, so it must be one of {allowed}, but it is {_short(dtype)}", access.at
+                    f"{access.name} holds values here, so it must be one of {allowed}, "
+                    f"but it is {_short(dtype)}; {remedy}",
+                    access.at,
                 )
 
     def check_devices(self) -> None:
-        items = list(self.tensors.items())
-        for name, tensor in items[1:]:
-            if tensor.device != items[0][1].device:
-                self.fail_operand(
-                    f"{items[0][0]} is on {items[0][1].device} but {name} is on {tensor.device}; move them to one device", None
-                )
+        devices = {name: tensor.device for name, tensor in self.tensors.items()}
+        one = next(iter(devices))
+        for name, device in devices.items():
+            if device != devices[one]:
+                problem = f"{one} is on {devices[one]} but {name} is on {device}; move them to one device"
+                self.fail_operand(problem, self.first[name].at)
 
-    def bind_access(self, access: Access, shape: tuple[int, ...]) -> None:
+    def bind_access(self, access: Access, shape: tuple[int, ...], origin: str = "") -> None:
         if len(access.indices) != len(shape):
-            self.fail_shape(
-                f"{access.name} has {_count(len(shape), 'dimension')} {list(shape)} "
-                f"but {_count(len(access.indices), 'index', 'indices')} here",
-                access.at,
-            )
+            known = f"{origin or access.name} has {_count(len(shape), 'dimension')} {list(shape)}"
+            indices = f"{access.name} has " * bool(origin) + _count(len(access.indices), "index", "indices")
+            self.fail_shape(f"{known} but {indices} here; give one per dimension", access.at)
         for dim, index in enumerate(access.indices):
             if isinstance(index, Var):
-                self.bind_name(index, shape[dim], f"{access.name} dimension {dim}")
+                self.bind_name(index, shape[dim], f"{origin or access.name} dimension {dim}")
             elif isinstance(index, Const) and index.value >= shape[dim]:
-                self.fail_shape(f"index {index.value} is outside {access.name} dimension {dim}, which has size {shape[dim]}", index.at)
+                where = f"{access.name} dimension {dim}, which has size {shape[dim]}"
+                raise IndexRangeError(
+                    f"index {index.value} is outside {where}", self.statement.text or None, index.at
+                )
 
     def bind_name(self, index: Var, extent: int, origin: str) -> None:
         known = self.extents.setdefault(index.name, extent)
         first = self.origin.setdefault(index.name, origin)
         if known != extent:
-            self.fail_shape(f"index {index.name} is {known} in {first} but {extent} in {origin}", index.at)
+            self.fail_shape(
+                f"index {index.name} is {known} in {first} but {extent} in {origin}; they must agree",
+                index.at,
+            )
 
     def bind_output(self) -> tuple[int, ...]:
         output = self.statement.output
         given = self.tensors.get(output.name)
         size = None if self.given_size is None else tuple(self.given_size)
         if size is not None and any(not isinstance(n, (int, torch.SymInt)) or n < 0 for n in size):
-            self.fail_shape(f"size must hold sizes of 0 or more, but it is {list(size)}", None)
+            self.fail_shape(f"size must hold integers of 0 or more, but it is {list(size)}", None)
         if given is not None:
             if size is not None and size != tuple(given.shape):
-                self.fail_shape(f"{output.name} is {list(given.shape)} but size is {list(size)}; give one of them", output.at)
+                self.fail_shape(
+                    f"{output.name} is {list(given.shape)} but size is {list(size)}; give one of them",
+                    output.at,
+                )
             self.bind_access(output, tuple(given.shape))
             return tuple(given.shape)
         if size is not None:
-            self.bind_access(output, size)
+            self.bind_access(output, size, "size")
             return size
         derived = []
         for dim, index in enumerate(output.indices):

@@ -57,6 +57,7 @@ class Flags:
     sum_dtype: torch.dtype | None = None  # the type in which partial sums meet in memory; None: the result's
     interpreted: bool = False
     lazy: bool = True
+    padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,12 @@ class _Emitter:
         axes = self.axes_of(access.names)
         position = self.load(access, axes, "tensor", "-1", f"at_{_identifier(access.name)}", [])
         self.positions[access] = position
-        self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
+        if self.may_be_negative(access):
+            self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
+
+    def may_be_negative(self, access: Access) -> bool:
+        padded = self.flags.padded
+        return padded is None or access.name in padded or any(map(self.may_be_negative, access.indirections))
 
     def emit_factor(self, at: int, factor: Factor) -> Value:
         axes = self.layouts.get(at) or self.axes_of(factor.names)
@@ -387,7 +393,7 @@ class _Emitter:
             position, name = self.positions[factor.position], self.names[factor.name]
             text = f"{self.spread(position, axes)} == {self.spread(name, axes)}"
             return self.let(text, axes, "one_hot", torch.bool)
-        hiding = [self.valid[access] for access in self.hiding(factor)]
+        hiding = [self.valid[access] for access in self.hiding(factor) if access in self.valid]
         value = self.load(factor, axes, "tensor", "0.0", f"v_{_identifier(factor.name)}", hiding)
         dtype = self.bound.dtypes[factor.name]
         if self.flags.interpreted and dtype == torch.bfloat16:
@@ -401,7 +407,7 @@ class _Emitter:
     def load(self, access: Access, axes: tuple[str, ...], kind: str, other: str, stem: str, hiding: Sequence[Value]) -> Value:
         pointer = self.pointer(access, kind, axes)
         masks = [self.bounds[name] for name in access.names if name in self.bounds]
-        masks += [self.valid[index] for index in access.indirections] + list(hiding)
+        masks += [self.valid[index] for index in access.indirections if index in self.valid] + list(hiding)
         mask = self.conjunction(masks, axes)
         guard = f", mask={mask}, other={other}" if mask else ""
         return self.let(f"tl.load({pointer}{guard})", axes, stem)
@@ -482,13 +488,18 @@ class _Emitter:
     def wide(self, value: Value, axes: tuple[str, ...]) -> str:
         """In the type sums are taken in."""
         text = self.spread(value, axes) if self.flags.lazy else self.flat(value, axes) if len(axes) == 2 else value.text
-        return text if value.dtype is None or f"{TYPES.get(value.dtype)}" == self.accumulate else f"({text}).to({self.accumulate})"
+        return self.convert(text, value)
+
+    def convert(self, text: str, value: Value) -> str:
+        if value.dtype is None or TYPES.get(value.dtype) == self.accumulate:
+            return text
+        return f"{text if text.isidentifier() else f'({text})'}.to({self.accumulate})"
 
     def evaluate(self, node: Node, axes: tuple[str, ...]) -> Value:
         if isinstance(node, Leaf):
             return self.tiles[node.at]
         if isinstance(node, Dot):
-            return Value(self.let(self.dot(node, axes), axes, "product").text, axes)
+            return self.let(self.dot(node, axes), axes, "product")
         if isinstance(node, Sum):
             if self.block(node.over) == 1:
                 return self.evaluate(node.of, axes)
@@ -515,7 +526,7 @@ class _Emitter:
         texts = [self.flat(a, left_axes), self.flat(b, right_axes)]
         dtype = a.dtype if a.dtype == b.dtype and a.dtype in TYPES else None
         if dtype is None:
-            texts = [f"({text}).to({self.accumulate})" for text in texts]
+            texts = [self.convert(text, value) for text, value in zip(texts, (a, b))]
         extra = f", {accumulator}" if accumulator else ""
         if self.accumulate == "tl.float64":
             return f"tl.dot({', '.join(texts)}{extra}, out_dtype=tl.float64)"

@@ -26,14 +26,15 @@ def configs(schedule: Schedule, full: bool = False) -> tuple[Config, ...]:
 def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     over = {dot.over for dot in dots(schedule.tree)}
     itemsize = schedule.bound.dtype.itemsize
-    rows, columns = schedule.names("tile")
+    rows, *others = schedule.names("tile")
     deep = 64 if itemsize == 2 else 32
 
     def fit(name: str, largest: int) -> int:
         return max(16, min(power_of_two(schedule.extents[name]), largest))
 
     def config(row: int, column: int, depth: int, warps: int, stages: int, swap: bool = False) -> Config:
-        blocks = {rows: fit(rows, row), columns: fit(columns, column), **{name: fit(name, depth) for name in over}}
+        blocks = {rows: fit(rows, row), **{name: fit(name, column) for name in others}}
+        blocks |= {name: fit(name, depth) for name in schedule.names("step")}
         return Config(tuple(blocks.items()), warps, stages, swap)
 
     if full:
@@ -43,13 +44,23 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
             if row * column <= 128 * 256 // (itemsize // 2):
                 yield config(row, column, depth, warps, stages, swap)
         return
+    if schedule.extents[rows] <= 16 or len(over) > 1:  # small tiles, many programs: a few warps each
+        for warps, depth in product((1, 2, 4), (deep, 2 * deep)):
+            yield config(16, 64, depth, warps, 2)
+        return
+    if schedule.extents[rows] <= 32:  # a narrow block sits best on the columns' side of wgmma
+        yield config(32, 256, deep, 4, 4, True)
+        yield config(32, 128, deep, 4, 4, True)
+        yield config(32, 128, deep, 4, 3)
+        yield config(32, 64, deep, 2, 2)
+        yield config(32, 64, deep, 4, 3)
+        return
     yield config(128, 128, deep, 4, 3)
     yield config(64, 128, deep, 4, 3)
-    yield config(32, 256, deep, 4, 4, True)
-    yield config(128, 64, deep, 4, 3)
-    yield config(64, 64, deep, 2, 2)
     yield config(128, 128, deep, 8, 3)
-    yield config(32, 32, deep, 1, 2)
+    yield config(128, 256, deep, 8, 3)
+    yield config(64, 256, deep, 4, 4, True)
+    yield config(64, 64, deep, 2, 2)
 
 
 def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
@@ -60,10 +71,7 @@ def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     vector = axes[-1]
     others = axes[:-1]
     wide = min(power_of_two(schedule.extents[vector]), 256 if others else 1024)
-    heights = (1, 2, 4, 8, 16, 32) if full else (4, 8, 1, 16)
-    warps = (1, 2, 4, 8) if full else (1, 4)
-    for height, count in product(heights, warps):
+    handful = ((4, 4), (8, 4), (4, 1), (1, 1), (2, 1))
+    for height, count in product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8)) if full else handful:
         blocks = {name: min(power_of_two(schedule.extents[name]), height) for name in others}
-        if not full and count == 4 and height < 4:
-            continue
         yield Config((*blocks.items(), (vector, wide)), count, 2)

@@ -12,14 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+try:
+    import triton
+except ImportError:  # not on Linux: the FX graph runs everything
+    triton = None
+
 from .bind import Bound
 from .cache import write_source
 from .codegen import Kernel, Parameter
+from .errors import UnsupportedError
 from .schedule import Schedule
 
-__all__ = ["INTERPRETED", "Launcher", "launcher", "load"]
+__all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+TRITON_VERSION = triton.__version__ if triton is not None else "none"
+
+# what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
+BUILD_ERRORS: tuple[type[BaseException], ...] = (
+    () if triton is None else (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError, triton.CompilationError)
+)
 
 
 @lru_cache(maxsize=None)
@@ -39,23 +51,22 @@ class Launcher:
     schedule: Schedule
     kernel: Kernel
     sum_dtype: torch.dtype
-    sources: list[tuple[str, int]]  # each tensor argument: where it comes from ("tensor", "fact", "output") and its number
+    order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, output)
     numbers: tuple[int, ...]  # extents and strides, fixed for this launcher
     programs: int
     scatter_dim: int  # the scattered dimension of the output
     seed: int  # the output tensor's number among the tensors, -1 without a seed
-    compiled: dict[int, Any] = field(default_factory=dict)  # by pointer alignment
+    runners: dict[int, Callable[..., None]] = field(default_factory=dict)  # by which pointers are not aligned
 
     def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor:
         output = self.allocate(tensors, facts)
-        if self.programs:
-            self.launch(self.arguments(tensors, facts, output))
+        self.launch((*tensors, *facts, output))
         return output if self.sum_dtype == self.bound.dtype else output.to(self.bound.dtype)
 
     def allocate(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Tensor:
         """The output with whatever the kernel will not write itself already in it."""
         size, device = self.bound.size, self.bound.device
-        if self.schedule.covers_output and self.programs:
+        if self.schedule.covers_output:
             return torch.empty(size, dtype=self.sum_dtype, device=device)
         if self.bound.is_seeded:
             return tensors[self.seed].to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
@@ -64,66 +75,78 @@ class Launcher:
             return output.index_fill_(self.scatter_dim, facts[2], 0) if facts[2].numel() else output
         return torch.zeros(size, dtype=self.sum_dtype, device=device)
 
-    def arguments(self, tensors: Sequence[Tensor], facts: Sequence[Tensor], output: Tensor) -> list[Any]:
-        groups: dict[str, Sequence[Tensor]] = {"tensor": tensors, "fact": facts, "output": (output,)}
-        return [*(groups[kind][number] for kind, number in self.sources), *self.numbers]
+    def launch(self, pool: Sequence[Tensor]) -> None:
+        tensors = [pool[position] for position in self.order]
+        if self.bound.device.type == "cuda" and self.bound.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.bound.device):
+                self.runner(tensors)(*tensors, *self.numbers)
+        else:
+            self.runner(tensors)(*tensors, *self.numbers)
 
-    def launch(self, arguments: list[Any]) -> None:
-        if INTERPRETED:
-            load(self.kernel.source, self.kernel.name)[(self.programs,)](*arguments)
-            return
-        alignment = 0
-        for position in range(len(self.sources)):
-            if arguments[position].data_ptr() & 15:
-                alignment |= 1 << position
-        compiled = self.compiled.get(alignment)
-        if compiled is None:
-            compiled = self.compiled[alignment] = self.compile(arguments)
-        compiled[(self.programs, 1, 1)](*arguments)
+    def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
+        """Compile for these tensors without running."""
+        output = torch.empty(self.bound.size, dtype=self.sum_dtype, device=self.bound.device)
+        pool = (*tensors, *facts, output)
+        self.runner([pool[position] for position in self.order])
 
-    def compile(self, arguments: list[Any]) -> Any:
+    def runner(self, tensors: list[Tensor]) -> Callable[..., None]:
+        """Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here."""
+        unaligned = 0
+        for position, tensor in enumerate(tensors):
+            if tensor.data_ptr() & 15:
+                unaligned |= 1 << position
+        runner = self.runners.get(unaligned)
+        if runner is None:
+            runner = self.runners[unaligned] = self.compile(tensors)
+        return runner
+
+    def compile(self, tensors: list[Tensor]) -> Callable[..., None]:
         function = load(self.kernel.source, self.kernel.name)
-        compiled = function.warmup(
-            *arguments, grid=(self.programs,), num_warps=self.kernel.num_warps, num_stages=self.kernel.num_stages
-        )
-        compiled._init_handles()
-        return compiled
+        if INTERPRETED:
+            return function[(self.programs,)]  # type: ignore[no-any-return]
+        try:
+            compiled = function.warmup(
+                *tensors,
+                *self.numbers,
+                grid=(self.programs,),
+                num_warps=self.kernel.num_warps,
+                num_stages=self.kernel.num_stages,
+            )
+            return compiled[(self.programs, 1, 1)]  # type: ignore[no-any-return]
+        except BUILD_ERRORS as error:
+            raise UnsupportedError(
+                f"the kernel of {self.bound.statement} could not be built ({type(error).__name__}); "
+                f"its source is in {write_source(self.kernel.source)}"
+            ) from error
 
 
 def launcher(
     bound: Bound, schedule: Schedule, kernel: Kernel, strides: Mapping[str, tuple[int, ...]], names: Sequence[str], sum_dtype: torch.dtype
 ) -> Launcher:
     """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
-    sources: list[tuple[str, int]] = []
+    order: list[int] = []
     numbers: list[int] = []
     for parameter in kernel.parameters:
-        kind, number = _resolve(parameter, bound, schedule, strides, names)
-        if kind == "number":
-            numbers.append(number)
+        if parameter.kind == "extent":
+            numbers.append(schedule.extents[parameter.name])
+        elif parameter.kind == "stride":
+            numbers.append(strides[parameter.name][parameter.dim])
         else:
-            sources.append((kind, number))
+            order.append(_position(parameter, bound, names))
     programs = 1
     for name, block in kernel.grid:
         programs *= -(-schedule.extents[name] // block)
-    if bound.is_empty:
-        programs = 0
     scattered = bound.statement.output.indirections
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
     used = sum_dtype if schedule.is_atomic else bound.dtype
-    return Launcher(bound, schedule, kernel, used, sources, tuple(numbers), programs, dim, seed)
+    return Launcher(bound, schedule, kernel, used, tuple(order), tuple(numbers), programs, dim, seed)
 
 
-def _resolve(
-    parameter: Parameter, bound: Bound, schedule: Schedule, strides: Mapping[str, tuple[int, ...]], names: Sequence[str]
-) -> tuple[str, int]:
-    resolve: dict[str, Callable[[], tuple[str, int]]] = {
-        "tensor": lambda: ("tensor", names.index(parameter.name)),
-        "seed": lambda: ("tensor", names.index(bound.statement.output.name)),
-        "output": lambda: ("output", 0),
-        "pointers": lambda: ("fact", 0),
-        "is_shared": lambda: ("fact", 1),
-        "extent": lambda: ("number", schedule.extents[parameter.name]),
-        "stride": lambda: ("number", strides[parameter.name][parameter.dim]),
-    }
-    return resolve[parameter.kind]()
+def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:
+    """Where a kernel's tensor stands in (*tensors, *facts, output)."""
+    if parameter.kind == "output":
+        return -1
+    if parameter.kind in ("pointers", "is_shared"):
+        return len(names) + ("pointers", "is_shared").index(parameter.kind)
+    return names.index(bound.statement.output.name if parameter.kind == "seed" else parameter.name)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import keyword
+import math
 import re
+import sys
+from dataclasses import replace
 from functools import lru_cache
 
 from .errors import ParseError
@@ -12,11 +15,18 @@ from .ir import Access, Const, Index, Number, Statement, Var
 
 __all__ = ["parse"]
 
+LONGEST = 10_000  # characters: what is longer is no statement, and could exhaust the stack of Python's parser
+DEEPEST = 100  # brackets inside brackets
+EXACT = 2**53  # below it an integer is a float too
+
 _LANGUAGE = "a statement reads C[i,...] += A[i,...] * B[...]"
-_TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|\.\d\w*|\+=|\S")
+_INDEX = "an index is a name, an integer or an access such as AK[p,q]"
+_PARENTHESES = "parentheses are not in the language (a full reduction is written C[()])"
+_COMMA = "commas stand between indices only; factors are joined by '*'"
+_TOKEN = re.compile(r"[^\W\d]\w*|\.?\d[\w.]*(?:(?<=[eE])[+-]\d+)?|\+=|\S")
+_SIGNS = frozenset("[],*=()-") | {"+="}
 
 
-@lru_cache(maxsize=4096)
 def parse(text: str) -> Statement:
     """The statement that `text` spells.
 
@@ -24,11 +34,19 @@ def parse(text: str) -> Statement:
     C[AM[p],n] += AV[p,q] * B[AK[p,q],n]
     """
     if not isinstance(text, str):
-        raise ParseError(f"the expression is a {type(text).__name__}, not a string; {_LANGUAGE}")
-    if not text.strip():
+        raise ParseError(f"the expression is of type {type(text).__name__}, not a string; {_LANGUAGE}")
+    return _parse(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Statement:
+    text = text.strip()
+    if not text:
         raise ParseError(f"the expression is empty; {_LANGUAGE}")
     if len(text.splitlines()) > 1:
         raise ParseError("the expression spans several lines; write one statement on one line")
+    if len(text) > LONGEST:
+        raise ParseError(f"the expression has {len(text)} characters; at most {LONGEST} are read")
     return _Parser(text).statement()
 
 
@@ -37,54 +55,71 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.source = text.lstrip()
-        self.shift = len(text) - len(self.source)
+        self.tokens = list(_TOKEN.finditer(text))
 
     def statement(self) -> Statement:
-        try:
-            body = ast.parse(self.source).body
-        except (SyntaxError, ValueError) as error:
-            raise self.diagnose(error) from None
+        self.refuse_depth()
         self.refuse_keywords()
+        try:
+            body = ast.parse(self.text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise self.diagnose(error) from None
         if len(body) != 1:
             at = self.column(body[1]) if len(body) > 1 else 0
             raise self.error(f"expected one statement; {_LANGUAGE}", at)
         node = body[0]
         if isinstance(node, ast.AugAssign):
             if not isinstance(node.op, ast.Add):
-                at = self.find("=", self.end(node.target)) - 1
-                raise self.error("only '=' and '+=' assign; multiplying or subtracting into a tensor is not in the language", at)
-            target, op = node.target, "+="
+                raise self.error("only '=' and '+=' assign", self.sign_after(node.target))
+            target: ast.expr = node.target
+            op = "+="
         elif isinstance(node, ast.Assign):
             if len(node.targets) != 1:
                 raise self.error("one output per statement", self.column(node.targets[1]))
             target, op = node.targets[0], "="
         else:
             raise self.error(f"not an assignment; {_LANGUAGE}", self.column(node))
+        if isinstance(target, ast.Tuple) and len(target.elts) > 1:
+            raise self.error("one output per statement", self.column(target.elts[1]))
         if not isinstance(target, ast.Subscript):
             raise self.error(
-                "the output needs its indices, such as C[i,j] (a full reduction is written C[()])", self.column(target)
+                "the output needs its indices, such as C[i,j] (a full reduction is written C[()])",
+                self.column(target),
             )
-        statement = Statement(self.access(target), tuple(self.factors(node.value)), op, self.text)
+        statement = Statement(self.access(target), self.factors(node.value), op, self.text)
         self.refuse_ghosts()
         return statement
 
-    def factors(self, node: ast.expr) -> list[Access | Number]:
-        if isinstance(node, ast.BinOp):
+    def factors(self, node: ast.expr) -> tuple[Access | Number, ...]:
+        found: list[Access | Number] = []
+        while isinstance(node, ast.BinOp):  # a * b * c is (a * b) * c
             if not isinstance(node.op, ast.Mult):
                 raise self.error(
                     "factors are joined by '*' alone; sums, quotients and powers are separate statements",
-                    self.operator(node),
+                    self.sign_after(node.left),
                 )
-            return [*self.factors(node.left), *self.factors(node.right)]
+            found.insert(0, self.factor(node.right))
+            node = node.left
+        return self.representable((self.factor(node), *found))
+
+    def factor(self, node: ast.expr) -> Access | Number:
         if isinstance(node, ast.Subscript):
-            return [self.access(node)]
+            return self.access(node)
         number = self.number(node)
         if number is not None:
-            return [Number(number, self.column(node))]
+            return Number(number, self.column(node))
         if isinstance(node, ast.Name):
-            raise self.error(f"'{node.id}' needs indices, such as {node.id}[i]; a scalar tensor is {node.id}[()]", self.column(node))
-        raise self.error("a factor is an access such as A[i,j] or a number", self.column(node))
+            raise self.error(
+                f"'{node.id}' needs indices, such as {node.id}[i]; a scalar tensor is {node.id}[()]",
+                self.column(node),
+            )
+        if isinstance(node, ast.UnaryOp):
+            raise self.error("only a number has a sign; multiply by -1 instead", self.column(node))
+        if isinstance(node, ast.BinOp):
+            raise self.error(_PARENTHESES, self.column(node) - 1)
+        if isinstance(node, ast.Tuple):
+            raise self.error(_COMMA, self.sign_after(node.elts[0]) if node.elts else self.column(node))
+        raise self.error("a factor is an access such as A[i,j] or a real number", self.column(node))
 
     def access(self, node: ast.Subscript) -> Access:
         if not isinstance(node.value, ast.Name):
@@ -103,10 +138,16 @@ class _Parser:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             raise self.error("a constant index counts from the start, 0 or larger", self.column(node))
         if isinstance(node, ast.BinOp):
-            raise self.error("an index has no arithmetic; put the computed positions in an index tensor", self.operator(node))
+            raise self.error(
+                "an index has no arithmetic; put the computed positions in an index tensor",
+                self.sign_after(node.left),
+            )
         if isinstance(node, ast.Slice):
-            raise self.error("an index is not a slice; name the index and it runs over the whole dimension", self.column(node))
-        raise self.error("an index is a name, an integer or an access such as AK[p,q]", self.column(node))
+            raise self.error(
+                "an index is not a slice; name the index and it runs over the whole dimension",
+                self.column(node),
+            )
+        raise self.error(_INDEX, self.column(node))
 
     def number(self, node: ast.expr) -> float | None:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -116,82 +157,131 @@ class _Parser:
             return node.value  # type: ignore[return-value]
         return None
 
+    def representable(self, factors: tuple[Access | Number, ...]) -> tuple[Access | Number, ...]:
+        """The factors, their numbers floats where the product of integers grows too large for torch."""
+        product: float = 1
+        for factor in factors:
+            if isinstance(factor, Number):
+                product = product * factor.value if abs(factor.value) <= sys.float_info.max else math.inf
+                if not abs(product) <= sys.float_info.max:
+                    raise self.error("the product of the numbers is too large for a float", factor.at)
+        if abs(product) < EXACT:
+            return factors
+        return tuple(
+            replace(factor, value=float(factor.value)) if isinstance(factor, Number) else factor
+            for factor in factors
+        )
+
+    def refuse_depth(self) -> None:
+        depth = 0
+        for token in self.tokens:
+            depth += {"[": 1, "]": -1}.get(token[0], 0)
+            if depth > DEEPEST:
+                raise self.error(f"brackets are nested more than {DEEPEST} deep", token.start())
+
     def refuse_keywords(self) -> None:
-        for token in _TOKEN.finditer(self.source):
+        for token in self.tokens:
             if keyword.iskeyword(token[0]):
-                raise self.keyword_error(token)
+                raise self.error(
+                    f"'{token[0]}' is a Python keyword, not a name; call it something else", token.start()
+                )
 
     def refuse_ghosts(self) -> None:
         """What Python's tree forgets: comments, trailing commas, semicolons and needless parentheses."""
-        tokens = list(_TOKEN.finditer(self.source))
-        for before, token in zip([None, *tokens], tokens):
+        for before, token in zip([None, *self.tokens[:-1]], self.tokens, strict=True):
             if token[0] in "#;\\":
-                raise self.error(f"{token[0]!r} is not in the language", self.shift + token.start())
+                raise self.error(f"{token[0]!r} is not in the language; {_LANGUAGE}", token.start())
             if token[0] == "]" and before is not None and before[0] == ",":
-                raise self.error("a comma with no index after it", self.shift + before.start())
-            if token[0] == "(" and not self.is_unit(token.start()):
-                raise self.error("parentheses are not in the language (a full reduction is written C[()])", self.shift + token.start())
+                raise self.error("a comma with no index after it", before.start())
+            if token[0] == "(" and not self.is_unit(token):
+                raise self.error(_PARENTHESES, token.start())
 
-    def is_unit(self, start: int) -> bool:
-        return re.fullmatch(r".*\[\s*", self.source[:start]) is not None and re.match(r"\(\s*\)\s*\]", self.source[start:]) is not None
+    def is_unit(self, token: re.Match[str]) -> bool:
+        """`token` opens the `()` of `C[()]`."""
+        before, after = self.text[: token.start()].rstrip(), self.text[token.end() :]
+        return before.endswith("[") and re.match(r"\s*\)\s*\]", after) is not None
 
-    def diagnose(self, error: SyntaxError | ValueError) -> ParseError:
+    def diagnose(self, error: Exception) -> ParseError:
         """Python could not read the line: say why in the language's own terms."""
-        opened: list[tuple[str, int]] = []
-        previous: re.Match[str] | None = None
-        for token in _TOKEN.finditer(self.source):
-            if keyword.iskeyword(token[0]):
-                return self.keyword_error(token)
-            if token[0] == "[":
-                name = previous[0] if previous is not None and previous[0].isidentifier() else ""
-                if previous is not None and previous[0] in ("[", ","):
-                    return self.error("an index is a name, an integer or an access such as AK[p,q]", self.shift + token.start())
-                opened.append((f"{name}[", token.start()))
-            elif token[0] == "]":
-                if previous is not None and previous[0] == "[":
-                    return self.error("empty brackets; a full reduction is written C[()]", self.shift + token.start())
-                if not opened:
-                    return self.error("']' closes nothing", self.shift + token.start())
+        if isinstance(error, (RecursionError, MemoryError)):
+            return ParseError("the expression has too many operators in a row to be read")
+        opened: list[str] = []
+        before, is_assigned = "", False
+        for token in self.tokens:
+            sign, at = token[0], token.start()
+            problem = self.problem(before, token, opened)
+            if problem is not None:
+                return self.error(problem, at)
+            if sign in ("*", "+=", "=") and opened:
+                return self.error(f"expected ']' to close {opened[-1]}", len(self.text[:at].rstrip()))
+            if sign in ("+=", "="):
+                if is_assigned:
+                    return self.error("one assignment per statement", at)
+                is_assigned = True
+            if sign == "[":
+                opened.append(f"{before}[")
+            elif sign == "]":
                 opened.pop()
-            elif token[0] in ("*", "+=", "=") and opened:
-                break
-            previous = token
+            before = sign
+        end = len(self.text)
         if opened:
-            at = self.unclosed_at()
-            return self.error(f"expected ']' to close {opened[-1][0]}", at)
-        offset = getattr(error, "offset", None) or 1
-        at = min(self.shift + self.characters(offset - 1, is_bytes=False), self.shift + len(self.source.rstrip()))
-        return self.error(f"not in the language; {_LANGUAGE}", at)
+            return self.error(f"expected ']' to close {opened[-1]}", end)
+        if before in ("*", "+=", "="):
+            return self.error(f"nothing follows '{before}'; {_LANGUAGE}", end)
+        at = (getattr(error, "offset", None) or 1) - 1
+        return self.error(f"not in the language; {_LANGUAGE}", min(at, end))
 
-    def unclosed_at(self) -> int:
-        """Where the missing ']' belongs: before an operator met inside brackets, else at the end."""
-        depth = 0
-        for token in _TOKEN.finditer(self.source):
-            depth += {"[": 1, "]": -1}.get(token[0], 0)
-            if token[0] in ("*", "+=", "=") and depth > 0:
-                return self.shift + len(self.source[: token.start()].rstrip())
-        return self.shift + len(self.source.rstrip())
+    def problem(self, before: str, token: re.Match[str], opened: list[str]) -> str | None:
+        """What is wrong with a token that follows the token `before`, if it shows."""
+        sign = token[0]
+        if re.match(r"\.?\d", sign):
+            return _number_problem(sign) or _adjacent(before, sign)
+        if sign.isidentifier():
+            return _adjacent(before, sign)
+        if sign not in _SIGNS:
+            return f"{sign!r} is not in the language; {_LANGUAGE}"
+        if sign == "[":
+            return (
+                None if before.isidentifier() else _INDEX if opened else "only a tensor's name can be indexed"
+            )
+        if sign == "," and not opened:
+            return _COMMA
+        if sign == "]" and not opened:
+            return "']' closes nothing"
+        if sign == "]" and before == "[":
+            return "empty brackets; a full reduction is written C[()]"
+        if (sign == "(" and not self.is_unit(token)) or (sign == ")" and before != "("):
+            return _PARENTHESES
+        if sign in ("]", ",", "*", "+=", "=") and before in ("", "[", ",", "*", "+=", "=", "+", "-"):
+            return f"'{sign}' has nothing before it" if not before else f"'{sign}' can't follow '{before}'"
+        return None
 
-    def keyword_error(self, token: re.Match[str]) -> ParseError:
-        return self.error(f"'{token[0]}' is a Python keyword, not a name; call it something else", self.shift + token.start())
-
-    def operator(self, node: ast.BinOp) -> int:
-        """Where a binary operator's sign stands."""
-        start = self.end(node.left)
+    def sign_after(self, node: ast.expr) -> int:
+        """Where the operator after `node` stands."""
+        start = self.characters(node.end_col_offset or 0)
         return start + len(self.text[start:]) - len(self.text[start:].lstrip(" )"))
 
-    def find(self, sign: str, start: int) -> int:
-        return self.text.index(sign, start)
-
     def column(self, node: ast.AST) -> int:
-        return self.shift + self.characters(getattr(node, "col_offset", 0))
+        return self.characters(getattr(node, "col_offset", 0))
 
-    def end(self, node: ast.expr) -> int:
-        return self.shift + self.characters(node.end_col_offset or 0)
-
-    def characters(self, offset: int, is_bytes: bool = True) -> int:
+    def characters(self, offset: int) -> int:
         """`ast` counts UTF-8 bytes; people count characters."""
-        return len(self.source.encode()[:offset].decode(errors="ignore")) if is_bytes else offset
+        return len(self.text.encode()[:offset].decode(errors="ignore"))
 
     def error(self, problem: str, at: int) -> ParseError:
         return ParseError(problem, self.text, at)
+
+
+def _number_problem(digits: str) -> str | None:
+    try:
+        value = int(digits, 0) if digits[:2] in ("0b", "0o", "0x") else float(digits)
+    except ValueError:
+        return f"'{digits}' is not a number"
+    return None if math.isfinite(value) else "the number is too large for a float"
+
+
+def _adjacent(before: str, word: str) -> str | None:
+    """A name or a number right after a complete operand."""
+    if before == "]":
+        return f"'{word}' can't follow ']'; factors are joined by '*'"
+    return f"'{word}' can't follow '{before}'" if before[:1].isalnum() or before.isidentifier() else None

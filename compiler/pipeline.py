@@ -2,88 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .autotune import Problem, choose
+from .autotune import Problem, Timing, choose
+from .autotune import tune as time_all
 from .bind import Bound, bind
 from .codegen import Flags
-from .launch import INTERPRETED, Launcher
+from .differentiate import fresh_name
+from .errors import UnsupportedError
+from .ir import Access, Statement, Var
+from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
-from .ranges import check_ranges
+from .ranges import check_ranges, remembered_range
+from .schedule import strategies
 
-__all__ = ["run"]
+__all__ = ["plan_for", "problem_for", "run", "tune"]
+
+PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
 _plans: dict[object, Plan] = {}
 
 
-def run(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Tensor:
+def run(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
     """Evaluate a statement over plain tensors; `names` joins their names with commas, in the order of `tensors`."""
-    settings = _settings()
-    key = (expr, names, None if size is None else tuple(size), fact, settings, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plans[key] = _plan(expr, names, size, tensors, fact, settings)
-    return plan(tensors, facts)
+    return plan_for(expr, names, size, tensors, fact)(tensors, facts)
 
 
-def _settings() -> tuple[str, bool, bool, bool]:
-    matmul = torch.backends.cuda.matmul
-    return (
+def plan_for(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str) -> Plan:
+    """The plan of a call, made once for each shape, layout and setting."""
+    key = (
+        expr,
+        names,
+        None if size is None else tuple(size),
+        fact,
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
-        bool(matmul.allow_fp16_reduced_precision_reduction),
-        bool(matmul.allow_bf16_reduced_precision_reduction),
+        *[(t.shape, t.stride(), t.dtype, t.device) for t in tensors],
     )
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= PLANS:
+            _plans.clear()
+        order = tuple(names.split(",")) if names else ()
+        plan = _plans[key] = Plan(bind(parse(expr), dict(zip(order, tensors)), size), order, fact)
+    return plan
+
+
+def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = False) -> tuple[Timing, ...]:
+    """Time the ways to run a plan on these tensors and let it take the best from now on."""
+    timings, best = time_all(plan.problem(tensors), tensors, facts, full)
+    plan.runners[plan.variant(tensors)] = best
+    return timings
 
 
 @dataclass
 class Plan:
-    """A bound statement and what runs it."""
+    """A bound statement and what runs it: the FX graph or a launcher, one for each set of index tensors that hold a -1."""
 
     bound: Bound
     names: tuple[str, ...]
-    problem: Problem | None  # None: the FX graph runs it
-    launcher: Launcher | None = None
-    graphs: dict[frozenset[str], Callable[..., Tensor]] = field(default_factory=dict)  # by which index tensors hold a -1
+    fact: str
+    runners: dict[object, Callable[[list[Tensor], list[Tensor]], Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pointed = tuple(
+            (self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed
+        )
+        self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
+        key = self.variant(tensors)
+        runner = self.runners.get(key)
+        if runner is None:
+            runner = self.runners[key] = self.runner(tensors, facts)
+        return runner(tensors, facts)
+
+    def variant(self, tensors: list[Tensor]) -> object:
+        """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range."""
+        flags: tuple[bool, ...] = ()
+        for number, extent in self.pointed:
+            low, high = remembered_range(tensors[number])
+            if high >= extent:
+                check_ranges(self.bound, dict(zip(self.names, tensors)))
+            flags += (low < 0,)
+        return (flags, _may_round_sums(self.bound.dtype)) if self.is_half else flags
+
+    def problem(self, tensors: list[Tensor]) -> Problem:
+        named = dict(zip(self.names, tensors))
+        return problem_for(self.bound, named, self.fact, check_ranges(self.bound, named))
+
+    def runner(
+        self, tensors: list[Tensor], facts: list[Tensor]
+    ) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+        """What evaluates the statement on tensors like these."""
         padded = check_ranges(self.bound, dict(zip(self.names, tensors)))
-        if self.problem is None:
-            return self.graph(padded)(*(tensors[self.names.index(name)] for name in placeholders(self.bound)))
-        if self.launcher is None:
-            self.launcher = choose(self.problem, tensors, facts)
-        return self.launcher(tensors, facts)
+        if self.bound.is_empty or not _has_kernels(self.bound.device):
+            return self.graph(padded)
+        if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
+            return self.ordered()
+        try:
+            return choose(self.problem(tensors), tensors, facts)
+        except UnsupportedError as error:
+            warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
+            return self.graph(padded)
 
-    def graph(self, padded: frozenset[str]) -> Callable[..., Tensor]:
-        if padded not in self.graphs:
-            self.graphs[padded] = lower(self.bound, padded)
-        return self.graphs[padded]
+    def graph(self, padded: frozenset[str]) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+        """The statement's meaning in plain torch."""
+        module = lower(self.bound, padded)
+        order = [self.names.index(name) for name in placeholders(self.bound)]
+        return lambda tensors, facts: module(*(tensors[at] for at in order))
+
+    def ordered(self) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+        """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter."""
+        statement = self.bound.statement
+        name = fresh_name("T", (*self.names, statement.output.name))
+        products = Access(name, tuple(map(Var, statement.free)))
+        first = Statement(products, statement.factors, "=")
+        second = Statement(statement.output, (products,), statement.op)
+        inner = tuple(self.bound.extents[index] for index in statement.free)
+
+        def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
+            named = dict(zip(self.names, tensors))
+            read = {key: named[key] for key in first.tensor_names}
+            made = run(str(first), ",".join(read), inner, list(read.values()), "", [])
+            rest = {
+                key: named[key]
+                for key in placeholders(self.bound)
+                if key in (*second.tensor_names, statement.output.name)
+            }
+            bound = bind(second, {**rest, name: made}, self.bound.size)
+            arguments = {**rest, name: made}
+            return lower(bound)(*(arguments[key] for key in placeholders(bound))).to(self.bound.dtype)  # type: ignore[no-any-return]
+
+        return runner
 
 
-def _plan(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, settings: tuple[str, bool, bool, bool]
-) -> Plan:
-    order = tuple(names.split(",")) if names else ()
-    named = dict(zip(order, tensors))
-    bound = bind(parse(expr), named, size)
-    if bound.device.type == "cpu" and not INTERPRETED or bound.is_empty:
-        return Plan(bound, order, None)
-    precision, deterministic, fp16, bf16 = settings
-    reduced = {torch.float16: fp16, torch.bfloat16: bf16}.get(bound.dtype, True)
-    flags = Flags(
-        precision="ieee" if precision == "highest" else "tf32",
-        sum_dtype=None if reduced else torch.float32,
-        interpreted=INTERPRETED,
+def _may_round_sums(dtype: torch.dtype) -> bool:
+    """torch's flag for its own split-K: partial sums may meet in half precision."""
+    matmul = torch.backends.cuda.matmul
+    if dtype == torch.float16:
+        return bool(matmul.allow_fp16_reduced_precision_reduction)
+    return bool(matmul.allow_bf16_reduced_precision_reduction)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    if INTERPRETED or device.type != "cuda":
+        return INTERPRETED
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_GPU:
+        name = torch.cuda.get_device_name(device)
+        warnings.warn(
+            f"{name} is too old for generated kernels; statements run as separate torch operations",
+            stacklevel=2,
+        )
+    return capability >= OLDEST_GPU
+
+
+def problem_for(
+    bound: Bound,
+    tensors: Mapping[str, Tensor],
+    fact: str = "",
+    padded: frozenset[str] | None = None,
+    deterministic: bool = False,
+) -> Problem:
+    """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
+    is_half = bound.dtype in (torch.float16, torch.bfloat16)
+    needs_wide = is_half and (
+        not _may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16)
     )
-    if INTERPRETED and bound.dtype == torch.bfloat16:
-        flags = Flags(flags.precision, torch.float32, True)
-    strides = {name: tensor.stride() for name, tensor in named.items()}
+    flags = Flags(
+        precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        sum_dtype=torch.float32 if needs_wide else None,
+        interpreted=INTERPRETED,
+        padded=padded,
+    )
+    strides = {name: tensor.stride() for name, tensor in tensors.items()}
     strides[""] = torch.empty(bound.size, device="meta").stride()
     if bound.is_seeded:
-        strides[" seed"] = named[bound.statement.output.name].stride()
-    return Plan(bound, order, Problem(bound, strides, order, fact, flags, deterministic))
+        strides[" seed"] = strides[bound.statement.output.name]
+    return Problem(bound, strides, tuple(tensors), fact, flags, torch.are_deterministic_algorithms_enabled())

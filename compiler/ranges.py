@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .bind import Bound
+from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
-__all__ = ["check_ranges", "value_range"]
+__all__ = ["check_ranges", "remembered_range", "value_range"]
 
 _REMEMBERED = "_insum_value_range"
 
@@ -30,22 +30,34 @@ def value_range(index: Tensor) -> tuple[int, int]:
     return found
 
 
+def remembered_range(index: Tensor) -> tuple[int, int]:
+    """`value_range`, except that nothing is read while a CUDA graph is captured: then any entry may be -1."""
+    known = getattr(index, _REMEMBERED, None)
+    if known is not None and known[0] is not None and known[0] == index._version:
+        return known[1]  # type: ignore[no-any-return]
+    if index.is_cuda and torch.cuda.is_current_stream_capturing():
+        return -1, -1
+    return value_range(index)
+
+
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """Raise `IndexRangeError` on a position past its dimension; return the index tensors that hold a -1."""
     padded = set()
     for pointed in bound.pointed:
-        low, high = value_range(tensors[pointed.index])
+        low, high = remembered_range(tensors[pointed.index])
         if high >= pointed.extent:
-            raise _out_of_range(bound, pointed.index, pointed.into, pointed.dim, pointed.extent, pointed.at, tensors[pointed.index])
+            raise _out_of_range(bound, pointed, tensors[pointed.index])
         if low < 0:
             padded.add(pointed.index)
     return frozenset(padded)
 
 
-def _out_of_range(bound: Bound, name: str, into: str, dim: int, extent: int, at: int, index: Tensor) -> IndexRangeError:
-    position = (index >= extent).nonzero()[0].tolist()
-    value = int(index[tuple(position)])
-    where = f"{name}[{','.join(map(str, position))}]" if position else f"{name}[()]"
+def _out_of_range(bound: Bound, pointed: Pointed, index: Tensor) -> IndexRangeError:
+    position = (index >= pointed.extent).nonzero()[0].tolist()
+    where = f"{pointed.index}[{','.join(map(str, position)) or '()'}]"
     return IndexRangeError(
-        f"{where} is {value}, outside {into} dimension {dim}, which has size {extent}", bound.statement.text or None, at
+        f"{where} is {int(index[tuple(position)])}, outside {pointed.into} dimension {pointed.dim}, "
+        f"which has size {pointed.extent}; a negative position means no entry",
+        bound.statement.text or None,
+        pointed.at,
     )

@@ -1,8 +1,9 @@
 """A sparse format in a statement -> the indirect statement of that format.
 
-`C[m,n] += A[m,k] * B[k,n]` with A in GroupCOO becomes `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: every `m` and `k`
-in the statement is replaced by the coordinate that the format stores for it. Blocked formats also split the dimensions
-that `m` and `k` index, so that `B[k,n]` becomes `B[AK[p,q],bk,n]`. Works on names alone; no tensor is touched.
+`C[m,n] += A[m,k] * B[k,n]` with A in GroupCOO becomes `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: every `m` and
+`k` in the statement is replaced by the coordinate that the format stores for it. Blocked formats also split
+the dimensions that `m` and `k` index, so that `B[k,n]` becomes `B[AK[p,q],bk,n]`. Works on names alone; no
+tensor is touched.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class View:
-    """The tensor `of`, with some of its dimensions split into blocks: {its dimension: dimension of the format}."""
+    """The tensor `of`, with some of its dimensions split into blocks: (its dimension, the format's)."""
 
     of: str
     splits: tuple[tuple[int, int], ...]
@@ -44,23 +45,26 @@ class Rewritten:
     statement: Statement
     values: str  # the name of the format's values
     coords: tuple[str | None, ...]  # the name of each dimension's coordinates; None: not in the statement
-    ones: dict[str, int] = field(default_factory=dict)  # a tensor of ones as long as this dimension of the format
-    views: dict[str, View] = field(default_factory=dict)  # every other tensor of the statement, the output included
+    ones: dict[str, int]  # tensors of ones, each as long as this dimension of the format
+    views: dict[str, View]  # every other tensor of the statement, the output included
 
 
 def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
     """The one access that reads a sparse format."""
-    names = set(sparse)
-    found = [access for access in statement.accesses if access.name in names]
-    if statement.output.name in names:
-        raise OperandError(f"{statement.output.name} is the output, which must be a dense tensor", statement.text, statement.output.at)
+    names, output = set(sparse), statement.output
+    if output.name in names:
+        problem = f"{output.name} is the output, which can't be sparse; pass {output.name}.to_dense()"
+        raise OperandError(problem, statement.text, output.at)
     for access in statement.index_accesses:
         if access.name in names:
-            raise OperandError(f"{access.name} is an index here, which must be a dense tensor", statement.text, access.at)
+            problem = f"{access.name} is an index here, which can't be sparse; pass an int32 or int64 tensor"
+            raise OperandError(problem, statement.text, access.at)
+    found = [access for access in statement.accesses if access.name in names]
     if len(found) != 1:
-        at = found[1].at
-        both = f"{found[0].name} and {found[1].name}" if found[0].name != found[1].name else f"{found[0].name} twice"
-        raise UnsupportedError(f"one sparse factor per statement, but it has {both}; make one of them dense with to_dense()", statement.text, at)
+        one, other = found[:2]
+        both = f"{one.name} and {other.name}" if one.name != other.name else f"{one.name} twice"
+        problem = f"one sparse factor per statement, but it has {both}; make one dense with to_dense()"
+        raise UnsupportedError(problem, statement.text, other.at)
     return found[0]
 
 
@@ -88,11 +92,13 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
             blocks[name] = Var(fresh_name(f"b{name}", (*statement.names, *axes.values())))
 
     value = Access(values, (*(Var(axes[a]) for a in form.value_axes), *blocks.values()))
-    swap = _Swap(replaced, blocks, dict(zip(names, range(len(names)))), taken)
+    swap = _Swap(replaced, blocks, {name: dim for dim, name in enumerate(names)}, taken)
     output = swap.access(statement.output)
     factors: list[Access | Number] = []
     for factor in statement.factors:
-        factors.append(value if factor is target else swap.access(factor) if isinstance(factor, Access) else factor)
+        factors.append(
+            value if factor is target else swap.access(factor) if isinstance(factor, Access) else factor
+        )
 
     # a coordinate that nothing else mentions must still hide its padding: multiply by ones read through it
     ones: dict[str, int] = {}
@@ -100,7 +106,11 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
         coordinate_name = stored[dim]
         if coordinate_name is None or name in swap.used:
             continue
-        if form.has_padding and form.coord_axes[dim] == form.value_axes and not _hides_padding(names, form, swap.used):
+        if (
+            form.has_padding
+            and form.coord_axes[dim] == form.value_axes
+            and not _hides_padding(names, form, swap.used)
+        ):
             label = fresh_name(f"{target.name}1", taken)
             taken.add(label)
             factors.append(Access(label, (replaced[name],)))
@@ -113,26 +123,21 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
 
 def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:
     return any(
-        name in used and form.is_stored[dim] and form.coord_axes[dim] == form.value_axes for dim, name in enumerate(names)
+        name in used and form.is_stored[dim] and form.coord_axes[dim] == form.value_axes
+        for dim, name in enumerate(names)
     )
 
 
 def _index_names(statement: Statement, target: Access) -> list[str]:
-    names = []
+    names: list[str] = []
     for index in target.indices:
-        if not isinstance(index, Var):
-            raise UnsupportedError(
-                f"{target.name} is sparse, so its indices must be names, but {index} is not; make it dense with to_dense()",
-                statement.text,
-                index.at,
-            )
-        if index.name in names:
-            raise UnsupportedError(
-                f"{target.name} is sparse, so its indices must differ, but {index} stands twice; make it dense with to_dense()",
-                statement.text,
-                index.at,
-            )
-        names.append(index.name)
+        is_name = isinstance(index, Var)
+        if is_name and str(index) not in names:
+            names.append(str(index))
+            continue
+        must = f"differ, but {index} stands twice" if is_name else f"be names, but {index} is not"
+        problem = f"{target.name} is sparse, so its indices must {must}; make it dense with to_dense()"
+        raise UnsupportedError(problem, statement.text, index.at)
     return names
 
 
@@ -146,7 +151,7 @@ def _fresh_axes(form: Shape, taken: Iterable[str]) -> dict[str, str]:
 
 @dataclass
 class _Swap:
-    """Replaces index names by coordinates throughout an access, noting which dimensions get split into blocks."""
+    """Replaces index names by coordinates in an access, noting which dimensions are split into blocks."""
 
     replaced: dict[str, Index]
     blocks: dict[str, Var]

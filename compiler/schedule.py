@@ -29,6 +29,7 @@ Strides = Mapping[str, tuple[int, ...]]
 
 ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
 ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
@@ -122,13 +123,14 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     )
     found = []
     if is_simple and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
-        if math.prod(bound.extents[name] for name in direct) >= ON_CHIP_PROGRAMS:
+        apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
+        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
     if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
         found.append("owner")
         if not deterministic and not bound.is_seeded:
             found.append("store-or-atomic")
-    if not deterministic:
+    if not deterministic and "store-or-atomic" not in found:
         found.append("atomic")
     return tuple(found)
 
@@ -138,15 +140,14 @@ def schedules(
 ) -> tuple[Schedule, ...]:
     """The ways worth trying to run a statement with one scatter strategy, the most promising first.
 
-    `use_dot`: True or False allows one kind of product only; None lets extents decide, offering both where it is close.
+    `use_dot`: True or False allows one kind of product only; None lets extents decide.
     """
     start = _Start.of(bound, strategy, fact)
     found = []
     dotted = _dot_schedule(start, strides) if use_dot is not False else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         found.append(dotted)
-    is_close = dotted is not None and strategy == "on-chip" and use_dot is None
-    if not found or is_close:
+    if not found:
         found.append(_plain_schedule(start, strides, deterministic))
     return tuple(found)
 
@@ -257,20 +258,33 @@ def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
     sums = [name for name in start.summed if name != start.segment]
-    contiguous = _contiguity(start, strides)
     best: tuple[float, Schedule] | None = None
-    for count in (1, 2):
-        for steps in combinations(sums, count):
-            for tiles in combinations(rows, 2):
+    for wide, deep in ((2, 1), (2, 2), (1, 3)):
+        for steps in combinations(sums, deep):
+            for tiles in combinations(rows, wide):
                 tree = _tree(start, tiles, steps, use_dot=True)
-                if tree is None or tree.axes != frozenset(tiles) or {dot.over for dot in dots(tree)} != set(steps):
+                if not dots(tree) or (wide == 2 and {dot.over for dot in dots(tree)} != set(steps)):
                     continue
-                score = -3.0 * count
-                for name in (*tiles, *steps):
-                    score += min(math.log2(max(start.extents[name], 1)), 7) + 0.5 * (contiguous.get(name, 0) > 0)
-                if best is None or score > best[0]:
-                    best = score, _finish(start, tiles, steps, tree)
+                cost = _loaded_elements(start, {*tiles, *steps}, strides)
+                if best is None or cost < best[0]:
+                    best = cost, _finish(start, tiles, steps, tree)
     return best[1] if best else None
+
+
+def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
+    """Elements that all programs load together when tiles of at most 128 run along `axes`; scattered ones count more."""
+    blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
+    programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
+    total = 0.0
+    for factor in start.factors:
+        if isinstance(factor, Access):
+            names = [name for name in factor.names if name not in start.free]
+            tile = math.prod(blocks[name] for name in factor.names if name in start.free)
+            steps = strides[factor.name]
+            unit = {index.name for dim, index in enumerate(factor.indices) if isinstance(index, Var) and steps[dim] == 1}
+            is_scattered = bool(unit) and not unit & axes
+            total += programs * tile * math.prod(start.extents[name] for name in names) * (SCATTERED if is_scattered else 1)
+    return total
 
 
 def _is_worth_a_dot(schedule: Schedule) -> bool:

@@ -1,5 +1,5 @@
 """insum_ops: a sparse operator is one line, `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`."""
 
-from .functional import Insum, insum
+from .functional import Insum, explain, insum, tune
 
-__all__ = ["Insum", "insum"]
+__all__ = ["Insum", "explain", "insum", "tune"]

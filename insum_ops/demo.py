@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.benchmark import Timer
 
 from insum_ops.formats import BlockGroupCOO, GroupCOO
-from insum_ops.functional import insum
+from insum_ops.functional import explain, insum
 
 __all__ = ["Application", "Outcome", "applications", "demo", "examine"]
 
@@ -247,7 +247,8 @@ def demo(device: torch.device, is_quick: bool = False) -> int:
     print(f"Four sparse operators, one line each, on {_machine(device)}.")
     outcomes = []
     for number, application in enumerate(applications(device, is_quick), start=1):
-        print(f"\n{number}. {application.title}\n\n     {application.statement}\n")
+        print(f"\n{number}. {application.title}\n\n     {application.statement}")
+        print(f"     {explain(application.statement, size=None, **application.operands).rewritten}\n")
         for name, operand in application.operands.items():
             print(f"   {name:<8}{_description(operand)}")
         outcome = examine(application, is_quick)

@@ -1,28 +1,40 @@
-"""`insum`: one line in, one tensor out."""
+"""`insum`: one line in, one tensor out; `explain` and `tune` say how."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .compiler.autograd import evaluate
-from .compiler.errors import OperandError
+from .compiler.bind import bind
+from .compiler.errors import OperandError, ShapeError
+from .compiler.explain import Explanation, Tuning
+from .compiler.explain import explain as _explain
+from .compiler.explain import tune as _tune
+from .compiler.ir import walk
+from .compiler.parse import parse
 from .compiler.sparse import is_sparse
 
-__all__ = ["Insum", "insum"]
+__all__ = ["Insum", "explain", "insum", "tune"]
+
+INTEGERS: Any = (int, torch.SymInt)
+LARGEST = 2**63  # no dimension is that long
 
 
 def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
     """`C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: evaluate an indirect Einsum.
 
-    Indices that the left side lacks are summed over; an access as an index reads positions from an integer tensor, on the
-    right to gather, on the left to scatter and add. A negative position means "no entry" and contributes nothing. A sparse
-    format of `insum_ops.formats` may stand for one factor.
+    Indices that the left side lacks are summed over; an access as an index reads positions from an integer
+    tensor, on the right to gather, on the left to scatter and add. A negative position means "no entry" and
+    contributes nothing. A sparse format of `insum_ops.formats` may stand for one factor.
 
-    With `+=` and the output given, the result starts from it; no tensor that is passed in is ever changed. The output's size
-    comes from the output tensor, from `size`, or from the indices when none of them is an indirection.
+    With `+=` and the output given, the result starts from it; no tensor that is passed in is ever changed.
+    The output's size comes from the output tensor, from `size`, or from the indices when none of them is an
+    indirection.
 
     >>> import torch
     >>> A, B = torch.tensor([[1., 2.], [3., 4.]]), torch.tensor([10., 20.])
@@ -33,10 +45,90 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
     >>> insum("C[()] += B[k] * B[k]", B=B)
     tensor(500.)
     """
-    for name, operand in tensors.items():
-        if not isinstance(operand, Tensor) and not is_sparse(operand):
-            raise OperandError(f"{name} is a {type(operand).__name__}; pass a torch.Tensor or a format of insum_ops.formats")
-    return evaluate(expr, tensors, size)
+    size = _checked(expr, tensors, size)
+    try:
+        return evaluate(expr, tensors, size)
+    except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
+        bind(parse(expr), tensors, size)
+        raise
 
 
 Insum = insum
+
+
+def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:
+    """What `insum` would do with the same arguments, from the statement to the Triton kernel; runs nothing.
+
+    The result prints it all, and its parts are attributes: `statement`, `rewritten`, `extents`, `graph`,
+    `schedule`, `config` and `source`. On CPU tensors the kernel is the one that a GPU would run.
+
+    >>> import torch
+    >>> explain("C[i] += A[i,k] * B[k]", A=torch.ones(3, 2), B=torch.ones(2)).extents
+    {'i': 3, 'k': 2}
+    """
+    return _explain(expr, tensors, _checked(expr, tensors, size))
+
+
+def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False, **tensors: Any) -> Tuning:
+    """Time the ways to run `insum` with the same arguments, on their GPU; later calls take the best.
+
+    The result prints as a table; `timings` holds its rows, best first. `full` tries a whole grid of configs,
+    which takes minutes.
+    """
+    if not isinstance(full, bool):
+        raise OperandError(
+            f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor"
+        )
+    return _tune(expr, tensors, _checked(expr, tensors, size), full)
+
+
+def _checked(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
+    """Refuse what is no expression, tensor, format or name; the size comes back as integers."""
+    if not tensors or not isinstance(expr, str):
+        bind(parse(expr), {}, size)
+    for name, operand in tensors.items():
+        if not (isinstance(operand, Tensor) or _is_format(operand)):
+            kind, remedy = _kind(name, operand)
+            raise OperandError(f"{name} is {kind}; pass {remedy}", expr.strip(), _place(expr, name))
+        if not name.isidentifier():
+            raise OperandError(f"{name!r} is not a name; pass each tensor by its name in the expression")
+    return None if size is None else _checked_size(size)
+
+
+def _is_format(operand: Any) -> bool:
+    return is_sparse(operand) and not isinstance(operand, type)
+
+
+def _kind(name: str, operand: Any) -> tuple[str, str]:
+    """What an operand is that is neither a tensor nor a format, and what to pass instead."""
+    if isinstance(operand, type):
+        return f"the class {operand.__name__}", "an instance of it"
+    kind = f"of type {type(operand).__name__}"
+    if type(operand).__module__.startswith("scipy.sparse"):
+        return kind, f"insum_ops.formats.COO.from_scipy({name}), or another format"
+    if type(operand).__name__ == "ndarray":
+        return kind, f"torch.from_numpy({name})"
+    return kind, "a torch.Tensor or a format of insum_ops.formats"
+
+
+def _place(expr: str, name: str) -> int | None:
+    """Where a tensor stands first."""
+    statement = parse(expr)
+    accesses = (access for root in (statement.output, *statement.accesses) for access in walk(root))
+    return next((access.at for access in accesses if access.name == name), None)
+
+
+def _checked_size(size: Any) -> Sequence[int]:
+    if isinstance(size, Tensor):
+        raise OperandError("size gives the output's size as numbers, but it is a tensor; rename the tensor")
+    if not isinstance(size, (list, tuple)):
+        kind = type(size).__name__
+        raise ShapeError(f"size is of type {kind}; pass a number per dimension, as in size=(3, 4)")
+    try:
+        numbers: list[int] = [n if isinstance(n, INTEGERS) else index(n) for n in size]
+    except TypeError:
+        raise ShapeError(f"size must hold integers of 0 or more, but it is {list(size)}") from None
+    for n in numbers:
+        if n >= LARGEST:
+            raise ShapeError(f"size is {numbers}, larger than any tensor")
+    return numbers

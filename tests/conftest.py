@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from statements import IS_INTERPRETED
 from torch import Tensor
+from triton.runtime import interpreter
 
 settings.register_profile(
     "insum",
@@ -19,6 +22,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("insum")
+
+if IS_INTERPRETED:  # overflow checks of every index take two thirds of the interpreter's time
+    interpreter.interpreter_builder.options = replace(
+        interpreter.interpreter_builder.options, sanitize_overflow=False
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not."""
+    config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning:triton")
 
 
 @pytest.fixture(autouse=True)

@@ -230,8 +230,8 @@ def statements(
 ) -> Case:
     """A legal call.
 
-    `is_plain`: no tensor occurs twice, none is a seed or a view. `missing`: the shares of -1 that the index tensors of
-    one call choose from.
+    `is_plain`: no tensor occurs twice, none is a seed or a view. `missing`: the shares of -1 that the index
+    tensors of one call choose from.
     """
     count = draw(st.sampled_from((1, 2, 2, 3, 3, 3, 4, 4, 5)))
     names = draw(st.lists(st.sampled_from(INDEX_NAMES), min_size=count, max_size=count, unique=True))

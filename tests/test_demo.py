@@ -19,7 +19,7 @@ def test_the_demo_passes_and_prints_four_statements_and_one_table(capsys):
     assert demo(CPU, is_quick=True) == 0
     printed = capsys.readouterr().out
     for application in applications(CPU, is_quick=True):
-        assert f"     {application.statement}\n" in printed
+        assert f"\n\n     {application.statement}\n     " in printed
     assert printed.count("  ok\n") == 4
     assert "\nall checks passed, " in printed
     assert max(map(len, printed.splitlines())) <= 100

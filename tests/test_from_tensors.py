@@ -43,6 +43,7 @@ def test_every_torch_layout_converts(kind, layout, group_dim):
     A = kind.from_torch(LAYOUTS[layout](dense), group_dim=group_dim, **blocks(kind, (4, 2)))
     assert torch.equal(A.to_dense(), dense)
     assert A.group_dim == group_dim
+    assert A.block_size == ((4, 2) if kind.is_blocked else None)
     if layout in ("coo", "csr", "csc"):
         expected = kind.from_dense(dense, group_dim=group_dim, **blocks(kind, (4, 2)))
         assert torch.equal(A.values, expected.values)
@@ -112,6 +113,7 @@ def test_every_scipy_form_converts(kind, form, make):
     A = kind.from_scipy(source, group_dim=1, **blocks(kind, (4, 2)))
     assert torch.equal(A.to_dense(), dense)
     assert A.dtype == torch.float64
+    assert A.block_size == ((4, 2) if kind.is_blocked else None)
 
 
 @pytest.mark.parametrize("kind", [BlockCOO, BlockGroupCOO])

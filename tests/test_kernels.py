@@ -4,11 +4,13 @@ Runs where the generated kernels run: under TRITON_INTERPRET=1, or on a GPU.
 """
 
 import dataclasses
+import math
 
 import pytest
 import torch
-from conftest import DEVICE, INTERPRETED
-from tolerances import assert_close
+from statements import DEVICE
+from statements import IS_INTERPRETED as INTERPRETED
+from tolerances import assert_within, bound
 
 from insum_ops.compiler.autotune import Candidate, Problem
 from insum_ops.compiler.bind import bind
@@ -154,7 +156,9 @@ def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
         result = launcher(list(tensors.values()), known)
         assert result.dtype == problem.bound.dtype
         scale = expected(problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
-        assert_close(result, expected(problem.bound, tensors), scale)
+        terms = max(1, math.prod(problem.bound.extents[name] for name in problem.bound.statement.names))
+        limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
+        assert_within(result, expected(problem.bound, tensors).cpu(), limit)
         yield schedule
 
 
@@ -162,14 +166,13 @@ def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
 @pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_generated_kernel_equals_the_graph(make, strategy, dtype):
     flags = Flags(interpreted=INTERPRETED, sum_dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else None)
-    assert list(run_all(make, strategy, dtype, (4, 8, 8, 16), False, flags, use_dot=None))
+    assert list(run_all(make, strategy, dtype, (8, 16, 16, 16), False, flags, use_dot=None))
 
 
-@pytest.mark.parametrize("blocks", [(1, 32, 32, 32), (16, 2, 16, 16)], ids=str)
-@pytest.mark.parametrize("use_dot", [True, False])
+@pytest.mark.parametrize(("blocks", "use_dot"), [((1, 32, 32, 32), False), ((16, 16, 32, 32), True), ((4, 1, 16, 16), False)], ids=str)
 @pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_every_tile_shape_and_product(make, strategy, use_dot, blocks):
-    for swap in (False, True):
+    for swap in (False, True) if use_dot else (False,):
         list(run_all(make, strategy, torch.float32, blocks, swap, Flags(interpreted=INTERPRETED), use_dot))
 
 

@@ -113,3 +113,16 @@ def test_constraints_pin_each_package_once(version, system):
     assert len(active) == len(set(active))
     assert all(len(pin.specifier) == 1 and "==" in str(pin.specifier) for pin in pins)
     assert {"torch", "numpy", "pytest"} <= set(active)
+
+
+def test_the_cpu_route_needs_no_triton():
+    script = """
+import sys
+sys.modules["triton"] = None  # importing it raises ImportError
+import torch
+from insum_ops import insum
+B = torch.tensor([1.0, 2.0], requires_grad=True)
+insum("C[I[p]] += B[p] * B[p]", I=torch.tensor([1, 1]), B=B, size=(2,)).sum().backward()
+assert B.grad.tolist() == [2.0, 4.0]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -336,7 +336,7 @@ RULED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("expr, lists", RULED_OUT.values(), ids=RULED_OUT.keys())
+@pytest.mark.parametrize(("expr", "lists"), RULED_OUT.values(), ids=RULED_OUT.keys())
 def test_nothing_leaks_in_that_no_product_reads(expr: str, lists: dict[str, Any]) -> None:
     tensors = {name: torch.tensor(values, device=DEVICE) for name, values in lists.items()}
     expected = LoopNest(expr, tensors).result()

@@ -1,0 +1,172 @@
+"""What becomes of a statement, stage by stage, with nothing run; and how fast each way to run it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+
+import torch
+from torch import Tensor, fx
+
+from .autotune import Candidate, Problem, Timing, candidates, tuning_mode
+from .bind import Bound, bind
+from .cache import TuningCache
+from .codegen import Config
+from .errors import UnsupportedError
+from .ir import Statement
+from .launch import INTERPRETED
+from .lower import lower
+from .parse import parse
+from .pipeline import plan_for, problem_for
+from .pipeline import tune as tune_plan
+from .ranges import check_ranges
+from .rewrite import sparse_factor
+from .schedule import Schedule
+from .sparse import SparseFormat, indirect, is_sparse
+
+__all__ = ["Explanation", "Tuning", "explain", "tune"]
+
+Operands = Mapping[str, "Tensor | SparseFormat"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """Every stage of one statement; prints them all."""
+
+    statement: Statement
+    rewritten: Statement | None  # without the sparse format; None: there is none
+    extents: Mapping[str, int]
+    graph: fx.GraphModule
+    schedule: Schedule | None  # None, like what follows: there is no kernel, `why_no_kernel` says why
+    config: Config | None
+    is_tuned: bool  # the config was measured to be the best
+    source: str | None
+    why_no_kernel: str = ""
+
+    def __str__(self) -> str:
+        sections = {"statement": str(self.statement)}
+        if self.rewritten is not None:
+            sections["rewritten"] = str(self.rewritten)
+        sections["extents"] = _table(self.extents)
+        sections["FX program"] = _program(self.graph)
+        if self.schedule is None or self.source is None:
+            sections["kernel"] = f"none: {self.why_no_kernel}"
+        else:
+            sections["schedule"] = str(self.schedule)
+            sections["tuned config" if self.is_tuned else "default config"] = str(self.config)
+            sections["Triton source"] = self.source.strip()
+        return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in sections.items())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuning:
+    """The ways to run a statement and their times, best first; prints as a table."""
+
+    statement: Statement
+    timings: tuple[Timing, ...]
+
+    @property
+    def best(self) -> Timing:
+        return self.timings[0]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.statement), *map(str, self.timings)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A checked call and what `pipeline` is asked to run for it, which has no sparse format any more."""
+
+    statement: Statement
+    bound: Bound
+    expr: str  # of the indirect statement, like all that follows
+    tensors: dict[str, Tensor]
+    size: Sequence[int] | None
+    fact: str
+    facts: list[Tensor]
+
+
+@torch.no_grad()
+def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
+    """Check a call as `evaluate` does, follow it to its kernel, and run nothing."""
+    call = _call(expr, operands, size)
+    bound = bind(parse(call.expr), call.tensors, call.size)
+    rewritten = None if call.expr is expr else bound.statement
+    extents = {**call.bound.extents, **bound.extents}
+    padded = None if bound.device.type == "meta" else check_ranges(bound, call.tensors)
+    graph = lower(bound, padded)
+    problem = problem_for(bound, call.tensors, call.fact, padded)
+    ways = () if bound.is_empty else candidates(problem)
+    if not ways:
+        why = "no product is formed" if bound.is_empty else "no scatter in one kernel is deterministic"
+        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why)
+    tuned = _tuned(problem)
+    way = tuned or ways[0]
+    source, is_tuned = problem.launcher(way).kernel.source, tuned is not None
+    return Explanation(call.statement, rewritten, extents, graph, way.schedule, way.config, is_tuned, source)
+
+
+@torch.no_grad()
+def tune(expr: str, operands: Operands, size: Sequence[int] | None = None, full: bool = False) -> Tuning:
+    """Time the ways to run a call on its GPU; calls like it take the best from now on."""
+    call = _call(expr, operands, size)
+    if call.bound.device.type != "cuda":
+        where = f"these are on {call.bound.device}"
+        raise UnsupportedError(f"tuning needs CUDA tensors, but {where}; move them with .cuda()")
+    values = list(call.tensors.values())
+    plan = plan_for(call.expr, ",".join(call.tensors), call.size, values, call.fact)
+    if plan.bound.is_empty:
+        raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
+    return Tuning(call.statement, tune_plan(plan, values, call.facts, full))
+
+
+def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
+    statement = parse(expr)
+    bound = bind(statement, operands, size)
+    tensors = {name: operand for name, operand in operands.items() if isinstance(operand, Tensor)}
+    sparse = {name: operand for name, operand in operands.items() if is_sparse(operand)}
+    if not sparse:
+        return _Call(statement, bound, expr, tensors, size, "", [])
+    target = sparse_factor(statement, sparse)
+    ready = indirect(bound, target, sparse[target.name], tensors)
+    facts = ready.facts
+    known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
+    return _Call(statement, bound, str(ready.statement), ready.tensors, ready.size, ready.fact, known)
+
+
+def _tuned(problem: Problem) -> Candidate | None:
+    """The candidate that was measured to be the best, if one was and it will be used."""
+    entry = None if INTERPRETED or tuning_mode() == "off" else TuningCache().get(problem.key)
+    if entry is None:
+        return None
+    ways = (*candidates(problem), *candidates(problem, full=True))
+    return next((way for way in ways if way.choices == entry.config), None)
+
+
+def _table(extents: Mapping[str, int]) -> str:
+    wide = max([len("index"), *map(len, extents)])
+    rows = [f"{name:{wide}}{extent:>10}" for name, extent in extents.items()]
+    return "\n".join([f"{'index':{wide}}{'extent':>10}", *rows])
+
+
+def _program(graph: fx.GraphModule) -> str:
+    """The graph's code as one would write it: no `self`, no aliases of arguments, no variables set free."""
+    arguments = {node.name: str(node.target) for node in graph.graph.nodes if node.op == "placeholder"}
+    lines = []
+    for line in graph.code.splitlines():
+        line = re.sub(r";  [\w =]+ = None$", "", line.rstrip())
+        line = line.replace("torch.functional.", "torch.").replace("(self, ", "(").replace("(self)", "()")
+        # the tensors' own names instead of the graph's lower-case ones, but not inside an einsum's equation
+        line = re.sub(r"'[^']*'|(?<![.\w])\w+", lambda word: arguments.get(word[0], word[0]), line)
+        name, _, value = line.strip().partition(" = ")
+        if line and name != value:
+            lines.append(line)
+    return "\n".join(lines)

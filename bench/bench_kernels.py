@@ -44,24 +44,55 @@ def spmm() -> None:
     peer, rows, ratios = yardsticks(), [], {torch.float32: [], torch.float16: []}
     for dtype in (torch.float32, torch.float16):
         for name, graph in graphs(DEVICE).items():
-            csr = torch.sparse_csr_tensor(graph.crow_indices(), graph.col_indices(), graph.values().to(dtype), graph.shape)
+            csr = torch.sparse_csr_tensor(
+                graph.crow_indices(), graph.col_indices(), graph.values().to(dtype), graph.shape
+            )
             B = torch.randn(graph.shape[1], 128, device=DEVICE, dtype=dtype)
-            reference = torch.sparse_csr_tensor(*(getattr(graph, n)() for n in ("crow_indices", "col_indices")), csr.values().double(), graph.shape) @ B.double()
+            reference = (
+                torch.sparse_csr_tensor(
+                    *(getattr(graph, n)() for n in ("crow_indices", "col_indices")),
+                    csr.values().double(),
+                    graph.shape,
+                )
+                @ B.double()
+            )
             theirs = device_ms(lambda: csr @ B)
             degree = csr.values().numel() / max(int((csr.crow_indices().diff() > 0).sum()), 1)
             base = 1 << max(round(degree) - 1, 0).bit_length()
             best = (float("inf"), 0, 0.0)
             sticks = []
-            for size in sorted({max(base // 2, 1), base, base * 2} & {1, 2, 4, 8, 16, 32, 64, 128, 256}):
+            for size in sorted(
+                {max(base // 4, 1), max(base // 2, 1), base, base * 2} & {1, 2, 4, 8, 16, 32, 64, 128, 256}
+            ):
                 A = GroupCOO.from_torch(csr, group_size=size)
                 error = check(insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), reference, LIMIT[dtype])
-                best = min(best, (device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)), size, error))
+                best = min(
+                    best, (device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)), size, error)
+                )
                 if peer is not None:
                     sticks.append(_group_yardstick(peer, csr, B, size))
             stick = min(sticks, default=float("nan"))
             ratios[dtype].append(theirs / best[0])
-            rows.append((name, str(dtype)[6:], theirs, stick, best[0], best[1], theirs / best[0], best[0] / stick, best[2]))
-    print(table("SpMM N=128", ("graph", "dtype", "cuSPARSE", "yardstick", "ours", "group", "speed-up", "ours/stick", "error"), rows))
+            rows.append(
+                (
+                    name,
+                    str(dtype)[6:],
+                    theirs,
+                    stick,
+                    best[0],
+                    best[1],
+                    theirs / best[0],
+                    best[0] / stick,
+                    best[2],
+                )
+            )
+    print(
+        table(
+            "SpMM N=128",
+            ("graph", "dtype", "cuSPARSE", "yardstick", "ours", "group", "speed-up", "ours/stick", "error"),
+            rows,
+        )
+    )
     for dtype, found in ratios.items():
         print(f"   {dtype}: geomean {geomean(found):.2f}x, least {min(found):.2f}x over cuSPARSE")
 
@@ -93,21 +124,56 @@ def block() -> None:
             mask = torch.rand(size // edge, size // edge, device=DEVICE) >= sparsity
             values = dense * mask.repeat_interleave(edge, 0).repeat_interleave(edge, 1)
             A = BlockCOO.from_dense(values, block_size=(edge, edge))
-            error = check(insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), values.double() @ B.double(), LIMIT[torch.float16])
+            error = check(
+                insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B),
+                values.double() @ B.double(),
+                LIMIT[torch.float16],
+            )
             ours = device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B))
             stick = _block_yardstick(peer, A, B) if peer is not None else float("nan")
             rows.append((edge, sparsity, cublas, stick, ours, cublas / ours, ours / stick, error))
-    print(table("block SpMM 4096^3 fp16", ("block", "sparsity", "cuBLAS", "yardstick", "ours", "over dense", "ours/stick", "error"), rows))
+    print(
+        table(
+            "block SpMM 4096^3 fp16",
+            ("block", "sparsity", "cuBLAS", "yardstick", "ours", "over dense", "ours/stick", "error"),
+            rows,
+        )
+    )
 
 
 def _block_yardstick(peer: ModuleType, A: BlockCOO, B: Tensor) -> float:
     edge, size = A.block_size[0], B.shape[1]
     C = torch.empty(A.shape[0], size, device=DEVICE, dtype=B.dtype)
     best = float("inf")
-    for swap, BN, warps, stages in ((True, 256, 4, 4), (True, 128, 4, 3), (False, 128, 4, 3), (False, 256, 8, 3), (False, 128, 8, 3)):
+    for swap, BN, warps, stages in (
+        (True, 256, 4, 4),
+        (True, 128, 4, 3),
+        (False, 128, 4, 3),
+        (False, 256, 8, 3),
+        (False, 128, 8, 3),
+    ):
         grid = (size // BN, A.shape[0] // edge)
         try:
-            best = min(best, device_ms(lambda: peer.block_spmm_owner[grid](A.facts.pointers, A.AK, A.AV, B, C, size, edge, edge, BN, swap, num_warps=warps, num_stages=stages), replays=7))  # noqa: B023
+            best = min(
+                best,
+                device_ms(
+                    lambda: peer.block_spmm_owner[grid](
+                        A.facts.pointers,
+                        A.AK,
+                        A.AV,
+                        B,
+                        C,
+                        size,
+                        edge,
+                        edge,
+                        BN,
+                        swap,
+                        num_warps=warps,
+                        num_stages=stages,
+                    ),
+                    replays=7,
+                ),
+            )  # noqa: B023
         except peer.triton.runtime.errors.OutOfResources:
             continue
     return best
@@ -137,7 +203,13 @@ def conv() -> None:
                 for size in (64, 128):
                     K = GroupCOO.from_coo(triples, ones, (27, n, n), group_dim=0, group_size=size)
                     maps = dict(MZ=K.coords[0], MY=K.coords[1], MX=K.coords[2])
-                    call = lambda: insum("Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", In=In, W=W, size=(n, channels), **maps)  # noqa: E731, B023
+                    call = lambda: insum(
+                        "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]",
+                        In=In,
+                        W=W,
+                        size=(n, channels),
+                        **maps,
+                    )  # noqa: E731, B023
                     error = check(call(), reference, LIMIT[torch.float16])
                     found[fast].append((device_ms(call), f"group {size}", error))
                     if peer is not None:
@@ -148,17 +220,41 @@ def conv() -> None:
             for fast in (True, False):
                 ours, how, error = min(found[fast])
                 stick = min(sticks[fast], default=float("nan"))
-                rows.append((name, pairs, channels, "fp16" if fast else "fp32", stick, ours, how, ours / stick, error))
+                rows.append(
+                    (name, pairs, channels, "fp16" if fast else "fp32", stick, ours, how, ours / stick, error)
+                )
         matmul.allow_fp16_reduced_precision_reduction = True
-    print(table("convolution", ("cloud", "pairs", "channels", "sums", "yardstick", "ours", "how", "ours/stick", "error"), rows))
+    print(
+        table(
+            "convolution",
+            ("cloud", "pairs", "channels", "sums", "yardstick", "ours", "how", "ours/stick", "error"),
+            rows,
+        )
+    )
 
 
-def _conv_yardstick(peer: ModuleType, maps: dict[str, Tensor], In: Tensor, W: Tensor, size: int, fast: bool) -> float:
+def _conv_yardstick(
+    peer: ModuleType, maps: dict[str, Tensor], In: Tensor, W: Tensor, size: int, fast: bool
+) -> float:
     P, channels = maps["MY"].shape[0], In.shape[1]
 
     def call() -> Tensor:
         out = torch.zeros(len(In), channels, device=DEVICE, dtype=torch.float16 if fast else torch.float32)
-        peer.conv_group[(P, 1)](maps["MX"], maps["MY"], maps["MZ"], In, W, out, channels, channels, size, channels, min(channels, 64), num_warps=4, num_stages=3)
+        peer.conv_group[(P, 1)](
+            maps["MX"],
+            maps["MY"],
+            maps["MZ"],
+            In,
+            W,
+            out,
+            channels,
+            channels,
+            size,
+            channels,
+            min(channels, 64),
+            num_warps=4,
+            num_stages=3,
+        )
         return out if fast else out.half()
 
     return device_ms(call, replays=7)
@@ -171,7 +267,13 @@ def tensor_product() -> None:
         coordinates, values, shape = clebsch_gordan(lmax)
         paths, size = shape[:2]
         longest = int(torch.bincount(coordinates[0]).max())
-        CG = GroupCOO.from_coo(coordinates.to(DEVICE), values.to(DEVICE), shape, group_dim=0, group_size=max(16, 1 << (longest - 1).bit_length()))
+        CG = GroupCOO.from_coo(
+            coordinates.to(DEVICE),
+            values.to(DEVICE),
+            shape,
+            group_dim=0,
+            group_size=max(16, 1 << (longest - 1).bit_length()),
+        )
         maps = dict(CGI=CG.coords[1], CGJ=CG.coords[2], CGK=CG.coords[3], CGV=CG.values)
         for channels in (16, 32, 64):
             X = torch.randn(batch, size, channels, device=DEVICE)
@@ -179,21 +281,52 @@ def tensor_product() -> None:
             W = torch.randn(batch, paths, channels, channels, device=DEVICE)
             few = slice(0, 64)
             dense = CG.to_dense().double()
-            reference = torch.einsum("pijk,bju,bk,bpuw->biw", dense, X[few].double(), Y[few].double(), W[few].double())
+            reference = torch.einsum(
+                "pijk,bju,bk,bpuw->biw", dense, X[few].double(), Y[few].double(), W[few].double()
+            )
             floor = (X.numel() * 2 + Y.numel() + W.numel()) * 4 / 4.3e9
             for precision in ("high", "highest"):
                 torch.set_float32_matmul_precision(precision)
-                call = lambda: insum("Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,p,u,w]", X=X, Y=Y, W=W, size=(batch, size, channels), **maps)  # noqa: E731, B023
+                call = lambda: insum(
+                    "Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,p,u,w]",
+                    X=X,
+                    Y=Y,
+                    W=W,
+                    size=(batch, size, channels),
+                    **maps,
+                )  # noqa: E731, B023
                 error = check(call()[few], reference, 3e-3 if precision == "high" else 1e-5)
                 ours = device_ms(call)
-                stick = _product_yardstick(peer, maps, X, Y, W, precision) if peer is not None else float("nan")
-                rows.append((lmax, channels, precision, floor, stick, ours, ours / stick, ours / floor, error))
+                stick = (
+                    _product_yardstick(peer, maps, X, Y, W, precision) if peer is not None else float("nan")
+                )
+                rows.append(
+                    (lmax, channels, precision, floor, stick, ours, ours / stick, ours / floor, error)
+                )
             torch.set_float32_matmul_precision("highest")
             del X, Y, W
-    print(table("tensor product, batch 10,000", ("lmax", "channels", "precision", "floor", "yardstick", "ours", "ours/stick", "ours/floor", "error"), rows))
+    print(
+        table(
+            "tensor product, batch 10,000",
+            (
+                "lmax",
+                "channels",
+                "precision",
+                "floor",
+                "yardstick",
+                "ours",
+                "ours/stick",
+                "ours/floor",
+                "error",
+            ),
+            rows,
+        )
+    )
 
 
-def _product_yardstick(peer: ModuleType, maps: dict[str, Tensor], X: Tensor, Y: Tensor, W: Tensor, precision: str) -> float:
+def _product_yardstick(
+    peer: ModuleType, maps: dict[str, Tensor], X: Tensor, Y: Tensor, W: Tensor, precision: str
+) -> float:
     CGI, CGJ, CGK = (maps[name].clamp_min(0) for name in ("CGI", "CGJ", "CGK"))
     P, Q = CGI.shape
     batch, size, channels = X.shape
@@ -201,7 +334,27 @@ def _product_yardstick(peer: ModuleType, maps: dict[str, Tensor], X: Tensor, Y: 
     side = max(16, 1 << (size - 1).bit_length())
     best = float("inf")
     for warps in (1, 2, 4):
-        call = lambda: peer.tensor_product[(batch, 1)](CGI, CGJ, CGK, maps["CGV"], X, Y, W, Z, size, size, size, P, Q, channels, channels, side, channels, "tf32" if precision == "high" else "ieee", num_warps=warps)  # noqa: E731, B023
+        call = lambda: peer.tensor_product[(batch, 1)](
+            CGI,
+            CGJ,
+            CGK,
+            maps["CGV"],
+            X,
+            Y,
+            W,
+            Z,
+            size,
+            size,
+            size,
+            P,
+            Q,
+            channels,
+            channels,
+            side,
+            channels,
+            "tf32" if precision == "high" else "ieee",
+            num_warps=warps,
+        )  # noqa: E731, B023
         best = min(best, device_ms(call, replays=7))
     return best
 
@@ -211,15 +364,30 @@ def cold() -> None:
     rows, n = [], 4096
     B = torch.randn(n, n, device=DEVICE, dtype=torch.float16)
     mask = torch.rand(n // 32, n // 32, device=DEVICE) > 0.9
-    block = BlockCOO.from_dense(torch.randn(n, n, device=DEVICE, dtype=torch.float16) * mask.repeat_interleave(32, 0).repeat_interleave(32, 1), block_size=(32, 32))
+    block = BlockCOO.from_dense(
+        torch.randn(n, n, device=DEVICE, dtype=torch.float16)
+        * mask.repeat_interleave(32, 0).repeat_interleave(32, 1),
+        block_size=(32, 32),
+    )
     graph = next(iter(graphs(DEVICE).values()))
     group = GroupCOO.from_torch(graph)
-    maps = dict(MZ=torch.randint(27, (4000,), device=DEVICE), MY=torch.randint(-1, 60000, (4000, 128), device=DEVICE), MX=torch.randint(-1, 60000, (4000, 128), device=DEVICE))
-    In, W = torch.randn(60000, 64, device=DEVICE, dtype=torch.float16), torch.randn(27, 64, 64, device=DEVICE, dtype=torch.float16)
+    maps = dict(
+        MZ=torch.randint(27, (4000,), device=DEVICE),
+        MY=torch.randint(-1, 60000, (4000, 128), device=DEVICE),
+        MX=torch.randint(-1, 60000, (4000, 128), device=DEVICE),
+    )
+    In, W = (
+        torch.randn(60000, 64, device=DEVICE, dtype=torch.float16),
+        torch.randn(27, 64, 64, device=DEVICE, dtype=torch.float16),
+    )
     cases = {
         "block SpMM": lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=block, B=B),
-        "SpMM": lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=group, B=torch.randn(graph.shape[1], 128, device=DEVICE)),
-        "convolution": lambda: insum("Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", In=In, W=W, size=(60000, 64), **maps),
+        "SpMM": lambda: insum(
+            "C[m,n] += A[m,k] * B[k,n]", A=group, B=torch.randn(graph.shape[1], 128, device=DEVICE)
+        ),
+        "convolution": lambda: insum(
+            "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", In=In, W=W, size=(60000, 64), **maps
+        ),
     }
     for name, call in cases.items():
         start = time.perf_counter()
@@ -241,9 +409,22 @@ def host() -> None:
     torch_own = host_us(lambda: B @ B)
     B.requires_grad_()
     tracked = host_us(lambda: insum("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", B=B, size=size, **raw))
-    print(table("host time, microseconds", ("scattered", "stored", "format", "with gradient", "torch B @ B"), [(plain, dense, formed, tracked, torch_own)]))
+    print(
+        table(
+            "host time, microseconds",
+            ("scattered", "stored", "format", "with gradient", "torch B @ B"),
+            [(plain, dense, formed, tracked, torch_own)],
+        )
+    )
 
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or ("spmm", "block", "conv", "tensor_product", "host"):
-        {"spmm": spmm, "block": block, "conv": conv, "tensor_product": tensor_product, "host": host, "cold": cold}[wanted]()
+        {
+            "spmm": spmm,
+            "block": block,
+            "conv": conv,
+            "tensor_product": tensor_product,
+            "host": host,
+            "cold": cold,
+        }[wanted]()

@@ -65,7 +65,10 @@ def geomean(ratios: Sequence[float]) -> float:
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Aligned text."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(header[at]), *(len(row[at]) for row in cells)) if cells else len(header[at]) for at in range(len(header))]
+    widths = [
+        max(len(header[at]), *(len(row[at]) for row in cells)) if cells else len(header[at])
+        for at in range(len(header))
+    ]
     lines = ["  ".join(name.rjust(width) for name, width in zip(header, widths))]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in cells]
     return "\n".join([f"== {title}", *lines])

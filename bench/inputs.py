@@ -24,13 +24,21 @@ def graphs(device: str) -> dict[str, Tensor]:
     folder = _folder("graphs")
     found = {}
     if folder is None:
-        for name, nodes, degree in (("skewed-20k", 20_000, 10), ("even-20k", 20_000, 4), ("dense-4k", 4_000, 250)):
+        for name, nodes, degree in (
+            ("skewed-20k", 20_000, 10),
+            ("even-20k", 20_000, 4),
+            ("dense-4k", 4_000, 250),
+        ):
             found[name] = _generated_graph(nodes, degree, device)
         return found
     for file in sorted(folder.glob("*.npz")):
         data = np.load(file)
-        crow, columns = (torch.from_numpy(data[key].astype(np.int32)).to(device) for key in ("indptr", "indices"))
-        found[file.stem] = torch.sparse_csr_tensor(crow, columns, torch.randn(len(columns), device=device), tuple(data["shape"].tolist()))
+        crow, columns = (
+            torch.from_numpy(data[key].astype(np.int32)).to(device) for key in ("indptr", "indices")
+        )
+        found[file.stem] = torch.sparse_csr_tensor(
+            crow, columns, torch.randn(len(columns), device=device), tuple(data["shape"].tolist())
+        )
     return found
 
 
@@ -40,7 +48,9 @@ def _generated_graph(nodes: int, degree: int, device: str) -> Tensor:
     counts = (weight / weight.mean() * degree).long().clamp(0, nodes - 1)
     rows = torch.repeat_interleave(torch.arange(nodes), counts)
     columns = torch.randint(nodes, (len(rows),), generator=generator)
-    coo = torch.sparse_coo_tensor(torch.stack([rows, columns]), torch.randn(len(rows), generator=generator), (nodes, nodes))
+    coo = torch.sparse_coo_tensor(
+        torch.stack([rows, columns]), torch.randn(len(rows), generator=generator), (nodes, nodes)
+    )
     csr = coo.coalesce().to_sparse_csr()
     parts = csr.crow_indices().int(), csr.col_indices().int(), csr.values()
     return torch.sparse_csr_tensor(*(part.to(device) for part in parts), csr.shape)
@@ -54,7 +64,9 @@ def clouds() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     walls = generator.random((400_000, 3)) * [8, 6, 3]
     face = generator.integers(0, 3, len(walls))
-    walls[np.arange(len(walls)), face] = np.where(generator.random(len(walls)) < 0.5, 0, np.array([8, 6, 3])[face])
+    walls[np.arange(len(walls)), face] = np.where(
+        generator.random(len(walls)) < 0.5, 0, np.array([8, 6, 3])[face]
+    )
     return {"generated-room": walls.astype(np.float32)}
 
 

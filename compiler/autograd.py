@@ -16,7 +16,7 @@ from .op import call
 from .parse import parse
 from .pipeline import run
 from .rewrite import sparse_factor
-from .sparse import Facts, SparseFormat, indirect, is_sparse
+from .sparse import Facts, Recipe, SparseFormat, is_sparse, recipe
 
 __all__ = ["evaluate"]
 
@@ -59,7 +59,15 @@ class _Plain(torch.autograd.Function):
     """An indirect statement over plain tensors."""
 
     @staticmethod
-    def forward(ctx: Any, expr: str, names: str, size: Sequence[int] | None, fact: str, facts: list[Tensor], *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        expr: str,
+        names: str,
+        size: Sequence[int] | None,
+        fact: str,
+        facts: list[Tensor],
+        *tensors: Tensor,
+    ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
         return _call(expr, names, size, list(tensors), fact, facts)
@@ -68,7 +76,10 @@ class _Plain(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         tensors = dict(zip(ctx.names.split(","), ctx.saved_tensors))
         wanted = ctx.needs_input_grad[5:]
-        grads = [_gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None for at, name in enumerate(tensors)]
+        grads = [
+            _gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None
+            for at, name in enumerate(tensors)
+        ]
         return None, None, None, None, None, *grads
 
 
@@ -91,17 +102,45 @@ def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: T
     return torch.zeros_like(tensor) if total is None else total
 
 
-def _evaluate_sparse(expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None) -> Tensor:
-    statement = parse(expr)
-    bound = bind(statement, operands, size)
-    target = sparse_factor(statement, sparse)
-    form = operands[target.name]
-    dense = {name: operand for name, operand in operands.items() if name != target.name}
-    wants_dense = any(tensor.requires_grad for tensor in dense.values())
-    if torch.is_grad_enabled() and wants_dense:
-        return _Sparse.apply(expr, target.name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
-    ready = indirect(bound, target, form, dense)
-    return ready.finish(_evaluate_plain(str(ready.statement), ready.tensors, ready.size, ready.fact, ready.facts))
+def _evaluate_sparse(
+    expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None
+) -> Tensor:
+    name, how = _recipe(expr, operands, sparse, size)
+    form = operands[name]
+    dense = {key: operand for key, operand in operands.items() if key != name}
+    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in dense.values()]):
+        return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+    if form.group_dim != how.group_dim:
+        form = form.regroup(how.group_dim)
+    facts = form.facts if how.fact else None
+    return how.finish(_evaluate_plain(how.text, how.tensors(form, dense), how.size, how.fact, facts))
+
+
+_recipes: dict[object, tuple[str, Recipe]] = {}
+RECIPES = 4096  # kept before starting afresh
+
+
+def _recipe(
+    expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None
+) -> tuple[str, Recipe]:
+    """The sparse operand's name and how to rewrite it away, memoised by everything but data."""
+    form = operands[sparse[0]]
+    kind = (type(form), form.group_dim, form.block_size, form.has_padding, len(sparse))
+    key = (
+        expr,
+        None if size is None else tuple(size),
+        kind,
+        *[(k, o.shape, o.dtype, o.device) for k, o in operands.items()],
+    )
+    known = _recipes.get(key)
+    if known is None:
+        statement = parse(expr)
+        bound = bind(statement, operands, size)
+        target = sparse_factor(statement, sparse)
+        if len(_recipes) >= RECIPES:
+            _recipes.clear()
+        known = _recipes[key] = target.name, recipe(bound, target, operands[target.name])
+    return known
 
 
 class _Sparse(torch.autograd.Function):
@@ -109,7 +148,13 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, expr: str, name: str, form: SparseFormat, size: Sequence[int] | None, names: tuple[str, ...], *tensors: Tensor
+        ctx: Any,
+        expr: str,
+        name: str,
+        form: SparseFormat,
+        size: Sequence[int] | None,
+        names: tuple[str, ...],
+        *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.name, ctx.form, ctx.names = expr, name, form, names
         ctx.save_for_backward(*tensors)
@@ -123,7 +168,10 @@ class _Sparse(torch.autograd.Function):
         wants_values, *wanted = ctx.needs_input_grad[5:]
         d_values = _values_gradient(statement, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
-        grads = [_gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
+        grads = [
+            _gradient(ctx.expr, name, operands, upstream) if wanted[at] else None
+            for at, name in enumerate(dense)
+        ]
         return None, None, None, None, None, d_values, *grads
 
 
@@ -132,10 +180,10 @@ def _values_gradient(
 ) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
     target = sparse_factor(statement, [name])
-    bound = bind(statement, {name: form, **dense}, tuple(upstream.shape))
-    ready = indirect(bound, target, form, dense, regroup=False)
-    at = [str(getattr(factor, "name", "")) for factor in ready.statement.factors].index(ready.rewritten.values)
-    derived = gradient(ready.statement, at)
-    needed = {key: ready.tensors[key] for key in derived.tensor_names if key in ready.tensors}
-    needed[upstream_name(ready.statement)] = ready.split_output(upstream)
+    how = recipe(bind(statement, {name: form, **dense}, tuple(upstream.shape)), target, form, regroup=False)
+    tensors = how.tensors(form, dense)
+    at = [getattr(factor, "name", "") for factor in how.statement.factors].index(how.rewritten.values)
+    derived = gradient(how.statement, at)
+    needed = {key: tensors[key] for key in derived.tensor_names if key in tensors}
+    needed[upstream_name(how.statement)] = how.split_output(upstream)
     return evaluate(str(derived), needed, tuple(form.values.shape)).to(form.values.dtype)

@@ -49,6 +49,7 @@ class Problem:
     fact: str
     flags: Flags
     deterministic: bool
+    rows: tuple[int, int] = (0, 0)  # with facts: how many output rows there are, and the most groups of one
 
     def launcher(self, candidate: Candidate) -> Launcher:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
@@ -59,8 +60,14 @@ class Problem:
     def key(self) -> Key:
         """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
         bound, statement = self.bound, self.bound.statement
-        varying = {str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices}
-        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
+        varying = {
+            str(access.indices[0])
+            for access in (*statement.index_accesses, *statement.accesses)
+            if access.indices
+        }
+        extents = (
+            (n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items())
+        )
         layout = ";".join(
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
@@ -68,7 +75,7 @@ class Problem:
             f"{statement} seeded={bound.is_seeded} fact={self.fact}",
             CODEGEN_VERSION,
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
-            tuple(extents),
+            (*extents, *zip((" rows", " longest"), map(bucket, self.rows))),
             layout,
             _device_name(bound.device),
             TRITON_VERSION,
@@ -128,7 +135,9 @@ def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     ways = [
         [Candidate(schedule, config) for config in configs(schedule, full)]
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
-        for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
+        for schedule in schedules(
+            problem.bound, problem.strides, strategy, problem.fact, problem.deterministic
+        )
     ]
     return tuple(candidate for way in ways for candidate in way)
 
@@ -174,13 +183,17 @@ def tune(
         measured = []
         best_so_far = float("inf")
         for candidate, (way, reason) in zip(ways, built):
-            milliseconds = None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+            milliseconds = (
+                None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+            )
             best_so_far = min(best_so_far, milliseconds or best_so_far)
             measured.append((Timing(candidate, milliseconds, reason), way))
         measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))
         timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
         if winner is None:
-            raise UnsupportedError(f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}")
+            raise UnsupportedError(
+                f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}"
+            )
         times = tuple((t.candidate.choices, t.milliseconds) for t in timings if t.milliseconds is not None)
         cache.put(problem.key, Entry(best.candidate.choices, times))
     return timings, winner
@@ -202,7 +215,14 @@ def _build_all(
 
     with ThreadPoolExecutor(BUILDERS) as pool:
         results = pool.map(build, ways)
-        yield from tqdm(results, f"tuning {problem.bound.statement}", len(ways), leave=False, delay=BAR_AFTER, disable=not sys.stderr.isatty())
+        yield from tqdm(
+            results,
+            f"tuning {problem.bound.statement}",
+            len(ways),
+            leave=False,
+            delay=BAR_AFTER,
+            disable=not sys.stderr.isatty(),
+        )
 
 
 def _time(call: Callable[[], Tensor], hopeless: float) -> float:

@@ -177,8 +177,8 @@ class _Binder:
             is_dense = isinstance(tensor, torch.Tensor)  # rewriting refuses a sparse index
             if is_dense and tensor.dtype not in INDEX_DTYPES:
                 self.fail_operand(
-                    f"{access.name} is an index here, so it must be int32 or int64, "
-                    f"but it is {_short(tensor.dtype)}; convert it with {access.name}.long()",
+                    f"{access.name} is an index, so it must be int32 or int64, not {_short(tensor.dtype)}; "
+                    f"convert it with {access.name}.long()",
                     access.at,
                 )
         values = list(self.statement.accesses)
@@ -187,15 +187,10 @@ class _Binder:
         for access in values:
             dtype = self.tensors[access.name].dtype
             if dtype not in VALUE_DTYPES:
-                allowed = ", ".join(map(_short, VALUE_DTYPES))
-                remedy = (
-                    "pass real and imaginary parts apart"
-                    if dtype.is_complex
-                    else f"convert it with {access.name}.float()"
-                )
+                convert = f"convert it with {access.name}.float()"
                 self.fail_operand(
-                    f"{access.name} holds values here, so it must be one of {allowed}, "
-                    f"but it is {_short(dtype)}; {remedy}",
+                    f"{access.name} holds values, so it must be float16, bfloat16, float32 or float64, "
+                    f"not {_short(dtype)}; {'view it as real' if dtype.is_complex else convert}",
                     access.at,
                 )
 

@@ -27,7 +27,9 @@ TYPES = {
     torch.float32: "tl.float32",
     torch.float64: "tl.float64",
 }
-BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+BAKED_LOOP = (
+    256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,11 @@ class _Emitter:
         loops = self.loops()
         if loops:
             shape = self.shape(root)
-            self.line(f"acc = tl.zeros({shape}, {self.accumulate})" if root else f"acc = tl.full((), 0.0, {self.accumulate})")
+            self.line(
+                f"acc = tl.zeros({shape}, {self.accumulate})"
+                if root
+                else f"acc = tl.full((), 0.0, {self.accumulate})"
+            )
         for loop in loops:
             self.emit_loop(loop)
         self.emit_update(root, bool(loops))
@@ -161,7 +167,14 @@ class _Emitter:
             f"    # {self.config}",
         ]
         head = [_ascii(text) for text in head]
-        return Kernel("\n".join([*head, *self.lines, ""]), name, tuple(ordered), grid, self.config.num_warps, self.config.num_stages)
+        return Kernel(
+            "\n".join([*head, *self.lines, ""]),
+            name,
+            tuple(ordered),
+            grid,
+            self.config.num_warps,
+            self.config.num_stages,
+        )
 
     def block(self, name: str) -> int:
         return self.config.block(name)
@@ -273,13 +286,19 @@ class _Emitter:
     def emit_bound(self, name: str, block: int) -> None:
         if block > 1 and self.schedule.extents[name] % block:
             value = self.names[name]
-            self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}")
+            self.bounds[name] = self.let(
+                f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}"
+            )
 
     # loops
 
     def loops(self) -> tuple[str, ...]:
         s = self.schedule
-        return (*s.names("segment"), *s.names("loop"), *(n for n in s.names("step") if not self.is_one_step(n)))
+        return (
+            *s.names("segment"),
+            *s.names("loop"),
+            *(n for n in s.names("step") if not self.is_one_step(n)),
+        )
 
     def is_one_step(self, name: str) -> bool:
         return self.schedule.extents[name] <= self.block(name)
@@ -381,7 +400,9 @@ class _Emitter:
         position = self.load(access, axes, "tensor", "-1", f"at_{_identifier(access.name)}", [])
         self.positions[access] = position
         if self.may_be_negative(access):
-            self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
+            self.valid[access] = self.let(
+                f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}"
+            )
 
     def may_be_negative(self, access: Access) -> bool:
         padded = self.flags.padded
@@ -404,7 +425,9 @@ class _Emitter:
         found = {axis for name in names for axis in self.names[name].axes}
         return self.ordered(found)
 
-    def load(self, access: Access, axes: tuple[str, ...], kind: str, other: str, stem: str, hiding: Sequence[Value]) -> Value:
+    def load(
+        self, access: Access, axes: tuple[str, ...], kind: str, other: str, stem: str, hiding: Sequence[Value]
+    ) -> Value:
         pointer = self.pointer(access, kind, axes)
         masks = [self.bounds[name] for name in access.names if name in self.bounds]
         masks += [self.valid[index] for index in access.indirections if index in self.valid] + list(hiding)
@@ -413,7 +436,15 @@ class _Emitter:
         return self.let(f"tl.load({pointer}{guard})", axes, stem)
 
     def conjunction(self, masks: Sequence[Value], axes: tuple[str, ...]) -> str:
-        return " & ".join(dict.fromkeys(self.spread(mask, axes) for mask in masks))
+        """All of the masks; those over the same axes meet before they are spread over the tile."""
+        groups: dict[tuple[str, ...], dict[str, None]] = {}
+        for mask in masks:
+            groups.setdefault(mask.axes, {})[mask.text] = None
+        joined = [
+            Value(" & ".join(texts) if len(texts) == 1 else f"({' & '.join(texts)})", own)
+            for own, texts in groups.items()
+        ]
+        return " & ".join(self.spread(mask, axes) for mask in joined)
 
     def pointer(self, access: Access, kind: str, axes: tuple[str, ...]) -> str:
         is_output = kind in ("output", "seed")
@@ -482,12 +513,24 @@ class _Emitter:
         if in_loop:
             self.line(f"acc += {text}")
         else:
-            whole = f"tl.zeros({self.shape(root)}, {self.accumulate}) + " if value.axes != root or not self.flags.lazy else ""
-            self.line(f"acc = {whole}{text}" if root else f"acc = tl.full((), 0.0, {self.accumulate}) + {text}")
+            whole = (
+                f"tl.zeros({self.shape(root)}, {self.accumulate}) + "
+                if value.axes != root or not self.flags.lazy
+                else ""
+            )
+            self.line(
+                f"acc = {whole}{text}" if root else f"acc = tl.full((), 0.0, {self.accumulate}) + {text}"
+            )
 
     def wide(self, value: Value, axes: tuple[str, ...]) -> str:
         """In the type sums are taken in."""
-        text = self.spread(value, axes) if self.flags.lazy else self.flat(value, axes) if len(axes) == 2 else value.text
+        text = (
+            self.spread(value, axes)
+            if self.flags.lazy
+            else self.flat(value, axes)
+            if len(axes) == 2
+            else value.text
+        )
         return self.convert(text, value)
 
     def convert(self, text: str, value: Value) -> str:
@@ -548,7 +591,9 @@ class _Emitter:
         if self.bound.statement.scale != 1:
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
         if not self.flags.lazy and len(self.axes) > 1:
-            self.line(f"acc = tl.reshape({self.flat(Value('acc', axes), self.ordered(set(axes)))}, {self.eager_shape(axes)})")
+            self.line(
+                f"acc = tl.reshape({self.flat(Value('acc', axes), self.ordered(set(axes)))}, {self.eager_shape(axes)})"
+            )
         masks = [self.bounds[name] for name in s.free if name in self.bounds]
         entries = [mask for access, mask in self.valid.items() if set(access.names) <= set(s.free)]
         if s.strategy == "atomic":
@@ -559,7 +604,9 @@ class _Emitter:
         guard = f", mask={mask}" if mask else ""
         if self.bound.is_seeded and not s.is_atomic:
             other = ", other=0.0" if mask else ""
-            self.line(f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})")
+            self.line(
+                f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})"
+            )
         dtype = self.flags.sum_dtype if s.is_atomic and self.flags.sum_dtype is not None else self.bound.dtype
         pointer = self.pointer(s.output, "output", axes)
         value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"
@@ -570,7 +617,9 @@ class _Emitter:
         else:
             self.line(f"tl.store({pointer}, {value}{guard})")
 
-    def emit_store_or_atomic(self, pointer: str, value: str, masks: Sequence[Value], axes: tuple[str, ...]) -> None:
+    def emit_store_or_atomic(
+        self, pointer: str, value: str, masks: Sequence[Value], axes: tuple[str, ...]
+    ) -> None:
         """Groups that have their row alone are stored, only the others are added atomically."""
         group = self.schedule.output.indirections[0].indices[0]
         assert isinstance(group, Var)
@@ -582,7 +631,9 @@ class _Emitter:
         self.line(f"tl.store({pointer}, {value}, mask={self.conjunction([*masks, alone], axes)})")
         self.line(f"if tl.max({shared.text}.to(tl.int32), 0) > 0:" if place.axes else f"if {shared.text}:")
         self.depth += 1
-        self.line(f'tl.atomic_add({pointer}, {value}, mask={self.conjunction([*masks, shared], axes)}, sem="relaxed")')
+        self.line(
+            f'tl.atomic_add({pointer}, {value}, mask={self.conjunction([*masks, shared], axes)}, sem="relaxed")'
+        )
         self.depth -= 1
 
 

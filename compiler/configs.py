@@ -53,12 +53,13 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         yield config(32, 128, deep, 4, 4, True)
         yield config(32, 128, deep, 4, 3)
         yield config(32, 64, deep, 2, 2)
-        yield config(32, 64, deep, 4, 3)
+        yield config(32, 64, 2 * deep, 4, 3)
         return
     yield config(128, 128, deep, 4, 3)
     yield config(64, 128, deep, 4, 3)
     yield config(128, 128, deep, 8, 3)
-    yield config(128, 256, deep, 8, 3)
+    yield config(128, 128, 2 * deep, 8, 3)  # a whole 128 x 128 block in one step
+    yield config(64, 256, deep, 8, 3)
     yield config(64, 256, deep, 4, 4, True)
     yield config(64, 64, deep, 2, 2)
 
@@ -71,7 +72,9 @@ def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     vector = axes[-1]
     others = axes[:-1]
     wide = min(power_of_two(schedule.extents[vector]), 256 if others else 1024)
-    handful = ((4, 4), (8, 4), (4, 1), (1, 1), (2, 1))
+    handful = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
+    if schedule.names("step") and others == schedule.names("step"):
+        handful = ((8, 1), (16, 1), (16, 2), (32, 4))
     for height, count in product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8)) if full else handful:
         blocks = {name: min(power_of_two(schedule.extents[name]), height) for name in others}
         yield Config((*blocks.items(), (vector, wide)), count, 2)

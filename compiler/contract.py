@@ -61,7 +61,9 @@ class Sum:
 Node = Union[Leaf, Product, Dot, Sum]
 
 
-def contract(leaves: Sequence[frozenset[str]], kept: frozenset[str], sizes: Mapping[str, int], use_dot: bool) -> Node | None:
+def contract(
+    leaves: Sequence[frozenset[str]], kept: frozenset[str], sizes: Mapping[str, int], use_dot: bool
+) -> Node | None:
     """A tree over `leaves` in which no tile has more than two axes, or None. Axes in `kept` are not summed.
 
     The root may keep summed axes: they are summed once, after the loops.
@@ -101,7 +103,9 @@ def _absorb(nodes: list[Node], sizes: Mapping[str, int]) -> list[Node]:
             hosts = [node for node in nodes if node is not small and small.axes <= node.axes]
             if hosts:
                 host = min(hosts, key=lambda node: (_area(node.axes, sizes), len(dots(node))))
-                nodes = [node for node in nodes if node is not small and node is not host] + [Product(host, small)]
+                nodes = [node for node in nodes if node is not small and node is not host] + [
+                    Product(host, small)
+                ]
                 break
         else:
             return nodes

@@ -24,7 +24,7 @@ from .pipeline import tune as tune_plan
 from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .schedule import Schedule
-from .sparse import SparseFormat, indirect, is_sparse
+from .sparse import SparseFormat, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
 
@@ -136,10 +136,11 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     if not sparse:
         return _Call(statement, bound, expr, tensors, size, "", [])
     target = sparse_factor(statement, sparse)
-    ready = indirect(bound, target, sparse[target.name], tensors)
-    facts = ready.facts
+    how = recipe(bound, target, sparse[target.name])
+    form = sparse[target.name].regroup(how.group_dim)
+    facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
-    return _Call(statement, bound, str(ready.statement), ready.tensors, ready.size, ready.fact, known)
+    return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, known)
 
 
 def _tuned(problem: Problem) -> Candidate | None:

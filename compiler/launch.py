@@ -30,7 +30,9 @@ TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
 # what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
 BUILD_ERRORS: tuple[type[BaseException], ...] = (
-    () if triton is None else (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError, triton.CompilationError)
+    ()
+    if triton is None
+    else (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError, triton.CompilationError)
 )
 
 
@@ -39,7 +41,9 @@ def load(source: str, name: str) -> Any:
     """The kernel function that `source` defines, imported from a file so that debuggers and profilers can show it."""
     path = write_source(source)
     module = ModuleType(f"insum_kernel_{path.stem}")
-    exec(compile(source, str(path), "exec"), module.__dict__)  # the text that was emitted, whatever the file holds
+    exec(
+        compile(source, str(path), "exec"), module.__dict__
+    )  # the text that was emitted, whatever the file holds
     return getattr(module, name)
 
 
@@ -121,7 +125,12 @@ class Launcher:
 
 
 def launcher(
-    bound: Bound, schedule: Schedule, kernel: Kernel, strides: Mapping[str, tuple[int, ...]], names: Sequence[str], sum_dtype: torch.dtype
+    bound: Bound,
+    schedule: Schedule,
+    kernel: Kernel,
+    strides: Mapping[str, tuple[int, ...]],
+    names: Sequence[str],
+    sum_dtype: torch.dtype,
 ) -> Launcher:
     """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
     order: list[int] = []

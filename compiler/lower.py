@@ -62,7 +62,9 @@ class _Lowering:
         return fx.GraphModule(torch.nn.Module(), self.graph, "Insum")
 
     def call(self, function: object, *args: object, **kwargs: object) -> fx.Node:
-        if hasattr(torch.Tensor, getattr(function, "__name__", "")) and function is getattr(torch.Tensor, function.__name__):  # type: ignore[attr-defined]
+        if hasattr(torch.Tensor, getattr(function, "__name__", "")) and function is getattr(
+            torch.Tensor, function.__name__
+        ):  # type: ignore[attr-defined]
             return self.graph.call_method(function.__name__, args, kwargs)  # type: ignore[attr-defined,arg-type]
         return self.graph.call_function(function, args, kwargs)  # type: ignore[arg-type]
 
@@ -90,7 +92,11 @@ class _Lowering:
             position = self.position(indices[dim])
             node = self.call(torch.index_select, node, dim, self.flat(position))
             if len(position.axes) != 1:
-                node = self.call(torch.unflatten, node, dim, self.sizes(position.axes)) if position.axes else self.call(torch.squeeze, node, dim)
+                node = (
+                    self.call(torch.unflatten, node, dim, self.sizes(position.axes))
+                    if position.axes
+                    else self.call(torch.squeeze, node, dim)
+                )
             axes = tuple(map(str, indices))
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :])
         rest = [dim for dim in range(len(indices)) if dim not in pointing]
@@ -113,9 +119,14 @@ class _Lowering:
     def position(self, index: Index) -> Value:
         """Where an index points, as a tensor of positions that are safe to read."""
         if isinstance(index, Var):
-            return Value(self.call(torch.arange, self.bound.extents[index.name], device=self.bound.device), (index.name,))
+            return Value(
+                self.call(torch.arange, self.bound.extents[index.name], device=self.bound.device),
+                (index.name,),
+            )
         if isinstance(index, Const):
-            return Value(self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ())
+            return Value(
+                self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ()
+            )
         value = self.gather(index)
         if self.may_be_negative(index):
             return Value(self.call(torch.clamp, value.node, min=0), value.axes)
@@ -172,7 +183,11 @@ class _Lowering:
         free = self.bound.statement.free
         if not operands:
             full = self.call(
-                torch.full, self.sizes(free), self.bound.statement.scale, dtype=self.bound.compute_dtype, device=self.bound.device
+                torch.full,
+                self.sizes(free),
+                self.bound.statement.scale,
+                dtype=self.bound.compute_dtype,
+                device=self.bound.device,
             )
             return Value(full, free)
         reached = tuple(name for name in free if any(name in operand.axes for operand in operands))
@@ -212,12 +227,16 @@ class _Lowering:
         """One or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
-        return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
+        return Value(
+            self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes
+        )
 
     def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
         names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))
         if len(names) > len(string.ascii_letters):
-            raise UnsupportedError(f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted")
+            raise UnsupportedError(
+                f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted"
+            )
         short = {name: name for name in names if len(name) == 1 and name in string.ascii_letters}
         spare = (letter for letter in string.ascii_letters if letter not in short)
         letter = {name: short.get(name) or next(spare) for name in names}
@@ -231,7 +250,9 @@ class _Lowering:
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
             return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
-        return self.call(torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device)
+        return self.call(
+            torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device
+        )
 
     def scatter(self, result: Value) -> fx.Node:
         """The result added to the start at the positions on the left."""
@@ -250,7 +271,11 @@ class _Lowering:
             ordered = self.permute(source, names[:dim] + position.axes + names[dim + 1 :])
             if len(position.axes) != 1:
                 stop = dim + len(position.axes) - 1
-                ordered = self.call(torch.flatten, ordered, dim, stop) if position.axes else self.call(torch.unsqueeze, ordered, dim)
+                ordered = (
+                    self.call(torch.flatten, ordered, dim, stop)
+                    if position.axes
+                    else self.call(torch.unsqueeze, ordered, dim)
+                )
             return self.call(torch.index_add, self.start(), dim, self.flat(position), ordered)
         rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
         joint, positions = self.broadcast([output.indices[dim] for dim in pointing])

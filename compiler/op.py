@@ -23,7 +23,9 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("insum_ops::run", lib=_library)
-def _fake(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Tensor:
+def _fake(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
     bound = bind(parse(expr), dict(zip(names.split(","), tensors)), size)
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
 

@@ -19,7 +19,7 @@ from .ir import Access, Statement, Var
 from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
-from .ranges import check_ranges, remembered_range
+from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
 __all__ = ["plan_for", "problem_for", "run", "tune"]
@@ -59,7 +59,7 @@ def plan_for(expr: str, names: str, size: Sequence[int] | None, tensors: list[Te
 
 def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = False) -> tuple[Timing, ...]:
     """Time the ways to run a plan on these tensors and let it take the best from now on."""
-    timings, best = time_all(plan.problem(tensors), tensors, facts, full)
+    timings, best = time_all(plan.problem(tensors, facts), tensors, facts, full)
     plan.runners[plan.variant(tensors)] = best
     return timings
 
@@ -96,9 +96,9 @@ class Plan:
             flags += (low < 0,)
         return (flags, _may_round_sums(self.bound.dtype)) if self.is_half else flags
 
-    def problem(self, tensors: list[Tensor]) -> Problem:
+    def problem(self, tensors: list[Tensor], facts: list[Tensor]) -> Problem:
         named = dict(zip(self.names, tensors))
-        return problem_for(self.bound, named, self.fact, check_ranges(self.bound, named))
+        return problem_for(self.bound, named, self.fact, check_ranges(self.bound, named), facts)
 
     def runner(
         self, tensors: list[Tensor], facts: list[Tensor]
@@ -110,7 +110,7 @@ class Plan:
         if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
             return self.ordered()
         try:
-            return choose(self.problem(tensors), tensors, facts)
+            return choose(self.problem(tensors, facts), tensors, facts)
         except UnsupportedError as error:
             warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
             return self.graph(padded)
@@ -172,7 +172,7 @@ def problem_for(
     tensors: Mapping[str, Tensor],
     fact: str = "",
     padded: frozenset[str] | None = None,
-    deterministic: bool = False,
+    facts: Sequence[Tensor] = (),
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
     is_half = bound.dtype in (torch.float16, torch.bfloat16)
@@ -189,4 +189,6 @@ def problem_for(
     strides[""] = torch.empty(bound.size, device="meta").stride()
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
-    return Problem(bound, strides, tuple(tensors), fact, flags, torch.are_deterministic_algorithms_enabled())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    rows = segment_lengths(facts[0]) if facts else (0, 0)
+    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic, rows)

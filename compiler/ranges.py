@@ -10,7 +10,7 @@ from torch import Tensor
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
-__all__ = ["check_ranges", "remembered_range", "value_range"]
+__all__ = ["check_ranges", "remembered_range", "segment_lengths", "value_range"]
 
 _REMEMBERED = "_insum_value_range"
 
@@ -38,6 +38,18 @@ def remembered_range(index: Tensor) -> tuple[int, int]:
     if index.is_cuda and torch.cuda.is_current_stream_capturing():
         return -1, -1
     return value_range(index)
+
+
+def segment_lengths(pointers: Tensor) -> tuple[int, int]:
+    """How many segments there are and how long the longest is (0 while a graph is captured); read once per tensor."""
+    known = getattr(pointers, _REMEMBERED, None)
+    if known is None:
+        if pointers.is_cuda and torch.cuda.is_current_stream_capturing():
+            return len(pointers) - 1, 0
+        longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
+        known = (len(pointers) - 1, longest)
+        setattr(pointers, _REMEMBERED, known)
+    return known  # type: ignore[no-any-return]
 
 
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:

@@ -89,7 +89,8 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
             replaced[name] = Var(axes[form.coord_axes[dim][0]])
             stored.append(None)
         if form.is_blocked:
-            blocks[name] = Var(fresh_name(f"b{name}", (*statement.names, *axes.values())))
+            known = (*statement.names, *axes.values(), *map(str, blocks.values()))
+            blocks[name] = Var(fresh_name(f"b{name}", known))
 
     value = Access(values, (*(Var(axes[a]) for a in form.value_axes), *blocks.values()))
     swap = _Swap(replaced, blocks, {name: dim for dim, name in enumerate(names)}, taken)

@@ -27,8 +27,13 @@ __all__ = ["OneHot", "Owner", "Schedule", "Strides", "schedules", "strategies"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
-ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
-ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+ON_CHIP_EXTENT = (
+    64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
+)
+ON_CHIP_PROGRAMS = (
+    256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+)
+DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
@@ -81,8 +86,10 @@ class Schedule:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """Names that are axes of tiles, in their usual order: rows, then what is summed, then columns."""
-        tiles = self.names("tile")
-        return (*tiles[:1], *self.names("step"), *tiles[1:])
+        tiles, steps = self.names("tile"), self.names("step")
+        if len(tiles) == 1 and not self.uses_dot and self.is_along(tiles[0]):
+            return (*steps, *tiles)
+        return (*tiles[:1], *steps, *tiles[1:])
 
     @property
     def uses_dot(self) -> bool:
@@ -97,6 +104,10 @@ class Schedule:
         """Every element of the output is written, so it needs no initial value."""
         names = [index.name for index in self.output.indices if isinstance(index, Var)]
         return len(set(names)) == len(self.output.indices) and not self.is_atomic
+
+    def is_along(self, name: str) -> bool:
+        """The name runs along the output's last dimension, so along memory."""
+        return bool(self.output.indices) and str(self.output.indices[-1]) == name
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -126,7 +137,12 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
-    if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
+    if (
+        is_simple
+        and fact
+        and scattered[0].name == fact
+        and all(isinstance(i, Var) for i in scattered[0].indices)
+    ):
         found.append("owner")
         if not deterministic and not bound.is_seeded:
             found.append("store-or-atomic")
@@ -136,7 +152,12 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
 
 
 def schedules(
-    bound: Bound, strides: Strides, strategy: str, fact: str = "", deterministic: bool = False, use_dot: bool | None = None
+    bound: Bound,
+    strides: Strides,
+    strategy: str,
+    fact: str = "",
+    deterministic: bool = False,
+    use_dot: bool | None = None,
 ) -> tuple[Schedule, ...]:
     """The ways worth trying to run a statement with one scatter strategy, the most promising first.
 
@@ -149,6 +170,8 @@ def schedules(
         found.append(dotted)
     if not found:
         found.append(_plain_schedule(start, strides, deterministic))
+        deep = _deep_schedule(start, found[0])
+        found += [deep] if deep is not None else []
     return tuple(found)
 
 
@@ -188,14 +211,18 @@ class _Start:
         swap = {self.scattered: Var(row)}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
         owner = Owner(row, segment, fact)
-        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
+        return replace(
+            self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner
+        )
 
     def on_chip(self) -> _Start:
         """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
         extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
         output = _substitute(self.output, {self.scattered: Var(name)})
-        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
+        return replace(
+            self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents
+        )
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -229,7 +256,9 @@ def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
     return replace(access, indices=tuple(map(index, access.indices)))
 
 
-def _finish(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = "") -> Schedule:
+def _finish(
+    start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
+) -> Schedule:
     """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
     roles: dict[str, str] = {}
     for name in start.free:
@@ -243,7 +272,15 @@ def _finish(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree:
             roles[name] = "loop"
     roles.update(dict.fromkeys(steps, "step"))
     return Schedule(
-        start.bound, strategy or start.strategy, start.output, start.factors, start.extents, roles, tree, start.owner, start.fact
+        start.bound,
+        strategy or start.strategy,
+        start.output,
+        start.factors,
+        start.extents,
+        roles,
+        tree,
+        start.owner,
+        start.fact,
     )
 
 
@@ -281,9 +318,18 @@ def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
             names = [name for name in factor.names if name not in start.free]
             tile = math.prod(blocks[name] for name in factor.names if name in start.free)
             steps = strides[factor.name]
-            unit = {index.name for dim, index in enumerate(factor.indices) if isinstance(index, Var) and steps[dim] == 1}
+            unit = {
+                index.name
+                for dim, index in enumerate(factor.indices)
+                if isinstance(index, Var) and steps[dim] == 1
+            }
             is_scattered = bool(unit) and not unit & axes
-            total += programs * tile * math.prod(start.extents[name] for name in names) * (SCATTERED if is_scattered else 1)
+            total += (
+                programs
+                * tile
+                * math.prod(start.extents[name] for name in names)
+                * (SCATTERED if is_scattered else 1)
+            )
     return total
 
 
@@ -311,6 +357,15 @@ def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:
     return found
 
 
+def _deep_schedule(start: _Start, plain: Schedule) -> Schedule | None:
+    """Instead of several results side by side, several summands: many gathers in flight where a row has many entries."""
+    sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
+    if not sums or plain.names("step") or not plain.names("tile"):
+        return None
+    tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
+    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
+
+
 def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Schedule:
     """No dot: one axis along memory, one more over results, everything else serial."""
     contiguous = _contiguity(start, strides)
@@ -320,7 +375,11 @@ def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Sch
     others = [name for name in start.free if name != vector]
     other = row or max(others, key=lambda name: start.extents[name], default=None)
     if start.strategy == "on-chip":
-        other = next(name for name in others if name == start.factors[-1].name) if vector != start.factors[-1].name else other  # type: ignore[union-attr]
+        other = (
+            next(name for name in others if name == start.factors[-1].name)
+            if vector != start.factors[-1].name
+            else other
+        )  # type: ignore[union-attr]
     tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
     steps = (vector,) if vector is not None and vector not in start.free else ()
     strategy = start.strategy

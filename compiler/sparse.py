@@ -13,7 +13,7 @@ from .bind import Bound
 from .ir import Access, Statement
 from .rewrite import Rewritten, Shape, rewrite
 
-__all__ = ["Facts", "Indirect", "SparseFormat", "indirect", "is_sparse"]
+__all__ = ["Facts", "Recipe", "SparseFormat", "is_sparse", "recipe"]
 
 
 class Facts(Protocol):
@@ -64,16 +64,16 @@ def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
 
 
 @dataclass(frozen=True)
-class Indirect:
-    """An indirect statement with everything it reads."""
+class Recipe:
+    """How a format-agnostic statement becomes an indirect one; depends on shapes and the kind of format, not on data."""
 
     statement: Statement
-    tensors: dict[str, Tensor]
+    text: str  # of the statement
+    rewritten: Rewritten
     size: tuple[int, ...]  # of the indirect statement's output
     final: tuple[int, ...]  # of the output as the user wrote it
-    fact: str  # the index tensor that the facts are about, "" without any
-    facts: Facts | None
-    rewritten: Rewritten
+    group_dim: int  # the format is grouped along this dimension first
+    fact: str  # the index tensor that the format's facts are about, "" without any
     blocks: tuple[int, ...] | None
 
     @property
@@ -86,6 +86,8 @@ class Indirect:
 
     def finish(self, output: Tensor) -> Tensor:
         """The indirect statement's output in the shape the user wrote: blocks joined, padding cropped."""
+        if self.size == self.final:
+            return output
         for dim in range(len(self.final)):
             if dim in self.output_splits:
                 output = output.flatten(dim, dim + 1)
@@ -93,50 +95,56 @@ class Indirect:
                     output = output.narrow(dim, 0, self.final[dim])
         return output
 
+    def tensors(self, operand: SparseFormat, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the indirect statement reads; `operand` is grouped as the recipe says."""
+        found = {self.rewritten.values: operand.values}
+        for name, view in self.rewritten.views.items():
+            if view.of in dense:
+                found[name] = (
+                    _split(dense[view.of], dict(view.splits), self.blocks) if view.splits else dense[view.of]
+                )
+        for coordinate, stored in zip(self.rewritten.coords, operand.coords):
+            if coordinate is not None and stored is not None:
+                found[coordinate] = stored
+        for name, dim in self.rewritten.ones.items():
+            extent = operand.shape[dim] if self.blocks is None else -(-operand.shape[dim] // self.blocks[dim])
+            found[name] = torch.ones((), dtype=operand.dtype, device=operand.device).expand(extent)
+        return found
 
-def indirect(
-    bound: Bound, target: Access, operand: SparseFormat, tensors: Mapping[str, Tensor], regroup: bool = True
-) -> Indirect:
-    """Rewrite `target`, read from the format `operand`, away; `tensors` are the other, dense ones."""
+
+def recipe(bound: Bound, target: Access, operand: SparseFormat, regroup: bool = True) -> Recipe:
+    """How to rewrite `target`, which is read from the format `operand`, away."""
     if regroup:
-        operand = _grouped_for(bound.statement, target, operand)
-    blocks = operand.block_size
+        operand = operand.regroup(_group_dim_for(bound.statement, target, operand))
     form = Shape(
         operand.value_axes,
         operand.coord_axes,
         tuple(coordinate is not None for coordinate in operand.coords),
-        blocks is not None,
+        operand.block_size is not None,
         operand.has_padding,
         operand.group_dim,
     )
     rewritten = rewrite(bound.statement, target, form)
-    output = rewritten.statement.output.name
-    plain = {rewritten.values: operand.values}
-    for name, view in rewritten.views.items():
-        if view.of in tensors:
-            plain[name] = _split(tensors[view.of], dict(view.splits), blocks)
-    for coordinate, stored in zip(rewritten.coords, operand.coords):
-        if coordinate is not None and stored is not None:
-            plain[coordinate] = stored
-    for name, dim in rewritten.ones.items():
-        extent = operand.shape[dim] if blocks is None else -(-operand.shape[dim] // blocks[dim])
-        plain[name] = torch.ones((), dtype=operand.dtype, device=operand.device).expand(extent)
-    size = _split_size(bound.size, dict(rewritten.views[output].splits), blocks)
+    statement = rewritten.statement
+    size = _split_size(bound.size, dict(rewritten.views[statement.output.name].splits), operand.block_size)
     grouped = rewritten.coords[operand.group_dim]
-    facts = operand.facts if grouped is not None else None
-    fact = grouped if grouped is not None and facts is not None else ""
-    return Indirect(rewritten.statement, plain, size, bound.size, fact, facts, rewritten, blocks)
+    fact = grouped if grouped is not None and operand.facts is not None else ""
+    return Recipe(
+        statement, str(statement), rewritten, size, bound.size, operand.group_dim, fact, operand.block_size
+    )
 
 
-def _grouped_for(statement: Statement, target: Access, operand: SparseFormat) -> SparseFormat:
+def _group_dim_for(statement: Statement, target: Access, operand: SparseFormat) -> int:
     """Group along a dimension that the output keeps, so that groups meet their output row together."""
-    kept = [dim for dim, index in enumerate(target.indices) if str(index) in map(str, statement.output.indices)]
-    if not kept or operand.group_dim in kept:
-        return operand
-    return operand.regroup(kept[0])
+    kept = [
+        dim for dim, index in enumerate(target.indices) if str(index) in map(str, statement.output.indices)
+    ]
+    return operand.group_dim if not kept or operand.group_dim in kept else kept[0]
 
 
-def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+def _split_size(
+    shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None
+) -> tuple[int, ...]:
     size: list[int] = []
     for dim, extent in enumerate(shape):
         if blocks is not None and dim in splits:
@@ -158,8 +166,10 @@ def _split(tensor: Tensor, splits: Mapping[int, int], blocks: tuple[int, ...] | 
             shape = [*tensor.shape]
             shape[dim] = missing
             tensor = torch.cat([tensor, _no_entry(tensor, shape)], dim)
-        tensor = tensor.unflatten(dim, (-1, block)) if tensor.shape[dim] else tensor.reshape(
-            *tensor.shape[:dim], 0, block, *tensor.shape[dim + 1 :]
+        tensor = (
+            tensor.unflatten(dim, (-1, block))
+            if tensor.shape[dim]
+            else tensor.reshape(*tensor.shape[:dim], 0, block, *tensor.shape[dim + 1 :])
         )
     return tensor
 

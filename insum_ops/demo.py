@@ -292,7 +292,7 @@ def _description(operand: Tensor | GroupCOO | BlockGroupCOO) -> str:
     shape = " x ".join(map(str, operand.shape))
     if isinstance(operand, Tensor):
         return f"{shape}, dense"
-    blocks = "" if operand.block_size is None else f" blocks {' x '.join(map(str, operand.block_size))}"
+    blocks = "" if operand.block_size is None else f", blocks {' x '.join(map(str, operand.block_size))}"
     return (
         f"{shape}, {type(operand).__name__}: {operand.nnz} nonzeros, groups of {operand.group_size}{blocks}"
     )

@@ -31,7 +31,9 @@ if IS_INTERPRETED:  # overflow checks of every index take two thirds of the inte
 
 def pytest_configure(config: pytest.Config) -> None:
     """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not."""
-    config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning:triton")
+    config.addinivalue_line(
+        "filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning:triton"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ TENSOR_NAMES = (
         "n",
         "p",
     ),
-    *("tl", "acc", "range", "mask", "pid", "out", "BLOCK_N", "stride_A0"),
+    *("tl", "acc", "range", "mask", "pid", "BLOCK_N", "stride_A0"),
 )
 INDEX_NAMES = (
     "i",
@@ -253,7 +253,7 @@ def statements(
     known = set(author.known)
     indices = author.indices(draw(st.sampled_from((0, 1, 1, 2, 2, 2, 3, 4))), 0)
     shape = tuple(extent for _, extent in indices)
-    is_derivable = all(text in known | author.known for text, _ in indices)
+    is_derivable = bool(factors) and all(text in known | author.known for text, _ in indices)
     left = f"{output}[{','.join(text for text, _ in indices) or '()'}]"
     op = "+=" if is_number_only else draw(st.sampled_from(("+=", "=")))
     ways = ["size"] if is_plain else ["seed"] if is_number_only else ["seed", "size"]

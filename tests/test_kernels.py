@@ -20,7 +20,9 @@ from insum_ops.compiler.parse import parse
 from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
-pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+pytestmark = pytest.mark.skipif(
+    not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU"
+)
 
 
 def matrix(rows, columns, density, dtype=torch.float32):
@@ -75,29 +77,47 @@ def output_stationary(dtype):
 
 
 def tensor_product(dtype):
-    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
-    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), Y=draw(5, 4, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
+    tensors = dict(
+        I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype)
+    )
+    tensors |= dict(
+        X=draw(5, 4, 16, dtype=dtype), Y=draw(5, 4, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype)
+    )
     return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (5, 4, 16), "", None
 
 
 def tensor_product_y(dtype):
-    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
-    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), dZ=draw(5, 4, 16, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
+    tensors = dict(
+        I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype)
+    )
+    tensors |= dict(
+        X=draw(5, 4, 16, dtype=dtype), dZ=draw(5, 4, 16, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype)
+    )
     return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (5, 4), "", None
 
 
 def sampled(dtype):
-    tensors = dict(AM=positions(9, 7), AK=positions(12, 7, 2), dC=draw(9, 20, dtype=dtype), B=draw(12, 20, dtype=dtype))
+    tensors = dict(
+        AM=positions(9, 7), AK=positions(12, 7, 2), dC=draw(9, 20, dtype=dtype), B=draw(12, 20, dtype=dtype)
+    )
     return "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]", tensors, None, "", None
 
 
 def paper_example(dtype):
-    tensors = dict(D=positions(9, 18), E=positions(12, 17), A=draw(18, 12, dtype=dtype), B=draw(17, 20, dtype=dtype))
+    tensors = dict(
+        D=positions(9, 18), E=positions(12, 17), A=draw(18, 12, dtype=dtype), B=draw(17, 20, dtype=dtype)
+    )
     return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (9, 20), "", None
 
 
 def full_sum(dtype):
-    return "C[()] += A[i] * B[i] * 0.5", dict(A=draw(300, dtype=dtype), B=draw(300, dtype=dtype)), None, "", None
+    return (
+        "C[()] += A[i] * B[i] * 0.5",
+        dict(A=draw(300, dtype=dtype), B=draw(300, dtype=dtype)),
+        None,
+        "",
+        None,
+    )
 
 
 def corner(dtype):
@@ -155,7 +175,9 @@ def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
         launcher = problem.launcher(Candidate(schedule, Config(sizes, 1, 1, swap)))
         result = launcher(list(tensors.values()), known)
         assert result.dtype == problem.bound.dtype
-        scale = expected(problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
+        scale = expected(
+            problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
+        )
         terms = max(1, math.prod(problem.bound.extents[name] for name in problem.bound.statement.names))
         limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
         assert_within(result, expected(problem.bound, tensors).cpu(), limit)
@@ -165,11 +187,17 @@ def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_generated_kernel_equals_the_graph(make, strategy, dtype):
-    flags = Flags(interpreted=INTERPRETED, sum_dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else None)
+    flags = Flags(
+        interpreted=INTERPRETED, sum_dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+    )
     assert list(run_all(make, strategy, dtype, (8, 16, 16, 16), False, flags, use_dot=None))
 
 
-@pytest.mark.parametrize(("blocks", "use_dot"), [((1, 32, 32, 32), False), ((16, 16, 32, 32), True), ((4, 1, 16, 16), False)], ids=str)
+@pytest.mark.parametrize(
+    ("blocks", "use_dot"),
+    [((1, 32, 32, 32), False), ((16, 16, 32, 32), True), ((4, 1, 16, 16), False)],
+    ids=str,
+)
 @pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_every_tile_shape_and_product(make, strategy, use_dot, blocks):
     for swap in (False, True) if use_dot else (False,):
@@ -179,11 +207,26 @@ def test_every_tile_shape_and_product(make, strategy, use_dot, blocks):
 @pytest.mark.parametrize("use_dot", [True, False])
 @pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_eager_broadcasting_gives_the_same_result(make, strategy, use_dot):
-    list(run_all(make, strategy, torch.float32, (16, 16, 16, 16), False, Flags(interpreted=INTERPRETED, lazy=False), use_dot))
+    list(
+        run_all(
+            make,
+            strategy,
+            torch.float32,
+            (16, 16, 16, 16),
+            False,
+            Flags(interpreted=INTERPRETED, lazy=False),
+            use_dot,
+        )
+    )
 
 
 def test_dot_is_chosen_where_the_paper_uses_tensor_cores():
-    for make, strategy in [(block_spmm, "owner"), (convolution, "atomic"), (tensor_product, "on-chip"), (paper_example, "atomic")]:
+    for make, strategy in [
+        (block_spmm, "owner"),
+        (convolution, "atomic"),
+        (tensor_product, "on-chip"),
+        (paper_example, "atomic"),
+    ]:
         problem, _, _ = problem_of(make, torch.float16, Flags())
         first = schedules(problem.bound, problem.strides, strategy, problem.fact)[0]
         assert first.uses_dot, dataclasses.asdict(first)

@@ -399,7 +399,7 @@ MATRIX_STATEMENTS: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
 
 
 @every_format
-@pytest.mark.parametrize("group_dim", [1] if IS_INTERPRETED else [0, 1])
+@pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("name", MATRIX_STATEMENTS)
 def test_matrix_statement_over_every_format(name: str, group_dim: int, form: str) -> None:
     expr, shapes, equation = MATRIX_STATEMENTS[name]

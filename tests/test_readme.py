@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def run_examples(test: doctest.DocTest) -> None:
     printed: list[str] = []
-    doctest.DocTestRunner().run(test, out=printed.append)
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
     assert not printed, "".join(printed)
 
 

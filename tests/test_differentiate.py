@@ -1,0 +1,58 @@
+"""The gradient of a statement is a statement."""
+
+from __future__ import annotations
+
+import pytest
+from insum_ops.compiler.differentiate import fresh_name, gradient, terms, upstream_name
+from insum_ops.compiler.parse import parse
+
+
+@pytest.mark.parametrize(
+    ("expr", "wrt", "expected"),
+    [
+        ("C[i,j] += A[i,k] * B[k,j]", 0, "dA[i,k] += dC[i,j] * B[k,j]"),
+        ("C[i,j] += A[i,k] * B[k,j]", 1, "dB[k,j] += dC[i,j] * A[i,k]"),
+        ("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", 0, "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]"),
+        ("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", 1, "dB[AK[p,q],n] += dC[AM[p],n] * AV[p,q]"),
+        ("C[()] = 0.5 * A[i,i]", 1, "dA[i,i] += dC[()] * 0.5"),
+        ("C[i] = A[0,i] * A[1,i]", 0, "dA[0,i] += dC[i] * A[1,i]"),
+        ("C[i] = A[0,i] * A[1,i]", 1, "dA[1,i] += dC[i] * A[0,i]"),
+        ("C[i] += C[E[i]]", 0, "dC_[E[i]] += dC[i]"),
+        ("C[i] += A[i] * dC[i] * dA[i]", 0, "dA_[i] += dC_[i] * dC[i] * dA[i]"),
+    ],
+)
+def test_a_factor_and_the_output_trade_places(expr: str, wrt: int, expected: str) -> None:
+    assert str(gradient(parse(expr), wrt)) == expected
+
+
+def test_the_gradients_gradient_is_the_factor_again() -> None:
+    once = gradient(parse("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"), 1)
+    assert str(gradient(once, 0)) == "ddC[AM[p],n] += ddB[AK[p,q],n] * AV[p,q]"
+
+
+def test_a_tensor_gets_one_term_for_each_place_where_it_stands() -> None:
+    assert terms("C[i,j] = A[i] * B[i,j] * A[j]", "A") == (
+        ("dA[i] += dC[i,j] * B[i,j] * A[j]", "dC", ("B", "A")),
+        ("dA[j] += dC[i,j] * A[i] * B[i,j]", "dC", ("A", "B")),
+    )
+    assert terms("C[i] = A[i] * 2", "B") == ()
+    assert terms("C[E[i]] = A[i]", "E") == ()
+
+
+def test_a_terms_text_can_be_read_again() -> None:
+    for derived, upstream, others in terms("C[E[p],0] += -1e-30 * A[p,F[p]] * B[()]", "A"):
+        statement = parse(derived)
+        assert str(statement) == derived
+        assert set(statement.tensor_names) == {upstream, *others}
+
+
+def test_fresh_names() -> None:
+    assert fresh_name("p", ()) == "p"
+    assert fresh_name("p", ("q", "p")) == "p_"
+    assert fresh_name("p", ("p", "p_", "p__")) == "p___"
+    assert upstream_name(parse("C[i] += A[i] * dC[i]")) == "dC_"
+
+
+def test_a_number_has_no_gradient() -> None:
+    with pytest.raises(AssertionError, match=r"^a number has no gradient$"):
+        gradient(parse("C[i] = 2 * A[i]"), 0)

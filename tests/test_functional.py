@@ -1,0 +1,251 @@
+"""`insum` refuses what it can't run in its own words, computes nothing then, and changes nothing ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import scipy.sparse
+import torch
+from insum_ops.compiler.errors import InsumError, OperandError, ParseError, ShapeError
+from insum_ops.formats import COO, GroupCOO
+from messages import messages
+
+from insum_ops import explain, insum, tune
+
+V, M = torch.rand(4), torch.rand(3, 4)
+I = torch.tensor([0, 2, 1, 0])  # noqa: E741 - as in the statements below
+
+MISTAKES: list[tuple[type[InsumError], dict[str, Any], str]] = [
+    (
+        OperandError,
+        {"A": numpy.ones(4)},
+        """
+A is of type ndarray; pass torch.from_numpy(A)
+    C[i] = A[i]
+           ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": M, "B": [1.0, 2.0]},
+        """
+B is of type list; pass a torch.Tensor or a format of insum_ops.formats
+    C[i] = A[i,k] * B[k]
+                    ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": V, "I": None},
+        """
+I is of type NoneType; pass a torch.Tensor or a format of insum_ops.formats
+    C[I[i]] = A[i]
+      ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": V, "B": 2.0},
+        """
+B is of type float; pass a torch.Tensor or a format of insum_ops.formats
+    C[i] = A[i] * B[()]
+                  ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": COO, "B": M},
+        """
+A is the class COO; pass an instance of it
+    C[m,n] = A[m,k] * B[k,n]
+             ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": scipy.sparse.eye(3, format="csr"), "B": M},
+        """
+A is of type csr_matrix; pass insum_ops.formats.COO.from_scipy(A), or another format
+    C[m,n] = A[m,k] * B[k,n]
+             ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": M.to_sparse(), "B": M.T},
+        """
+A is a torch.sparse_coo tensor; pass insum_ops.formats.COO.from_torch(A), or another format
+    C[m,n] = A[m,k] * B[k,n]
+             ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": GroupCOO.from_dense(M), "B": M.T.to_sparse()},
+        """
+B is a torch.sparse_coo tensor; pass insum_ops.formats.COO.from_torch(B), or another format
+    C[m,n] = A[m,k] * B[k,n]
+                      ^
+""",
+    ),
+    (
+        OperandError,
+        {"size": V},
+        """
+no tensor was given for size; size=... gives the output's size, so rename it
+    C[i] = size[i]
+           ^
+""",
+    ),
+    (
+        OperandError,
+        {"size": (4,)},
+        """
+no tensor tells dtype and device; pass the output as C=...
+    C[i] = 1
+    ^
+""",
+    ),
+    (
+        OperandError,
+        {"A": V, "B": torch.ones(4, device="meta")},
+        """
+A is on cpu but B is on meta; move them to one device
+    C[i] += A[i] * B[i]
+                   ^
+""",
+    ),
+]
+
+every_mistake = pytest.mark.parametrize(
+    ("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES]
+)
+
+
+def refusal(function: Any, kind: type[InsumError], expr: Any, **tensors: Any) -> str:
+    with pytest.raises(InsumError) as caught:
+        function(expr, **tensors)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+@every_mistake
+@pytest.mark.parametrize("function", [insum, explain, tune])
+def test_message(function: Any, kind: type[InsumError], tensors: dict[str, Any], text: str) -> None:
+    ((expr, expected),) = messages(text)
+    assert refusal(function, kind, expr, **tensors) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_without_strides() -> None:
+    csr = "pass insum_ops.formats.GroupCOO.from_torch(A), or another format"
+    expected = f"A is a torch.sparse_csr tensor; {csr}\n    C[i,j] = A[i,j]\n             ^"
+    assert refusal(insum, OperandError, "C[i,j] = A[i,j]", A=M.to_sparse_csr()) == expected
+    expected = "A is a nested tensor; pass A.to_padded_tensor(0)\n    C[i] = A[i]\n           ^"
+    assert refusal(insum, OperandError, "C[i] = A[i]", A=torch.nested.nested_tensor([V, V])) == expected
+
+
+@pytest.mark.parametrize("function", [insum, explain, tune])
+def test_messages_without_a_place(function: Any) -> None:
+    language = "a statement reads C[i,...] += A[i,...] * B[...]"
+    expected = f"the expression is of type int, not a string; {language}"
+    assert refusal(function, ParseError, 3, A=V) == expected
+    assert refusal(function, ParseError, 3) == expected
+    assert refusal(function, ParseError, "") == f"the expression is empty; {language}"
+    unused = "D was given but the expression does not use it; it uses A, C"
+    assert refusal(function, OperandError, "C[i] = A[i]", A=V, D=V) == unused
+    for name in ("A,B", "", "A B", "1"):
+        expected = f"{name!r} is not a name; pass each tensor by its name in the expression"
+        assert refusal(function, OperandError, "C[i] = A[i]", **{name: V}) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "expected"),
+    [
+        (4, ShapeError, "size is of type int; pass a number per dimension, as in size=(3, 4)"),
+        ("4", ShapeError, "size is of type str; pass a number per dimension, as in size=(3, 4)"),
+        ((4.0,), ShapeError, "size must hold integers of 0 or more, but it is [4.0]"),
+        (("4",), ShapeError, "size must hold integers of 0 or more, but it is ['4']"),
+        ([-4], ShapeError, "size must hold integers of 0 or more, but it is [-4]"),
+        ((2**63,), ShapeError, "size is [9223372036854775808], larger than any tensor"),
+        (V, OperandError, "size gives the output's size as numbers, but it is a tensor; rename the tensor"),
+    ],
+)
+@pytest.mark.parametrize("function", [insum, explain, tune])
+def test_a_size_is_a_number_per_dimension(
+    function: Any, size: Any, kind: type[InsumError], expected: str
+) -> None:
+    assert refusal(function, kind, "C[I[i]] = A[i]", A=V, I=I, size=size) == expected
+
+
+@pytest.mark.parametrize("size", [(3,), [3], torch.Size([3]), (numpy.int64(3),), (torch.tensor(3),)])
+def test_sizes_that_will_do(size: Any) -> None:
+    expected = torch.zeros(3).index_add(0, I, V)
+    assert torch.equal(insum("C[I[i]] = A[i]", A=V, I=I, size=size), expected)
+    sparse = COO.from_dense(torch.eye(4))
+    assert torch.equal(insum("C[I[i]] = A[j] * S[i,j]", A=V, I=I, S=sparse, size=size), expected)
+
+
+def test_full_is_no_tensor_of_tune() -> None:
+    expected = "full is True or False here, but it is of type Tensor; rename the tensor"
+    assert refusal(tune, OperandError, "C[i] = full[i]", full=V) == expected
+    assert torch.equal(insum("C[i] = full[i]", full=V), V)
+
+
+@pytest.mark.parametrize("name", ["expr", "tensors", "self", "size_"])
+def test_every_other_name_is_free(name: str) -> None:
+    assert torch.equal(insum(f"C[i] = {name}[i]", **{name: V}), V)
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "syntax": ("C[E[i]] += A[i+1]", {}),
+    "missing": ("C[E[i]] += A[i] * B[i]", {}),
+    "unused": ("C[E[i]] += A[i]", {"B": V}),
+    "rank": ("C[E[i]] += A[i,j]", {}),
+    "extent": ("C[E[i]] += A[i] * B[i]", {"B": torch.rand(3)}),
+    "index dtype": ("C[E[i]] += A[i]", {"E": V}),
+    "value dtype": ("C[E[i]] += A[i] * B[i]", {"B": I}),
+    "out of range": ("C[E[i]] += A[i]", {"E": torch.tensor([0, 1, 2, 5])}),
+    "device": ("C[E[i]] += A[i] * B[i]", {"B": V.to("meta")}),
+    "two sparse": ("C[E[i]] += A[i] * B[i] * D[i]", {"B": COO.from_dense(V), "D": COO.from_dense(V)}),
+    "a format's shape": ("C[E[i]] += A[i] * B[i,j]", {"B": COO.from_dense(V)}),
+}
+
+
+@pytest.mark.parametrize(("expr", "wrong"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("function", [insum, explain, tune])
+def test_a_mistake_computes_nothing_and_changes_nothing(
+    function: Any, expr: str, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors: dict[str, Any] = {"A": V.clone().requires_grad_(), "C": torch.rand(5), "E": I.clone(), **wrong}
+    plain = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    before = {name: tensor.detach().clone() for name, tensor in plain.items()}
+    versions = {name: tensor._version for name, tensor in plain.items()}
+
+    def no_graph(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("something ran")
+
+    monkeypatch.setattr(torch.fx.GraphModule, "__call__", no_graph)
+    with pytest.raises(InsumError):
+        function(expr, **tensors)
+    for name, tensor in plain.items():
+        assert tensor._version == versions[name]
+        if tensor.device.type == "cpu":
+            assert torch.equal(tensor, before[name])
+        assert tensor.grad_fn is None
+        assert tensor.grad is None
+
+
+def test_no_name_is_ever_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("evaluated")
+
+    monkeypatch.setattr("builtins.eval", never)
+    monkeypatch.setattr("builtins.exec", never)
+    for expr in ("__import__('os').system('true')", "C[i] = A[__import__('os')]", "C[i] = A[i] if x else 0"):
+        assert issubclass(ParseError, InsumError)
+        with pytest.raises(ParseError):
+            insum(expr, A=V)

@@ -1,0 +1,168 @@
+"""The FX program of a statement: few operations, small intermediates, fresh memory, and the same values as einsum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from insum_ops.compiler.bind import Bound, bind
+from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.lower import lower, placeholders
+from insum_ops.compiler.parse import parse
+from torch import Tensor, fx
+
+
+def bound_of(expr: str, tensors: dict[str, Tensor], size: Any = None) -> Bound:
+    return bind(parse(expr), tensors, size)
+
+
+def program(
+    expr: str, padded: frozenset[str] | None = None, size: Any = None, **tensors: Tensor
+) -> fx.GraphModule:
+    return lower(bound_of(expr, tensors, size), padded)
+
+
+def operations(module: fx.GraphModule) -> list[str]:
+    """The names of the torch functions and methods that a program calls, in order."""
+    calls = [node for node in module.graph.nodes if node.op in ("call_function", "call_method")]
+    return [node.target if node.op == "call_method" else node.target.__name__ for node in calls]
+
+
+def run(expr: str, size: Any = None, **tensors: Tensor) -> Tensor:
+    bound = bound_of(expr, tensors, size)
+    result = lower(bound)(*(tensors[name] for name in placeholders(bound)))
+    assert isinstance(result, Tensor)
+    return result
+
+
+def largest_intermediate(module: fx.GraphModule, **tensors: Tensor) -> int:
+    """Elements of the largest tensor that a program makes on its way."""
+    largest = 0
+
+    class Watch(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            nonlocal largest
+            if n.op != "placeholder" and isinstance(result, Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    arguments = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
+    Watch(module).run(*(tensors[name] for name in arguments))
+    return largest
+
+
+A, B, V = torch.rand(3, 4), torch.rand(4, 5), torch.rand(4)
+E = torch.tensor([2, 0, 1, 2])
+NONE: frozenset[str] = frozenset()
+
+
+def test_a_plain_product_is_one_einsum() -> None:
+    assert operations(program("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)) == ["einsum", "clone"]
+
+
+def test_a_gather_is_one_index_select() -> None:
+    found = program("C[p,j] = A[E[p],j]", NONE, A=A, E=E)
+    assert operations(found) == ["index_select", "clone"]
+
+
+def test_a_scatter_is_one_index_add() -> None:
+    found = program("C[E[p]] += V[p]", NONE, V=V, E=E, size=(3,))
+    assert operations(found) == ["zeros", "index_add"]
+
+
+def test_only_index_tensors_that_may_hold_a_negative_value_are_masked() -> None:
+    tensors = {"A": A, "V": V, "E": E, "F": E}
+    for padded, masks in ((NONE, 0), (frozenset({"F"}), 1), (None, 2)):
+        found = operations(program("C[E[p],j] += V[p] * A[F[p],j]", padded, (3, 4), **tensors))
+        assert found.count("ge") == masks
+        assert found.count("clamp") == masks
+
+
+def test_an_index_that_stands_twice_is_read_once() -> None:
+    found = operations(program("C[E[p]] += A[E[p],F[p]] * V[E[p]]", A=A, V=V, E=E, F=E, size=(3,)))
+    assert found.count("clamp") == found.count("ge") == 2
+
+
+def test_the_arguments_are_what_is_read_and_then_the_seed() -> None:
+    tensors = {"V": V, "C": torch.zeros(3), "E": E}
+    assert placeholders(bound_of("C[E[p]] += V[p]", tensors)) == ("E", "V", "C")
+    assert placeholders(bound_of("C[E[p]] = V[p]", tensors)) == ("E", "V")
+
+
+def test_nothing_is_computed_where_nothing_is_summed() -> None:
+    assert operations(program("C[i] += A[i,k] * X[k,l]", A=A, X=torch.rand(4, 0))) == ["zeros"]
+    seeded = program("C[i] += A[i,k] * X[k,l]", A=A, X=torch.rand(4, 0), C=torch.rand(3))
+    assert operations(seeded) == ["to"]
+
+
+def test_three_factors_are_contracted_in_pairs() -> None:
+    A, B, C = torch.rand(50, 2), torch.rand(2, 60), torch.rand(60, 2)
+    module = program("D[i,l] += A[i,j] * B[j,k] * C[k,l]", A=A, B=B, C=C)
+    assert operations(module).count("einsum") == 2
+    assert largest_intermediate(module, A=A, B=B, C=C) == 100  # A (B C), never A B
+
+
+def test_sums_are_taken_before_scattering() -> None:
+    E, V, B = torch.randint(0, 9, (20,)), torch.rand(20, 30), torch.rand(30, 2)
+    module = program("C[E[p],n] += V[p,k] * B[k,n]", size=(9, 2), E=E, V=V, B=B)
+    assert largest_intermediate(module, E=E, V=V, B=B) == 20 * 2
+
+
+def test_only_what_is_used_is_gathered() -> None:
+    B, E = torch.rand(6, 1000, 50), torch.randint(0, 1000, (7,))
+    module = program("C[p,n] = B[2,E[p],n]", B=B, E=E)
+    assert largest_intermediate(module, B=B, E=E) == 1000 * 50  # B[2], which is a view
+
+
+@pytest.mark.parametrize(
+    "expr", ["C[i,j] = A[i,j]", "C[j,i] = A[i,j]", "C[i] = A[i,0]", "C[i] += D[i] * A[i,0]"]
+)
+def test_the_result_is_memory_of_its_own(expr: str) -> None:
+    tensors = {"A": A.clone(), "D": torch.ones(3)} if "D" in expr else {"A": A.clone()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    result = run(expr, **tensors)
+    assert result.is_contiguous()
+    result.fill_(torch.nan)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_seed_is_copied_not_changed() -> None:
+    C = torch.rand(3)
+    before = C.clone()
+    result = run("C[E[p]] += V[p]", C=C, E=E, V=V)
+    assert torch.equal(C, before)
+    assert torch.equal(result, before.index_add(0, E, V))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    A = torch.full((1, 4096), 0.1, dtype=dtype)
+    expected = A.double().sum(1).to(dtype)
+    assert torch.equal(run("C[i] += A[i,k]", A=A), expected)
+
+
+def test_a_program_is_plain_torch() -> None:
+    module = program("C[E[p],n] += V[p] * A[E[p],n]", A=A, V=V, E=E, size=(3, 4))
+    for node in module.graph.nodes:
+        assert node.op in ("placeholder", "call_function", "call_method", "output")
+    assert not dict(module.named_parameters())
+
+
+def test_a_program_can_be_compiled() -> None:
+    tensors = {"A": A, "V": V, "E": E}
+    bound = bound_of("C[E[p],n] += V[p] * A[E[p],n]", tensors, (3, 4))
+    arguments = [tensors[name] for name in placeholders(bound)]
+    compiled = torch.compile(lower(bound), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*arguments), lower(bound)(*arguments))
+
+
+def test_more_index_names_than_letters() -> None:
+    tensor = torch.ones(1, 1)
+    factors = " * ".join(f"A[i{k},i{k + 1}]" for k in range(52))
+    with pytest.raises(UnsupportedError) as caught:
+        run(f"C[()] += {factors}", A=tensor)
+    assert str(caught.value) == "the statement uses 53 index names, at most 52 can be contracted"
+    assert run(f"C[()] += {factors.removesuffix(' * A[i51,i52]')}", A=tensor) == 1

@@ -1,0 +1,153 @@
+"""Index values are read once per tensor and version, and one out of range gets a message."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from insum_ops.compiler.bind import bind
+from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.compiler.parse import parse
+from insum_ops.compiler.ranges import check_ranges, remembered_range, value_range
+from messages import messages
+from torch import Tensor
+
+from insum_ops import insum
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tensors whose values were read, in order."""
+    found: list[Tensor] = []
+    aminmax = torch.aminmax
+
+    def read(index: Tensor) -> Any:
+        found.append(index)
+        return aminmax(index)
+
+    monkeypatch.setattr(torch, "aminmax", read)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_smallest_and_largest(dtype: torch.dtype) -> None:
+    assert value_range(torch.tensor([[3, -1], [7, 0]], dtype=dtype)) == (-1, 7)
+    assert value_range(torch.tensor(5, dtype=dtype)) == (5, 5)
+    assert value_range(torch.empty(0, 3, dtype=dtype)) == (0, -1)
+
+
+def test_a_tensor_is_read_once(reads: list[Tensor]) -> None:
+    index = torch.tensor([0, 2])
+    for _ in range(3):
+        assert value_range(index) == remembered_range(index) == (0, 2)
+    assert len(reads) == 1
+
+
+def test_a_changed_tensor_is_read_again(reads: list[Tensor]) -> None:
+    index = torch.tensor([0, 2])
+    assert remembered_range(index) == (0, 2)
+    index[0] = 9
+    assert remembered_range(index) == (2, 9)
+    assert len(reads) == 2
+
+
+def test_a_tensor_without_versions_is_read_every_time(reads: list[Tensor]) -> None:
+    with torch.inference_mode():
+        index = torch.tensor([0, 2])
+        assert remembered_range(index) == (0, 2)
+        index[0] = 9
+        assert remembered_range(index) == (2, 9)
+    assert len(reads) == 2
+
+
+def test_a_call_reads_each_index_tensor_once(reads: list[Tensor]) -> None:
+    E, A = torch.tensor([0, 1, 1]), torch.ones(3)
+    for _ in range(3):
+        insum("C[E[p]] += A[E[p]] * A[p]", E=E, A=A, size=(2,))
+    assert len(reads) == 1
+
+
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    index: Any = SimpleNamespace(is_cuda=True, _version=0)
+    assert remembered_range(index) == (-1, -1)  # unchecked, and perhaps -1
+
+
+def test_index_tensors_that_hold_a_negative_value_are_told() -> None:
+    tensors = {"E": torch.tensor([0, -1]), "F": torch.tensor([0, 1]), "A": torch.ones(2)}
+    bound = bind(parse("C[E[p]] += A[F[p]]"), tensors, (1,))
+    assert check_ranges(bound, tensors) == {"E"}
+
+
+A, B = torch.ones(3), torch.ones(2, 5)
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"A": A, "E": torch.tensor([0, 2, 3, 7])},
+        """
+E[2] is 3, outside A dimension 0, which has size 3; a negative position means no entry
+    C[p] += A[E[p]]
+              ^
+""",
+    ),
+    (
+        {"A": A, "E": torch.tensor([[0, 1, 2], [0, 4, 2]]), "size": (4,)},
+        """
+E[1,1] is 4, outside C dimension 0, which has size 4; a negative position means no entry
+    C[E[j,i]] += A[i]
+      ^
+""",
+    ),
+    (
+        {"B": B, "E": torch.tensor(5, dtype=torch.int32)},
+        """
+E[()] is 5, outside B dimension 1, which has size 5; a negative position means no entry
+    C[i] += B[i,E[()]]
+                ^
+""",
+    ),
+    (
+        {"A": A, "E": torch.tensor([1, 0]), "F": torch.tensor([0, 2])},
+        """
+F[1] is 2, outside E dimension 0, which has size 2; a negative position means no entry
+    C[i] = A[E[F[i]]]
+               ^
+""",
+    ),
+    (
+        {"A": torch.ones(0), "E": torch.tensor([-1, 0])},
+        """
+E[1] is 0, outside A dimension 0, which has size 0; a negative position means no entry
+    C[i] = A[E[i]]
+             ^
+""",
+    ),
+    (
+        {"A": torch.ones(4), "B": A, "E": torch.tensor([3])},
+        """
+E[0] is 3, outside B dimension 0, which has size 3; a negative position means no entry
+    C[i] = A[E[i]] * B[E[i]]
+                       ^
+""",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for _, text in MISTAKES])
+def test_message(tensors: dict[str, Any], text: str) -> None:
+    ((expr, expected),) = messages(text)
+    for _ in range(2):  # what is remembered is refused as well
+        with pytest.raises(IndexRangeError) as caught:
+            insum(expr, **tensors)
+        assert str(caught.value) == expected
+
+
+def test_out_of_range_is_an_index_error_too() -> None:
+    with pytest.raises(IndexError):
+        insum("C[p] += A[E[p]]", A=A, E=torch.tensor([9]))
+
+
+def test_any_negative_value_is_no_entry() -> None:
+    E = torch.tensor([-1, 1, -7])
+    assert insum("C[p] += A[E[p]]", A=A, E=E).tolist() == [0, 1, 0]

@@ -7,7 +7,8 @@ reshaped, as TorchInductor does; it exists to be measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -138,8 +139,11 @@ class _Emitter:
                 if root
                 else f"acc = tl.full((), 0.0, {self.accumulate})"
             )
-        for loop in loops:
-            self.emit_loop(loop)
+        if self.is_fused(loops):
+            self.emit_fused_loop(loops)
+        else:
+            for loop in loops:
+                self.emit_loop(loop)
         self.emit_update(root, bool(loops))
         self.depth = 1
         for name in s.names("loop", "step", "segment"):
@@ -320,6 +324,47 @@ class _Emitter:
             self.define_step(name, f"{start} + ")
         self.emit_level()
 
+    def is_fused(self, loops: tuple[str, ...]) -> bool:
+        """Nested loops around a dot become one, so that loads of the next round are in flight across all of them."""
+        owner = self.schedule.owner
+        is_side_by_side = owner is not None and bool(self.names[owner.row].axes)
+        return (
+            self.schedule.uses_dot
+            and len(loops) > 1
+            and not is_side_by_side
+            and not any(map(self.is_varying, loops[1:]))
+        )
+
+    def emit_fused_loop(self, loops: tuple[str, ...]) -> None:
+        outer, *inner = loops
+        counts = [-(-self.schedule.extents[name] // self.step_of(name)) for name in inner]
+        total = math.prod(counts)
+        if self.schedule.roles[outer] == "segment":
+            first, last = self.emit_pointers()
+            self.line(f"for turn in range({first.text} * {total}, {last.text} * {total}):")
+        else:
+            block = self.step_of(outer)
+            rounds = self.extent(outer) if block == 1 else f"tl.cdiv({self.extent(outer)}, {block})"
+            self.line(f"for turn in range({rounds} * {total}):")
+        self.depth += 1
+        self.define_turn(outer, f"turn // {total}")
+        for name, count in zip(inner, counts):
+            total //= count
+            place = f"turn // {total}" if total > 1 else "turn"
+            self.define_turn(name, f"{place} % {count}")
+        self.emit_level()
+
+    def step_of(self, name: str) -> int:
+        return self.block(name) if self.schedule.roles[name] == "step" else 1
+
+    def define_turn(self, name: str, place: str) -> None:
+        if self.schedule.roles[name] == "step":
+            self.define_step(name, f"({place}) * {self.block(name)} + ")
+        else:
+            clean = f"i_{_identifier(name)}"
+            self.line(f"{clean} = {place}")
+            self.names[name] = Value(clean)
+
     def is_varying(self, name: str) -> bool:
         """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
         roots = (self.bound.statement.output, *self.bound.statement.accesses)
@@ -336,14 +381,20 @@ class _Emitter:
             self.names[name] = Value(clean)
         self.emit_bound(name, block)
 
-    def emit_segment(self, name: str, clean: str) -> None:
-        """The groups of one row, or of a tile of rows side by side."""
+    def emit_pointers(self) -> tuple[Value, Value]:
+        """Where the groups of the program's row, or rows, begin and end."""
         owner = self.schedule.owner
         assert owner is not None
         row, pointers = self.names[owner.row], self.parameter("pointers", owner.fact)
         mask = f", mask={self.bounds[owner.row].text}, other=0" if owner.row in self.bounds else ""
         first = self.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
         last = self.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")
+        return first, last
+
+    def emit_segment(self, name: str, clean: str) -> None:
+        """The groups of one row, or of a tile of rows side by side."""
+        first, last = self.emit_pointers()
+        row = first
         if not row.axes:
             self.line(f"for {clean} in range({first.text}, {last.text}):")
             self.depth += 1
@@ -510,6 +561,10 @@ class _Emitter:
             return
         value = self.evaluate(tree, root) if tree is not None else Value("1.0")
         text = self.wide(value, root)
+        entries = self.entries_seen_from(root)
+        if entries:
+            text = f"tl.where({entries}, {text}, 0.0)"
+            value = Value(text, root)
         if in_loop:
             self.line(f"acc += {text}")
         else:
@@ -521,6 +576,29 @@ class _Emitter:
             self.line(
                 f"acc = {whole}{text}" if root else f"acc = tl.full((), 0.0, {self.accumulate}) + {text}"
             )
+
+    def entries_seen_from(self, root: tuple[str, ...]) -> str:
+        """Where a product has all its entries, if some factor would not notice: it lacks an index of a -1's tensor."""
+        factors = self.schedule.factors
+        inside = [
+            access
+            for factor in factors
+            for access in (factor.indirections if isinstance(factor, Access) else ())
+        ]
+        found = [access for access in dict.fromkeys(inside) if access in self.valid]
+        if self.schedule.uses_dot or all(
+            set(access.names) <= set(f.names) for access in found for f in factors
+        ):
+            return ""
+        joint = self.ordered({axis for access in found for axis in self.valid[access].axes})
+        text = self.conjunction([self.valid[access] for access in found], joint)
+        for axis in reversed(joint):
+            if axis not in root:
+                text = f"(tl.max(({text}).to(tl.int32), {joint.index(axis)}) > 0)"
+                joint = tuple(other for other in joint if other != axis)
+        if not self.flags.lazy:
+            return text if len(joint) == len(root) else ""
+        return self.spread(Value(f"({text})", joint), root)
 
     def wide(self, value: Value, axes: tuple[str, ...]) -> str:
         """In the type sums are taken in."""

@@ -26,6 +26,7 @@ from .schedule import Schedule
 __all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
 # what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
@@ -81,7 +82,7 @@ class Launcher:
 
     def launch(self, pool: Sequence[Tensor]) -> None:
         tensors = [pool[position] for position in self.order]
-        if self.bound.device.type == "cuda" and self.bound.device.index != torch.cuda.current_device():
+        if SEVERAL_GPUS and self.bound.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.bound.device):
                 self.runner(tensors)(*tensors, *self.numbers)
         else:

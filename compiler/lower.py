@@ -6,19 +6,32 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import opt_einsum
 import torch
 from torch import fx
 
 from .bind import Bound
+from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Const, Index, Var
 
 __all__ = ["lower", "placeholders"]
+
+
+RESERVED = (
+    "self",
+    "torch",
+    "device",
+    "inf",
+    "nan",
+    "NoneType",
+    "fx_pytree",
+    "pytree",
+)  # names that FX's code uses itself
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,11 @@ class _Lowering:
     def __init__(self, bound: Bound, padded: frozenset[str]) -> None:
         self.bound, self.padded = bound, padded
         self.graph = fx.Graph()
-        self.tensors = {name: self.graph.placeholder(name) for name in placeholders(bound)}
+        names = placeholders(bound)
+        self.tensors = {
+            name: self.graph.placeholder(fresh_name(f"{name}_", names) if name in RESERVED else name)
+            for name in names
+        }
         self.gathered: dict[Access, Value] = {}
         self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
 
@@ -178,8 +195,9 @@ class _Lowering:
     def contract(self) -> Value:
         """The product of the factors, summed down to the names on the left."""
         factors = [self.gather(access) for access in self.bound.statement.accesses]
-        masks = reduce(dict.__or__, map(self.masks, self.bound.statement.accesses), dict[Access, Value]())
-        operands = [self.prepare(factor, masks) for factor in factors]
+        roots = (*self.bound.statement.accesses, self.bound.statement.output)
+        groups = _connected(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
+        operands = [self.prepare(factor, groups) for factor in factors]
         free = self.bound.statement.free
         if not operands:
             full = self.call(
@@ -199,16 +217,27 @@ class _Lowering:
             result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), shape), free)
         return result
 
-    def prepare(self, factor: Value, masks: dict[Access, Value]) -> Value:
+    def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
         """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN) and convert to the type sums are taken in."""
         node = factor.node
-        for mask in masks.values():
-            if set(mask.axes) <= set(factor.axes):
+        for masks in groups:
+            for mask in self.seen_from(factor, masks):
                 node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
         names = [access.name for access in self.bound.statement.accesses]
         if any(self.bound.dtypes[name] != self.bound.compute_dtype for name in names):
             node = self.call(torch.Tensor.to, node, self.bound.compute_dtype)
         return Value(node, factor.axes)
+
+    def seen_from(self, factor: Value, masks: list[Value]) -> list[Value]:
+        """Masks as a factor sees them: where names that it lacks matter, whether any of their values has an entry."""
+        if all(set(mask.axes) <= set(factor.axes) for mask in masks):
+            return masks
+        joint = tuple(dict.fromkeys(name for mask in masks for name in mask.axes))
+        node = reduce(partial(self.call, torch.logical_and), (self.expand_to(mask, joint) for mask in masks))
+        for dim in reversed(range(len(joint))):
+            if joint[dim] not in factor.axes:
+                node = self.call(torch.any, node, dim)
+        return [Value(node, tuple(name for name in joint if name in factor.axes))]
 
     def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
         if len(operands) <= 2:
@@ -291,3 +320,13 @@ class _Lowering:
         for mask in masks.values():
             node = self.call(torch.where, self.expand_to(mask, result.axes), node, 0)
         return node
+
+
+def _connected(masks: Iterable[Value]) -> list[list[Value]]:
+    """Masks in groups that share no index name with each other."""
+    groups: list[list[Value]] = []
+    for mask in masks:
+        touching = [group for group in groups if any(set(mask.axes) & set(other.axes) for other in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([mask, *(other for group in touching for other in group)])
+    return groups

@@ -41,7 +41,7 @@ def remembered_range(index: Tensor) -> tuple[int, int]:
 
 
 def segment_lengths(pointers: Tensor) -> tuple[int, int]:
-    """How many segments there are and how long the longest is (0 while a graph is captured); read once per tensor."""
+    """How many segments there are and the longest one's length, read once; 0 during a capture."""
     known = getattr(pointers, _REMEMBERED, None)
     if known is None:
         if pointers.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -49,7 +49,7 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
         longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
         known = (len(pointers) - 1, longest)
         setattr(pointers, _REMEMBERED, known)
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:

@@ -27,7 +27,7 @@ class Shape:
     is_stored: tuple[bool, ...]  # False: the dimension is the axis itself (ELL's rows)
     is_blocked: bool
     has_padding: bool
-    group_dim: int
+    is_partial: tuple[bool, ...]  # per dimension: the last block is not full
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,14 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
     # a coordinate that nothing else mentions must still hide its padding: multiply by ones read through it
     ones: dict[str, int] = {}
     for dim, name in enumerate(names):
-        coordinate_name = stored[dim]
-        if coordinate_name is None or name in swap.used:
+        if stored[dim] is None or name in swap.used:
             continue
-        if (
-            form.has_padding
-            and form.coord_axes[dim] == form.value_axes
-            and not _hides_padding(names, form, swap.used)
-        ):
+        must_hide = form.has_padding and form.coord_axes[dim] == form.value_axes
+        if form.is_partial[dim] or (must_hide and not _hides_padding(names, form, swap.used)):
             label = fresh_name(f"{target.name}1", taken)
             taken.add(label)
-            factors.append(Access(label, (replaced[name],)))
+            block = (blocks[name],) if name in blocks else ()
+            factors.append(Access(label, (replaced[name], *block)))
             ones[label] = dim
             swap.used.add(name)
         else:

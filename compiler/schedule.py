@@ -91,15 +91,15 @@ class Schedule:
             return (*steps, *tiles)
         return (*tiles[:1], *steps, *tiles[1:])
 
-    @property
+    @cached_property
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
 
-    @property
+    @cached_property
     def is_atomic(self) -> bool:
         return self.strategy in ("atomic", "store-or-atomic")
 
-    @property
+    @cached_property
     def covers_output(self) -> bool:
         """Every element of the output is written, so it needs no initial value."""
         names = [index.name for index in self.output.indices if isinstance(index, Var)]

@@ -107,8 +107,8 @@ class Recipe:
             if coordinate is not None and stored is not None:
                 found[coordinate] = stored
         for name, dim in self.rewritten.ones.items():
-            extent = operand.shape[dim] if self.blocks is None else -(-operand.shape[dim] // self.blocks[dim])
-            found[name] = torch.ones((), dtype=operand.dtype, device=operand.device).expand(extent)
+            ones = torch.ones((), dtype=operand.dtype, device=operand.device).expand(operand.shape[dim])
+            found[name] = _split(ones, {0: dim}, self.blocks)
         return found
 
 
@@ -122,7 +122,10 @@ def recipe(bound: Bound, target: Access, operand: SparseFormat, regroup: bool = 
         tuple(coordinate is not None for coordinate in operand.coords),
         operand.block_size is not None,
         operand.has_padding,
-        operand.group_dim,
+        tuple(
+            operand.block_size is not None and size % operand.block_size[dim] != 0
+            for dim, size in enumerate(operand.shape)
+        ),
     )
     rewritten = rewrite(bound.statement, target, form)
     statement = rewritten.statement
@@ -135,11 +138,15 @@ def recipe(bound: Bound, target: Access, operand: SparseFormat, regroup: bool = 
 
 
 def _group_dim_for(statement: Statement, target: Access, operand: SparseFormat) -> int:
-    """Group along a dimension that the output keeps, so that groups meet their output row together."""
-    kept = [
-        dim for dim, index in enumerate(target.indices) if str(index) in map(str, statement.output.indices)
-    ]
-    return operand.group_dim if not kept or operand.group_dim in kept else kept[0]
+    """A matrix is grouped along the dimension that the output keeps, so that groups meet their output row together.
+
+    With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so.
+    """
+    names = set(map(str, statement.output.indices))
+    kept = [dim for dim, index in enumerate(target.indices) if str(index) in names]
+    if len(target.indices) != 2 or not kept or operand.group_dim in kept:
+        return operand.group_dim
+    return kept[0]
 
 
 def _split_size(

@@ -65,9 +65,9 @@ A is the class COO; pass an instance of it
     ),
     (
         OperandError,
-        {"A": scipy.sparse.eye(3, format="csr"), "B": M},
+        {"A": scipy.sparse.csr_array(numpy.eye(3)), "B": M},
         """
-A is of type csr_matrix; pass insum_ops.formats.COO.from_scipy(A), or another format
+A is of type csr_array; pass insum_ops.formats.COO.from_scipy(A), or another format
     C[m,n] = A[m,k] * B[k,n]
              ^
 """,
@@ -195,7 +195,7 @@ def test_full_is_no_tensor_of_tune() -> None:
     assert torch.equal(insum("C[i] = full[i]", full=V), V)
 
 
-@pytest.mark.parametrize("name", ["expr", "tensors", "self", "size_"])
+@pytest.mark.parametrize("name", ["expr", "tensors", "full", "size_"])
 def test_every_other_name_is_free(name: str) -> None:
     assert torch.equal(insum(f"C[i] = {name}[i]", **{name: V}), V)
 
@@ -246,6 +246,5 @@ def test_no_name_is_ever_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.eval", never)
     monkeypatch.setattr("builtins.exec", never)
     for expr in ("__import__('os').system('true')", "C[i] = A[__import__('os')]", "C[i] = A[i] if x else 0"):
-        assert issubclass(ParseError, InsumError)
         with pytest.raises(ParseError):
             insum(expr, A=V)

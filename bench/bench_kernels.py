@@ -15,10 +15,10 @@ import time
 from types import ModuleType
 
 import torch
+from insum_ops.formats import BlockCOO, GroupCOO
 from torch import Tensor
 
 from insum_ops import insum
-from insum_ops.formats import BlockCOO, GroupCOO
 
 from .harness import check, device_ms, geomean, host_us, table
 from .inputs import clebsch_gordan, clouds, graphs, submanifold_map, voxels
@@ -66,9 +66,7 @@ def spmm() -> None:
             ):
                 A = GroupCOO.from_torch(csr, group_size=size)
                 error = check(insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), reference, LIMIT[dtype])
-                best = min(
-                    best, (device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)), size, error)
-                )
+                best = min(best, (device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)), size, error))
                 if peer is not None:
                     sticks.append(_group_yardstick(peer, csr, B, size))
             stick = min(sticks, default=float("nan"))
@@ -173,7 +171,7 @@ def _block_yardstick(peer: ModuleType, A: BlockCOO, B: Tensor) -> float:
                     ),
                     replays=7,
                 ),
-            )  # noqa: B023
+            )
         except peer.triton.runtime.errors.OutOfResources:
             continue
     return best
@@ -209,20 +207,18 @@ def conv() -> None:
                         W=W,
                         size=(n, channels),
                         **maps,
-                    )  # noqa: E731, B023
+                    )
                     error = check(call(), reference, LIMIT[torch.float16])
                     found[fast].append((device_ms(call), f"group {size}", error))
                     if peer is not None:
                         sticks[fast].append(_conv_yardstick(peer, maps, In, W, size, fast))
-                call = lambda: insum("Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", In=In, W=W, NBR=neighbours)  # noqa: E731, B023
+                call = lambda: insum("Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", In=In, W=W, NBR=neighbours)
                 error = check(call(), reference, LIMIT[torch.float16])
                 found[fast].append((device_ms(call), "stationary", error))
             for fast in (True, False):
                 ours, how, error = min(found[fast])
                 stick = min(sticks[fast], default=float("nan"))
-                rows.append(
-                    (name, pairs, channels, "fp16" if fast else "fp32", stick, ours, how, ours / stick, error)
-                )
+                rows.append((name, pairs, channels, "fp16" if fast else "fp32", stick, ours, how, ours / stick, error))
         matmul.allow_fp16_reduced_precision_reduction = True
     print(
         table(
@@ -233,9 +229,7 @@ def conv() -> None:
     )
 
 
-def _conv_yardstick(
-    peer: ModuleType, maps: dict[str, Tensor], In: Tensor, W: Tensor, size: int, fast: bool
-) -> float:
+def _conv_yardstick(peer: ModuleType, maps: dict[str, Tensor], In: Tensor, W: Tensor, size: int, fast: bool) -> float:
     P, channels = maps["MY"].shape[0], In.shape[1]
 
     def call() -> Tensor:
@@ -281,9 +275,7 @@ def tensor_product() -> None:
             W = torch.randn(batch, paths, channels, channels, device=DEVICE)
             few = slice(0, 64)
             dense = CG.to_dense().double()
-            reference = torch.einsum(
-                "pijk,bju,bk,bpuw->biw", dense, X[few].double(), Y[few].double(), W[few].double()
-            )
+            reference = torch.einsum("pijk,bju,bk,bpuw->biw", dense, X[few].double(), Y[few].double(), W[few].double())
             floor = (X.numel() * 2 + Y.numel() + W.numel()) * 4 / 4.3e9
             for precision in ("high", "highest"):
                 torch.set_float32_matmul_precision(precision)
@@ -294,15 +286,11 @@ def tensor_product() -> None:
                     W=W,
                     size=(batch, size, channels),
                     **maps,
-                )  # noqa: E731, B023
+                )
                 error = check(call()[few], reference, 3e-3 if precision == "high" else 1e-5)
                 ours = device_ms(call)
-                stick = (
-                    _product_yardstick(peer, maps, X, Y, W, precision) if peer is not None else float("nan")
-                )
-                rows.append(
-                    (lmax, channels, precision, floor, stick, ours, ours / stick, ours / floor, error)
-                )
+                stick = _product_yardstick(peer, maps, X, Y, W, precision) if peer is not None else float("nan")
+                rows.append((lmax, channels, precision, floor, stick, ours, ours / stick, ours / floor, error))
             torch.set_float32_matmul_precision("highest")
             del X, Y, W
     print(
@@ -354,7 +342,7 @@ def _product_yardstick(
             channels,
             "tf32" if precision == "high" else "ieee",
             num_warps=warps,
-        )  # noqa: E731, B023
+        )
         best = min(best, device_ms(call, replays=7))
     return best
 
@@ -365,8 +353,7 @@ def cold() -> None:
     B = torch.randn(n, n, device=DEVICE, dtype=torch.float16)
     mask = torch.rand(n // 32, n // 32, device=DEVICE) > 0.9
     block = BlockCOO.from_dense(
-        torch.randn(n, n, device=DEVICE, dtype=torch.float16)
-        * mask.repeat_interleave(32, 0).repeat_interleave(32, 1),
+        torch.randn(n, n, device=DEVICE, dtype=torch.float16) * mask.repeat_interleave(32, 0).repeat_interleave(32, 1),
         block_size=(32, 32),
     )
     graph = next(iter(graphs(DEVICE).values()))
@@ -382,9 +369,7 @@ def cold() -> None:
     )
     cases = {
         "block SpMM": lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=block, B=B),
-        "SpMM": lambda: insum(
-            "C[m,n] += A[m,k] * B[k,n]", A=group, B=torch.randn(graph.shape[1], 128, device=DEVICE)
-        ),
+        "SpMM": lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=group, B=torch.randn(graph.shape[1], 128, device=DEVICE)),
         "convolution": lambda: insum(
             "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", In=In, W=W, size=(60000, 64), **maps
         ),

@@ -33,9 +33,7 @@ def graphs(device: str) -> dict[str, Tensor]:
         return found
     for file in sorted(folder.glob("*.npz")):
         data = np.load(file)
-        crow, columns = (
-            torch.from_numpy(data[key].astype(np.int32)).to(device) for key in ("indptr", "indices")
-        )
+        crow, columns = (torch.from_numpy(data[key].astype(np.int32)).to(device) for key in ("indptr", "indices"))
         found[file.stem] = torch.sparse_csr_tensor(
             crow, columns, torch.randn(len(columns), device=device), tuple(data["shape"].tolist())
         )
@@ -64,9 +62,7 @@ def clouds() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     walls = generator.random((400_000, 3)) * [8, 6, 3]
     face = generator.integers(0, 3, len(walls))
-    walls[np.arange(len(walls)), face] = np.where(
-        generator.random(len(walls)) < 0.5, 0, np.array([8, 6, 3])[face]
-    )
+    walls[np.arange(len(walls)), face] = np.where(generator.random(len(walls)) < 0.5, 0, np.array([8, 6, 3])[face])
     return {"generated-room": walls.astype(np.float32)}
 
 

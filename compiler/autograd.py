@@ -77,8 +77,7 @@ class _Plain(torch.autograd.Function):
         tensors = dict(zip(ctx.names.split(","), ctx.saved_tensors))
         wanted = ctx.needs_input_grad[5:]
         grads = [
-            _gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None
-            for at, name in enumerate(tensors)
+            _gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None for at, name in enumerate(tensors)
         ]
         return None, None, None, None, None, *grads
 
@@ -168,10 +167,7 @@ class _Sparse(torch.autograd.Function):
         wants_values, *wanted = ctx.needs_input_grad[5:]
         d_values = _values_gradient(statement, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
-        grads = [
-            _gradient(ctx.expr, name, operands, upstream) if wanted[at] else None
-            for at, name in enumerate(dense)
-        ]
+        grads = [_gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
         return None, None, None, None, None, d_values, *grads
 
 

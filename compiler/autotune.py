@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from time import perf_counter
 
 import torch
@@ -61,13 +61,9 @@ class Problem:
         """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
         bound, statement = self.bound, self.bound.statement
         varying = {
-            str(access.indices[0])
-            for access in (*statement.index_accesses, *statement.accesses)
-            if access.indices
+            str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
         }
-        extents = (
-            (n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items())
-        )
+        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
         layout = ";".join(
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
@@ -84,7 +80,7 @@ class Problem:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
@@ -135,14 +131,12 @@ def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     ways = [
         [Candidate(schedule, config) for config in configs(schedule, full)]
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
-        for schedule in schedules(
-            problem.bound, problem.strides, strategy, problem.fact, problem.deterministic
-        )
+        for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
     ]
     return tuple(candidate for way in ways for candidate in way)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cache(folder: str) -> TuningCache:
     return TuningCache()
 
@@ -183,9 +177,7 @@ def tune(
         measured = []
         best_so_far = float("inf")
         for candidate, (way, reason) in zip(ways, built):
-            milliseconds = (
-                None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
-            )
+            milliseconds = None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
             best_so_far = min(best_so_far, milliseconds or best_so_far)
             measured.append((Timing(candidate, milliseconds, reason), way))
         measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))

@@ -90,9 +90,7 @@ def bind(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence
 
 
 class _Binder:
-    def __init__(
-        self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None
-    ) -> None:
+    def __init__(self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> None:
         self.statement, self.tensors, self.given_size = statement, tensors, size
         self.extents: dict[str, int] = {}
         self.origin: dict[str, str] = {}  # how each extent became known, for messages
@@ -132,27 +130,19 @@ class _Binder:
         output = self.statement.output
         for access in self.statement.index_accesses:
             if access.name == output.name:
-                self.fail_operand(
-                    f"{output.name} is both an index and the output; rename one of them", access.at
-                )
+                self.fail_operand(f"{output.name} is both an index and the output; rename one of them", access.at)
         for name in self.statement.tensor_names:
             if name not in self.tensors:
                 remedy = (
-                    "size=... gives the output's size, so rename it"
-                    if name == "size"
-                    else f"pass it as {name}=..."
+                    "size=... gives the output's size, so rename it" if name == "size" else f"pass it as {name}=..."
                 )
                 self.fail_operand(f"no tensor was given for {name}; {remedy}", self.first[name].at)
         for name in self.tensors:
             if name not in self.first:
                 known = ", ".join(sorted(self.first))
-                self.fail_operand(
-                    f"{name} was given but the expression does not use it; it uses {known}", None
-                )
+                self.fail_operand(f"{name} was given but the expression does not use it; it uses {known}", None)
         if not self.tensors:
-            self.fail_operand(
-                f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at
-            )
+            self.fail_operand(f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at)
 
     def check_layouts(self) -> None:
         for name, tensor in self.tensors.items():
@@ -212,9 +202,7 @@ class _Binder:
                 self.bind_name(index, shape[dim], f"{origin or access.name} dimension {dim}")
             elif isinstance(index, Const) and index.value >= shape[dim]:
                 where = f"{access.name} dimension {dim}, which has size {shape[dim]}"
-                raise IndexRangeError(
-                    f"index {index.value} is outside {where}", self.statement.text or None, index.at
-                )
+                raise IndexRangeError(f"index {index.value} is outside {where}", self.statement.text or None, index.at)
 
     def bind_name(self, index: Var, extent: int, origin: str) -> None:
         known = self.extents.setdefault(index.name, extent)

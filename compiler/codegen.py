@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .bind import Bound
+from .broadcast import Eager, Lazy, Value
 from .contract import Dot, Leaf, Node, Product, Sum
 from .ir import Access, Const, Index, Var, walk
 from .schedule import Factor, OneHot, Schedule, Strides
@@ -28,9 +29,7 @@ TYPES = {
     torch.float32: "tl.float32",
     torch.float64: "tl.float64",
 }
-BAKED_LOOP = (
-    256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
-)
+BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
 
 
 @dataclass(frozen=True)
@@ -84,23 +83,15 @@ class Kernel:
     num_stages: int
 
 
-@dataclass(frozen=True)
-class Value:
-    """An expression and the tile axes it varies over, in the order of its dimensions."""
-
-    text: str
-    axes: tuple[str, ...] = ()
-    dtype: torch.dtype | None = None
-
-
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags = Flags()) -> Kernel:
     """The kernel that runs `schedule` with `config`."""
     return _Emitter(schedule, strides, config, flags).kernel()
 
 
 def _identifier(name: str) -> str:
-    """User names are ASCII-fied; a prefix or suffix always keeps them apart from names of the kernel's own."""
-    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
+    """A user's name in ASCII. Pointers end in `_ptr` and nothing else of the kernel's does, so no two names clash."""
+    clean = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
+    return f"{clean}_" if clean.endswith("_ptr") else clean
 
 
 @dataclass
@@ -125,6 +116,7 @@ class _Emitter:
         s = self.schedule
         self.bound: Bound = s.bound
         self.axes = tuple(axis for axis in s.axes if self.block(axis) > 1)
+        self.tile = (Lazy if self.flags.lazy else Eager)(self.axes, dict(self.config.blocks))
         self.accumulate = "tl.float64" if self.bound.dtype == torch.float64 else "tl.float32"
         self.layouts: dict[int, tuple[str, ...]] = {}
         root = self.root_axes()
@@ -133,12 +125,7 @@ class _Emitter:
         self.emit_level()
         loops = self.loops()
         if loops:
-            shape = self.shape(root)
-            self.line(
-                f"acc = tl.zeros({shape}, {self.accumulate})"
-                if root
-                else f"acc = tl.full((), 0.0, {self.accumulate})"
-            )
+            self.line(f"acc = {self.zeros(root)}")
         if self.is_fused(loops):
             self.emit_fused_loop(loops)
         else:
@@ -148,6 +135,8 @@ class _Emitter:
         self.depth = 1
         for name in s.names("loop", "step", "segment"):
             self.forget(name)
+        if loops and isinstance(s.tree, Dot) and self.tile.result("acc", root) != "acc":
+            self.line(f"acc = {self.tile.result('acc', root)}")
         self.emit_scatter(root)
         return self.assemble(grid)
 
@@ -197,10 +186,10 @@ class _Emitter:
         clean = _identifier(name)
         text = {
             "tensor": f"{clean}_ptr",
-            "output": "out_ptr",
-            "seed": "seed_ptr",
-            "pointers": f"{clean}_pointers_ptr",
-            "is_shared": f"{clean}_is_shared_ptr",
+            "output": "ptr_of_output",
+            "seed": "ptr_of_seed",
+            "pointers": f"ptr_of_{clean}_segments",
+            "is_shared": f"ptr_of_{clean}_is_shared",
             "extent": f"extent_{clean}",
             "stride": f"stride_{clean}_{dim}",
         }[kind]
@@ -208,42 +197,14 @@ class _Emitter:
 
     # axes and broadcasting
 
-    def shape(self, axes: Sequence[str]) -> str:
-        inside = ", ".join(str(self.block(axis)) for axis in axes)
-        return f"({inside},)" if len(axes) == 1 else f"({inside})"
-
     def ordered(self, axes: frozenset[str] | set[str]) -> tuple[str, ...]:
         return tuple(axis for axis in self.axes if axis in axes)
 
     def spread(self, value: Value, axes: tuple[str, ...]) -> str:
-        """`value` so that it broadcasts against a tile over `axes`."""
-        if not self.flags.lazy or value.axes == axes or not value.axes:
-            return value.text
-        own = tuple(axis for axis in axes if axis in value.axes)
-        text = value.text if own == value.axes else f"tl.trans({value.text})"
-        if own == axes:
-            return text
-        return f"{text}[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
+        return self.tile.spread(value, axes)
 
     def arange(self, name: str) -> str:
-        text = f"tl.arange(0, {self.block(name)})"
-        if self.flags.lazy or len(self.axes) == 1:
-            return text
-        return f"{text}[{', '.join(':' if axis == name else 'None' for axis in self.axes)}]"
-
-    def flat(self, value: Value, axes: tuple[str, ...]) -> str:
-        """A tile as a two-dimensional operand over `axes`."""
-        if self.flags.lazy:
-            return self.spread(value, axes)
-        if len(self.axes) <= 2 or value.dtype is None:
-            own = self.ordered(set(axes))
-            return value.text if own == axes else f"tl.trans({value.text})"
-        own = self.ordered(set(axes))
-        wide = f"tl.reshape(tl.broadcast_to({value.text}, {self.eager_shape(own)}), {self.shape(own)})"
-        return wide if own == axes else f"tl.trans({wide})"
-
-    def eager_shape(self, axes: tuple[str, ...]) -> str:
-        return f"({', '.join(str(self.block(a)) if a in axes else '1' for a in self.axes)})"
+        return self.tile.arange(name)
 
     # the program's place
 
@@ -290,9 +251,7 @@ class _Emitter:
     def emit_bound(self, name: str, block: int) -> None:
         if block > 1 and self.schedule.extents[name] % block:
             value = self.names[name]
-            self.bounds[name] = self.let(
-                f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}"
-            )
+            self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}")
 
     # loops
 
@@ -451,9 +410,7 @@ class _Emitter:
         position = self.load(access, axes, "tensor", "-1", f"at_{_identifier(access.name)}", [])
         self.positions[access] = position
         if self.may_be_negative(access):
-            self.valid[access] = self.let(
-                f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}"
-            )
+            self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
 
     def may_be_negative(self, access: Access) -> bool:
         padded = self.flags.padded
@@ -553,63 +510,52 @@ class _Emitter:
         left, right = (node.left, node.right) if first in node.left.axes else (node.right, node.left)
         return (left, (first, node.over)), (right, (node.over, second))
 
+    def zeros(self, root: tuple[str, ...]) -> str:
+        if not root:
+            return f"tl.full((), 0.0, {self.accumulate})"
+        shape = self.tile.shape(root)
+        if isinstance(self.schedule.tree, Dot):  # a dot adds to two dimensions, whatever the tiles around it look like
+            shape = Lazy(self.axes, self.tile.blocks).shape(root)
+        return f"tl.zeros({shape}, {self.accumulate})"
+
     def emit_update(self, root: tuple[str, ...], in_loop: bool) -> None:
         tree = self.schedule.tree
         if isinstance(tree, Dot) and in_loop:
-            text = self.dot(tree, root, "acc")
-            self.line(f"acc = {text}")
+            self.line(f"acc = {self.dot(tree, root, 'acc')}")
             return
         value = self.evaluate(tree, root) if tree is not None else Value("1.0")
         text = self.wide(value, root)
         entries = self.entries_seen_from(root)
         if entries:
             text = f"tl.where({entries}, {text}, 0.0)"
-            value = Value(text, root)
+        is_whole = value.axes == root and bool(root) and not entries and self.flags.lazy
         if in_loop:
             self.line(f"acc += {text}")
+        elif is_whole or isinstance(tree, Dot):
+            self.line(f"acc = {text}")
         else:
-            whole = (
-                f"tl.zeros({self.shape(root)}, {self.accumulate}) + "
-                if value.axes != root or not self.flags.lazy
-                else ""
-            )
-            self.line(
-                f"acc = {whole}{text}" if root else f"acc = tl.full((), 0.0, {self.accumulate}) + {text}"
-            )
+            self.line(f"acc = {self.zeros(root)} + {text}")
 
     def entries_seen_from(self, root: tuple[str, ...]) -> str:
         """Where a product has all its entries, if some factor would not notice: it lacks an index of a -1's tensor."""
         factors = self.schedule.factors
         inside = [
-            access
-            for factor in factors
-            for access in (factor.indirections if isinstance(factor, Access) else ())
+            access for factor in factors for access in (factor.indirections if isinstance(factor, Access) else ())
         ]
         found = [access for access in dict.fromkeys(inside) if access in self.valid]
-        if self.schedule.uses_dot or all(
-            set(access.names) <= set(f.names) for access in found for f in factors
-        ):
+        if self.schedule.uses_dot or all(set(access.names) <= set(f.names) for access in found for f in factors):
             return ""
         joint = self.ordered({axis for access in found for axis in self.valid[access].axes})
-        text = self.conjunction([self.valid[access] for access in found], joint)
-        for axis in reversed(joint):
+        seen = Value(self.conjunction([self.valid[access] for access in found], joint), joint)
+        for axis in joint:
             if axis not in root:
-                text = f"(tl.max(({text}).to(tl.int32), {joint.index(axis)}) > 0)"
-                joint = tuple(other for other in joint if other != axis)
-        if not self.flags.lazy:
-            return text if len(joint) == len(root) else ""
-        return self.spread(Value(f"({text})", joint), root)
+                seen = self.tile.reduce("tl.max", Value(f"({seen.text}).to(tl.int32)", seen.axes), axis)
+                seen = Value(f"({seen.text} > 0)", seen.axes)
+        return self.spread(Value(f"({seen.text})", seen.axes), root)
 
     def wide(self, value: Value, axes: tuple[str, ...]) -> str:
         """In the type sums are taken in."""
-        text = (
-            self.spread(value, axes)
-            if self.flags.lazy
-            else self.flat(value, axes)
-            if len(axes) == 2
-            else value.text
-        )
-        return self.convert(text, value)
+        return self.convert(self.spread(value, axes), value)
 
     def convert(self, text: str, value: Value) -> str:
         if value.dtype is None or TYPES.get(value.dtype) == self.accumulate:
@@ -620,15 +566,14 @@ class _Emitter:
         if isinstance(node, Leaf):
             return self.tiles[node.at]
         if isinstance(node, Dot):
-            return self.let(self.dot(node, axes), axes, "product")
+            return self.let(self.tile.result(self.dot(node, axes), axes), axes, "product")
         if isinstance(node, Sum):
             if self.block(node.over) == 1:
                 return self.evaluate(node.of, axes)
             inner = self.sum_axes(node, axes)
             value = self.evaluate(node.of, inner)
-            kept = tuple(axis for axis in value.axes if axis != node.over)
-            text = f"tl.sum({self.wide(value, value.axes)}, {value.axes.index(node.over)})"
-            return self.let(text, kept, "total")
+            total = self.tile.reduce("tl.sum", Value(self.wide(value, value.axes), value.axes), node.over)
+            return self.let(total.text, total.axes, "total")
         return self.product(node, axes)
 
     def product(self, node: Product, axes: tuple[str, ...]) -> Value:
@@ -644,7 +589,7 @@ class _Emitter:
     def dot(self, node: Dot, axes: tuple[str, ...], accumulator: str = "") -> str:
         (left, left_axes), (right, right_axes) = self.dot_sides(node, axes)
         a, b = self.evaluate(left, left_axes), self.evaluate(right, right_axes)
-        texts = [self.flat(a, left_axes), self.flat(b, right_axes)]
+        texts = [self.tile.operand(a, left_axes), self.tile.operand(b, right_axes)]
         dtype = a.dtype if a.dtype == b.dtype and a.dtype in TYPES else None
         if dtype is None:
             texts = [self.convert(text, value) for text, value in zip(texts, (a, b))]
@@ -662,16 +607,12 @@ class _Emitter:
     def emit_scatter(self, root: tuple[str, ...]) -> None:
         s = self.schedule
         axes = tuple(axis for axis in root if axis in s.free)
-        for axis in reversed(root):
+        for axis in root:
             if axis not in axes:
-                self.line(f"acc = tl.sum(acc, {root.index(axis)})")
-                root = tuple(a for a in root if a != axis)
+                self.line(f"acc = {self.tile.reduce('tl.sum', Value('acc', root), axis).text}")
+                root = tuple(other for other in root if other != axis)
         if self.bound.statement.scale != 1:
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
-        if not self.flags.lazy and len(self.axes) > 1:
-            self.line(
-                f"acc = tl.reshape({self.flat(Value('acc', axes), self.ordered(set(axes)))}, {self.eager_shape(axes)})"
-            )
         masks = [self.bounds[name] for name in s.free if name in self.bounds]
         entries = [mask for access, mask in self.valid.items() if set(access.names) <= set(s.free)]
         if s.strategy == "atomic":
@@ -682,9 +623,7 @@ class _Emitter:
         guard = f", mask={mask}" if mask else ""
         if self.bound.is_seeded and not s.is_atomic:
             other = ", other=0.0" if mask else ""
-            self.line(
-                f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})"
-            )
+            self.line(f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})")
         dtype = self.flags.sum_dtype if s.is_atomic and self.flags.sum_dtype is not None else self.bound.dtype
         pointer = self.pointer(s.output, "output", axes)
         value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"
@@ -695,9 +634,7 @@ class _Emitter:
         else:
             self.line(f"tl.store({pointer}, {value}{guard})")
 
-    def emit_store_or_atomic(
-        self, pointer: str, value: str, masks: Sequence[Value], axes: tuple[str, ...]
-    ) -> None:
+    def emit_store_or_atomic(self, pointer: str, value: str, masks: Sequence[Value], axes: tuple[str, ...]) -> None:
         """Groups that have their row alone are stored, only the others are added atomically."""
         group = self.schedule.output.indirections[0].indices[0]
         assert isinstance(group, Var)
@@ -707,11 +644,9 @@ class _Emitter:
         shared = self.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
         alone = self.let(f"{shared.text} == 0", place.axes, "is_alone")
         self.line(f"tl.store({pointer}, {value}, mask={self.conjunction([*masks, alone], axes)})")
-        self.line(f"if tl.max({shared.text}.to(tl.int32), 0) > 0:" if place.axes else f"if {shared.text}:")
+        self.line(f"if tl.max({shared.text}.to(tl.int32)) > 0:" if place.axes else f"if {shared.text}:")
         self.depth += 1
-        self.line(
-            f'tl.atomic_add({pointer}, {value}, mask={self.conjunction([*masks, shared], axes)}, sem="relaxed")'
-        )
+        self.line(f'tl.atomic_add({pointer}, {value}, mask={self.conjunction([*masks, shared], axes)}, sem="relaxed")')
         self.depth -= 1
 
 

@@ -47,6 +47,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     if schedule.extents[rows] <= 16 or len(over) > 1:  # small tiles, many programs: a few warps each
         for warps, depth in product((1, 2, 4), (deep, 2 * deep)):
             yield config(16, 64, depth, warps, 2)
+        yield config(16, 64, 2 * deep, 4, 3)
         return
     if schedule.extents[rows] <= 32:  # a narrow block sits best on the columns' side of wgmma
         yield config(32, 256, deep, 4, 4, True)
@@ -73,7 +74,7 @@ def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     vector = axes[-1]
     others = axes[:-1]
     wide = min(power_of_two(schedule.extents[vector]), 256 if others else 1024)
-    handful = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
+    handful: tuple[tuple[int, int], ...] = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
     if schedule.names("step") and others == schedule.names("step"):
         handful = ((8, 1), (16, 1), (16, 2), (32, 4))
     for height, count in product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8)) if full else handful:

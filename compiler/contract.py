@@ -103,9 +103,7 @@ def _absorb(nodes: list[Node], sizes: Mapping[str, int]) -> list[Node]:
             hosts = [node for node in nodes if node is not small and small.axes <= node.axes]
             if hosts:
                 host = min(hosts, key=lambda node: (_area(node.axes, sizes), len(dots(node))))
-                nodes = [node for node in nodes if node is not small and node is not host] + [
-                    Product(host, small)
-                ]
+                nodes = [node for node in nodes if node is not small and node is not host] + [Product(host, small)]
                 break
         else:
             return nodes

@@ -38,9 +38,7 @@ def gradient(statement: Statement, wrt: int) -> Statement:
     return Statement(replace(target, name=name), (upstream, *others))
 
 
-Term = tuple[
-    str, str, tuple[str, ...]
-]  # gradient expression, the upstream's name in it, the other tensors it reads
+Term = tuple[str, str, tuple[str, ...]]  # gradient expression, the upstream's name in it, the other tensors it reads
 
 
 @lru_cache(maxsize=4096)
@@ -56,7 +54,5 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
     for at, factor in enumerate(statement.factors):
         if isinstance(factor, Access) and factor.name == name:
             derived = gradient(statement, at)
-            found.append(
-                (str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream))
-            )
+            found.append((str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream)))
     return tuple(found)

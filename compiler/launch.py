@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -37,14 +37,12 @@ BUILD_ERRORS: tuple[type[BaseException], ...] = (
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(source: str, name: str) -> Any:
     """The kernel function that `source` defines, imported from a file so that debuggers and profilers can show it."""
     path = write_source(source)
     module = ModuleType(f"insum_kernel_{path.stem}")
-    exec(
-        compile(source, str(path), "exec"), module.__dict__
-    )  # the text that was emitted, whatever the file holds
+    exec(compile(source, str(path), "exec"), module.__dict__)  # the text that was emitted, whatever the file holds
     return getattr(module, name)
 
 
@@ -109,20 +107,24 @@ class Launcher:
         function = load(self.kernel.source, self.kernel.name)
         if INTERPRETED:
             return function[(self.programs,)]  # type: ignore[no-any-return]
+        options = {"num_warps": self.kernel.num_warps, "num_stages": self.kernel.num_stages}
         try:
-            compiled = function.warmup(
-                *tensors,
-                *self.numbers,
-                grid=(self.programs,),
-                num_warps=self.kernel.num_warps,
-                num_stages=self.kernel.num_stages,
-            )
-            return compiled[(self.programs, 1, 1)]  # type: ignore[no-any-return]
+            compiled = function.warmup(*tensors, *self.numbers, grid=(self.programs,), **options)
+            compiled[(self.programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
         except BUILD_ERRORS as error:
             raise UnsupportedError(
                 f"the kernel of {self.bound.statement} could not be built ({type(error).__name__}); "
                 f"its source is in {write_source(self.kernel.source)}"
             ) from error
+        device = self.bound.device.index
+        run, kernel, metadata, programs = compiled.run, compiled.function, compiled.packed_metadata, self.programs
+        stream_of = triton.runtime.driver.active.get_current_stream
+
+        def launch(*arguments: object) -> None:
+            run(programs, 1, 1, stream_of(device), kernel, metadata, None, None, None, *arguments)
+
+        launch.compiled = compiled  # type: ignore[attr-defined]  # freeing it would unload the kernel
+        return launch
 
 
 def launcher(

@@ -61,8 +61,7 @@ class _Lowering:
         self.graph = fx.Graph()
         names = placeholders(bound)
         self.tensors = {
-            name: self.graph.placeholder(fresh_name(f"{name}_", names) if name in RESERVED else name)
-            for name in names
+            name: self.graph.placeholder(fresh_name(f"{name}_", names) if name in RESERVED else name) for name in names
         }
         self.gathered: dict[Access, Value] = {}
         self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
@@ -141,9 +140,7 @@ class _Lowering:
                 (index.name,),
             )
         if isinstance(index, Const):
-            return Value(
-                self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ()
-            )
+            return Value(self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ())
         value = self.gather(index)
         if self.may_be_negative(index):
             return Value(self.call(torch.clamp, value.node, min=0), value.axes)
@@ -256,9 +253,7 @@ class _Lowering:
         """One or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
-        return Value(
-            self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes
-        )
+        return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
 
     def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
         names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))
@@ -279,9 +274,7 @@ class _Lowering:
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
             return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
-        return self.call(
-            torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device
-        )
+        return self.call(torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device)
 
     def scatter(self, result: Value) -> fx.Node:
         """The result added to the start at the positions on the left."""

@@ -168,8 +168,7 @@ class _Parser:
         if abs(product) < EXACT:
             return factors
         return tuple(
-            replace(factor, value=float(factor.value)) if isinstance(factor, Number) else factor
-            for factor in factors
+            replace(factor, value=float(factor.value)) if isinstance(factor, Number) else factor for factor in factors
         )
 
     def refuse_depth(self) -> None:
@@ -182,9 +181,7 @@ class _Parser:
     def refuse_keywords(self) -> None:
         for token in self.tokens:
             if keyword.iskeyword(token[0]):
-                raise self.error(
-                    f"'{token[0]}' is a Python keyword, not a name; call it something else", token.start()
-                )
+                raise self.error(f"'{token[0]}' is a Python keyword, not a name; call it something else", token.start())
 
     def refuse_ghosts(self) -> None:
         """What Python's tree forgets: comments, trailing commas, semicolons and needless parentheses."""
@@ -241,9 +238,7 @@ class _Parser:
         if sign not in _SIGNS:
             return f"{sign!r} is not in the language; {_LANGUAGE}"
         if sign == "[":
-            return (
-                None if before.isidentifier() else _INDEX if opened else "only a tensor's name can be indexed"
-            )
+            return None if before.isidentifier() else _INDEX if opened else "only a tensor's name can be indexed"
         if sign == "," and not opened:
             return _COMMA
         if sign == "]" and not opened:

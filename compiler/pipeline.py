@@ -74,9 +74,7 @@ class Plan:
     runners: dict[object, Callable[[list[Tensor], list[Tensor]], Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pointed = tuple(
-            (self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed
-        )
+        self.pointed = tuple((self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed)
         self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
@@ -100,9 +98,7 @@ class Plan:
         named = dict(zip(self.names, tensors))
         return problem_for(self.bound, named, self.fact, check_ranges(self.bound, named), facts)
 
-    def runner(
-        self, tensors: list[Tensor], facts: list[Tensor]
-    ) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+    def runner(self, tensors: list[Tensor], facts: list[Tensor]) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
         """What evaluates the statement on tensors like these."""
         padded = check_ranges(self.bound, dict(zip(self.names, tensors)))
         if self.bound.is_empty or not _has_kernels(self.bound.device):
@@ -176,9 +172,7 @@ def problem_for(
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
     is_half = bound.dtype in (torch.float16, torch.bfloat16)
-    needs_wide = is_half and (
-        not _may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16)
-    )
+    needs_wide = is_half and (not _may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
     flags = Flags(
         precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         sum_dtype=torch.float32 if needs_wide else None,

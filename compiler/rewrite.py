@@ -97,9 +97,7 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
     output = swap.access(statement.output)
     factors: list[Access | Number] = []
     for factor in statement.factors:
-        factors.append(
-            value if factor is target else swap.access(factor) if isinstance(factor, Access) else factor
-        )
+        factors.append(value if factor is target else swap.access(factor) if isinstance(factor, Access) else factor)
 
     # a coordinate that nothing else mentions must still hide its padding: multiply by ones read through it
     ones: dict[str, int] = {}

@@ -27,12 +27,8 @@ __all__ = ["OneHot", "Owner", "Schedule", "Strides", "schedules", "strategies"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
-ON_CHIP_EXTENT = (
-    64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
-)
-ON_CHIP_PROGRAMS = (
-    256  # and only if at least this many programs remain, about two for each of a large GPU's cores
-)
+ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
+ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
@@ -137,12 +133,7 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
-    if (
-        is_simple
-        and fact
-        and scattered[0].name == fact
-        and all(isinstance(i, Var) for i in scattered[0].indices)
-    ):
+    if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
         found.append("owner")
         if not deterministic and not bound.is_seeded:
             found.append("store-or-atomic")
@@ -211,18 +202,14 @@ class _Start:
         swap = {self.scattered: Var(row)}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
         owner = Owner(row, segment, fact)
-        return replace(
-            self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner
-        )
+        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
     def on_chip(self) -> _Start:
         """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
         extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
         output = _substitute(self.output, {self.scattered: Var(name)})
-        return replace(
-            self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents
-        )
+        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -319,16 +306,11 @@ def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
             tile = math.prod(blocks[name] for name in factor.names if name in start.free)
             steps = strides[factor.name]
             unit = {
-                index.name
-                for dim, index in enumerate(factor.indices)
-                if isinstance(index, Var) and steps[dim] == 1
+                index.name for dim, index in enumerate(factor.indices) if isinstance(index, Var) and steps[dim] == 1
             }
             is_scattered = bool(unit) and not unit & axes
             total += (
-                programs
-                * tile
-                * math.prod(start.extents[name] for name in names)
-                * (SCATTERED if is_scattered else 1)
+                programs * tile * math.prod(start.extents[name] for name in names) * (SCATTERED if is_scattered else 1)
             )
     return total
 

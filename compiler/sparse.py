@@ -100,9 +100,7 @@ class Recipe:
         found = {self.rewritten.values: operand.values}
         for name, view in self.rewritten.views.items():
             if view.of in dense:
-                found[name] = (
-                    _split(dense[view.of], dict(view.splits), self.blocks) if view.splits else dense[view.of]
-                )
+                found[name] = _split(dense[view.of], dict(view.splits), self.blocks) if view.splits else dense[view.of]
         for coordinate, stored in zip(self.rewritten.coords, operand.coords):
             if coordinate is not None and stored is not None:
                 found[coordinate] = stored
@@ -132,9 +130,7 @@ def recipe(bound: Bound, target: Access, operand: SparseFormat, regroup: bool = 
     size = _split_size(bound.size, dict(rewritten.views[statement.output.name].splits), operand.block_size)
     grouped = rewritten.coords[operand.group_dim]
     fact = grouped if grouped is not None and operand.facts is not None else ""
-    return Recipe(
-        statement, str(statement), rewritten, size, bound.size, operand.group_dim, fact, operand.block_size
-    )
+    return Recipe(statement, str(statement), rewritten, size, bound.size, operand.group_dim, fact, operand.block_size)
 
 
 def _group_dim_for(statement: Statement, target: Access, operand: SparseFormat) -> int:
@@ -149,9 +145,7 @@ def _group_dim_for(statement: Statement, target: Access, operand: SparseFormat) 
     return kept[0]
 
 
-def _split_size(
-    shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None
-) -> tuple[int, ...]:
+def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None) -> tuple[int, ...]:
     size: list[int] = []
     for dim, extent in enumerate(shape):
         if blocks is not None and dim in splits:

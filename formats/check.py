@@ -33,9 +33,7 @@ def normal_dim(name: str, dim: int, shape: Sizes) -> int:
 def check_block_size(kind: str, is_blocked: bool, block_size: Sizes | None, shape: Sizes) -> None:
     if not is_blocked:
         if block_size is not None:
-            raise FormatError(
-                f"{kind} has no blocks, so it takes no block_size; use BlockCOO or BlockGroupCOO"
-            )
+            raise FormatError(f"{kind} has no blocks, so it takes no block_size; use BlockCOO or BlockGroupCOO")
         return
     if block_size is None:
         raise FormatError(f"{kind} needs block_size, a size for each dimension of shape {list(shape)}")
@@ -52,15 +50,11 @@ def check_group_size(kind: str, is_grouped: bool, group_size: int | None, shape:
     if group_size is None:
         return
     if not is_grouped:
-        raise FormatError(
-            f"{kind} has no group size to choose; leave group_size out, or use GroupCOO or BlockGroupCOO"
-        )
+        raise FormatError(f"{kind} has no group size to choose; leave group_size out, or use GroupCOO or BlockGroupCOO")
     if group_size < 1:
         raise FormatError(f"group_size is {group_size}; a group holds at least one entry")
     if len(shape) == 1 and group_size > 1:
-        raise FormatError(
-            f"group_size is {group_size} but shape is {list(shape)}; a group of a vector holds one entry"
-        )
+        raise FormatError(f"group_size is {group_size} but shape is {list(shape)}; a group of a vector holds one entry")
 
 
 def check_dtype(name: str, values: Tensor) -> None:
@@ -74,9 +68,7 @@ def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise FormatError(f"coords is {coords.dtype}; coordinates are integers")
     if coords.ndim != 2 or len(coords) != len(grid):
-        raise FormatError(
-            f"coords is {list(coords.shape)}; it must be [{len(grid)}, nnz], a row for each dimension"
-        )
+        raise FormatError(f"coords is {list(coords.shape)}; it must be [{len(grid)}, nnz], a row for each dimension")
     expected = [coords.shape[1], *block_size]
     if list(values.shape) != expected:
         raise FormatError(
@@ -99,9 +91,7 @@ def check_values(values: Tensor, expected: Tensor) -> None:
     if values.shape != expected.shape:
         raise FormatError(f"values is {list(values.shape)} but the pattern holds {list(expected.shape)}")
     if values.device != expected.device:
-        raise FormatError(
-            f"values is on {values.device} but the pattern is on {expected.device}; move one with .to()"
-        )
+        raise FormatError(f"values is on {values.device} but the pattern is on {expected.device}; move one with .to()")
 
 
 def check_parts(
@@ -143,8 +133,7 @@ def check_parts(
         expected = extents[:1] if dim == group_dim else extents
         if coord.shape != expected:
             raise FormatError(
-                f"coords[{dim}] is {list(coord.shape)} but values is {list(values.shape)}; "
-                f"it must be {list(expected)}"
+                f"coords[{dim}] is {list(coord.shape)} but values is {list(values.shape)}; it must be {list(expected)}"
             )
         _check_device(f"coords[{dim}]", coord, values)
 
@@ -171,9 +160,7 @@ def check_coords(coords: tuple[Tensor | None, ...], grid: Sizes, group_dim: int,
     return found[-1] if padded else 0
 
 
-def _explain(
-    problem: str, dim: int, at: list[int], stored: dict[int, Tensor], padded: list[int], grid: Sizes
-) -> str:
+def _explain(problem: str, dim: int, at: list[int], stored: dict[int, Tensor], padded: list[int], grid: Sizes) -> str:
     value = int(stored[dim][tuple(at)])
     if problem == "descends":
         at, before, value = [at[0] + 1], value, int(stored[dim][at[0] + 1])
@@ -187,9 +174,7 @@ def _explain(
 
 def _check_device(name: str, tensor: Tensor, values: Tensor) -> None:
     if tensor.device != values.device:
-        raise FormatError(
-            f"{name} is on {tensor.device} but values is on {values.device}; move one with .to()"
-        )
+        raise FormatError(f"{name} is on {tensor.device} but values is on {values.device}; move one with .to()")
 
 
 def _either(dtypes: Sequence[torch.dtype]) -> str:

@@ -159,9 +159,7 @@ def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
     return keys
 
 
-def _add_up(
-    coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes
-) -> Entries:
+def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes) -> Entries:
     """One entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
     keys, order = keys.sort(stable=True)
     is_first = torch.cat([keys.new_ones(min(len(keys), 1), dtype=torch.bool), keys[1:] != keys[:-1]])

@@ -28,7 +28,5 @@ class COO(SparseFormat):
     value_axes: ClassVar[tuple[str, ...]] = ("p",)
 
     @classmethod
-    def _lay_out(
-        cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None
-    ) -> Layout:
+    def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
         return lay_out_entries(coords, grid)

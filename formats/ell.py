@@ -31,7 +31,5 @@ class ELL(SparseFormat):
     stores_rows: ClassVar[bool] = False
 
     @classmethod
-    def _lay_out(
-        cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None
-    ) -> Layout:
+    def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
         return lay_out_rows(coords, grid, group_dim)

@@ -53,9 +53,7 @@ class FromTensors(ABC):
     ) -> Format:
         """The nonzeros of A, or its blocks that hold one; NaN is a nonzero."""
         if A.layout != torch.strided:
-            raise FormatError(
-                f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one"
-            )
+            raise FormatError(f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one")
         check_dtype("A", A)
         shape, dim, blocks = cls._check_options(A.shape, group_dim, group_size, block_size)
         return cls._from_entries(dense_entries(A, dim, blocks), shape, dim, group_size, blocks)
@@ -94,9 +92,7 @@ class FromTensors(ABC):
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, values.shape[1:])
         grid = block_grid(size, blocks)
         check_entries(coords, values, grid, tuple(values.shape[1:]))
-        return cls._from_entries(
-            merge(Entries(coords.long(), values), grid, dim), size, dim, group_size, blocks
-        )
+        return cls._from_entries(merge(Entries(coords.long(), values), grid, dim), size, dim, group_size, blocks)
 
     @classmethod
     def from_torch(
@@ -136,9 +132,7 @@ class FromTensors(ABC):
             if cls.is_blocked and (block_size is None or tuple(block_size) == values.shape[1:]):
                 return cls.from_blocks(coords, values, shape, group_dim=group_dim, group_size=group_size)
             coords, values = spread_blocks(coords, values)
-        return cls.from_coo(
-            coords, values, shape, group_dim=group_dim, group_size=group_size, block_size=block_size
-        )
+        return cls.from_coo(coords, values, shape, group_dim=group_dim, group_size=group_size, block_size=block_size)
 
     @classmethod
     def _check_options(

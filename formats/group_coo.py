@@ -31,7 +31,5 @@ class GroupCOO(SparseFormat):
     takes_group_size: ClassVar[bool] = True
 
     @classmethod
-    def _lay_out(
-        cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None
-    ) -> Layout:
+    def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
         return lay_out_groups(coords, grid, group_dim, group_size)

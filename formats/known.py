@@ -19,9 +19,7 @@ class Known:
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
     facts: RowFacts | None = None
-    positions: Tensor | None = (
-        None  # of what is no padding among the flattened values; None: all, or not known yet
-    )
+    positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
 

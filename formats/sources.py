@@ -55,13 +55,9 @@ def torch_entries(A: Tensor) -> tuple[Tensor, Tensor]:
         pointers, others, first = A.ccol_indices(), A.row_indices(), 1
     else:
         known = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
-        raise FormatError(
-            f"A has layout {A.layout}; from_torch takes {known}, from_dense takes a dense tensor"
-        )
+        raise FormatError(f"A has layout {A.layout}; from_torch takes {known}, from_dense takes a dense tensor")
     if A.ndim != 2:
-        raise FormatError(
-            f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout"
-        )
+        raise FormatError(f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout")
     pair = (_pointed_rows(pointers), others.long())
     return torch.stack([pair[first], pair[1 - first]]), A.values()
 

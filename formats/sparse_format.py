@@ -45,19 +45,13 @@ class SparseFormat(FromTensors):
         shape, group_dim, block_size = self._check_options(self.shape, self.group_dim, None, self.block_size)
         grid, coords = block_grid(shape, block_size), tuple(self.coords)
         if len(coords) != len(shape):
-            raise FormatError(
-                f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension"
-            )
+            raise FormatError(f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension")
         rows = None if self.stores_rows else grid[group_dim]
-        check_parts(
-            type(self).__name__, coords, self.values, rows, group_dim, block_size or (), self.value_axes
-        )
+        check_parts(type(self).__name__, coords, self.values, rows, group_dim, block_size or (), self.value_axes)
         num_padding = check_coords(coords, grid, group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
         known = Known(num_slots - num_padding, num_slots)
-        vars(self).update(
-            coords=coords, shape=shape, group_dim=group_dim, block_size=block_size, _known=known
-        )
+        vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size, _known=known)
 
     @classmethod
     @abstractmethod
@@ -111,12 +105,8 @@ class SparseFormat(FromTensors):
         check_dtype("values", values)
         if values.device == self.device:
             return self if values is self.values else self._with(values=values)
-        coords = tuple(
-            c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords
-        )
-        return self._with(
-            coords=coords, values=values, _known=Known(self._known.num_entries, self._known.num_slots)
-        )
+        coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
+        return self._with(coords=coords, values=values, _known=Known(self._known.num_entries, self._known.num_slots))
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -232,9 +222,7 @@ class SparseFormat(FromTensors):
     def T(self: Format) -> Format:
         """The transpose of a matrix."""
         if self.ndim != 2:
-            raise AttributeError(
-                f"T is for matrices, but shape is {list(self.shape)}; use transpose(dim0, dim1)"
-            )
+            raise AttributeError(f"T is for matrices, but shape is {list(self.shape)}; use transpose(dim0, dim1)")
         return self.transpose(0, 1)
 
     def __repr__(self) -> str:

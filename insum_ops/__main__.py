@@ -17,9 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="four applications: checked, timed beside plain torch, trained")
     shown.add_argument("--device", type=_device, help="cpu, cuda or cuda:1; the GPU if there is one")
-    shown.add_argument(
-        "--quick", action="store_true", help="small sizes: a few seconds, times that mean little"
-    )
+    shown.add_argument("--quick", action="store_true", help="small sizes: a few seconds, times that mean little")
     asked = commands.add_parser("doctor", help="what matters for a bug report")
     asked.add_argument("--probe", metavar="DEVICE", help="only run one small statement on DEVICE")
     options = parser.parse_args(arguments)
@@ -35,9 +33,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError:
         raise argparse.ArgumentTypeError(f"{name!r} is no device; name cpu, cuda or cuda:1") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise argparse.ArgumentTypeError(
-            f"{name!r} asked for, but torch sees {torch.cuda.device_count()} GPUs"
-        )
+        raise argparse.ArgumentTypeError(f"{name!r} asked for, but torch sees {torch.cuda.device_count()} GPUs")
     return device
 
 

@@ -110,9 +110,7 @@ def point_cloud_convolution(random: torch.Generator, size: int) -> Application:
     i, j, k = room.nonzero().T
     pairs = _kernel_map(room)
     In, Weight = _normal(random, len(i), 32), _normal(random, 27, 32, 32)
-    Map = GroupCOO.from_coo(
-        pairs, torch.ones_like(pairs[0], dtype=In.dtype), (len(i), len(i), 27), group_dim=2
-    )
+    Map = GroupCOO.from_coo(pairs, torch.ones_like(pairs[0], dtype=In.dtype), (len(i), len(i), 27), group_dim=2)
     by_offset = [pairs[:2, pairs[2] == offset] for offset in range(27)]
 
     def dense_convolution() -> Tensor:
@@ -185,9 +183,7 @@ def _kernel_map(room: Tensor) -> Tensor:
     """[3, pairs]: (output voxel, input voxel, offset) wherever both voxels are occupied."""
     voxels = room.nonzero()
     count = torch.arange(len(voxels), device=room.device)
-    number = torch.full(
-        [extent + 2 for extent in room.shape], -1, device=room.device
-    )  # a margin of empty voxels
+    number = torch.full([extent + 2 for extent in room.shape], -1, device=room.device)  # a margin of empty voxels
     number[tuple(voxels.T + 1)] = count
     pairs = []
     for offset, step in enumerate(itertools.product(range(3), repeat=3)):
@@ -293,9 +289,7 @@ def _description(operand: Tensor | GroupCOO | BlockGroupCOO) -> str:
     if isinstance(operand, Tensor):
         return f"{shape}, dense"
     blocks = "" if operand.block_size is None else f", blocks {' x '.join(map(str, operand.block_size))}"
-    return (
-        f"{shape}, {type(operand).__name__}: {operand.nnz} nonzeros, groups of {operand.group_size}{blocks}"
-    )
+    return f"{shape}, {type(operand).__name__}: {operand.nnz} nonzeros, groups of {operand.group_size}{blocks}"
 
 
 def _milliseconds(seconds: float) -> str:

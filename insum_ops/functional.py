@@ -76,9 +76,7 @@ def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False,
     which takes minutes.
     """
     if not isinstance(full, bool):
-        raise OperandError(
-            f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor"
-        )
+        raise OperandError(f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor")
     return _tune(expr, tensors, _checked(expr, tensors, size), full)
 
 

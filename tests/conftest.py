@@ -24,16 +24,12 @@ settings.register_profile(
 settings.load_profile("insum")
 
 if IS_INTERPRETED:  # overflow checks of every index take two thirds of the interpreter's time
-    interpreter.interpreter_builder.options = replace(
-        interpreter.interpreter_builder.options, sanitize_overflow=False
-    )
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not."""
-    config.addinivalue_line(
-        "filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning"
-    )
+    config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -212,9 +212,7 @@ class LoopNest:
         if seed is not None and self.sentence.is_added:
             value += seed.detach().cpu().double()
             magnitude += value.abs()
-        counts = self._accumulate(
-            value, magnitude, [(output, self._product(places)) for output, places in self.terms]
-        )
+        counts = self._accumulate(value, magnitude, [(output, self._product(places)) for output, places in self.terms])
         return Sum(value, magnitude, counts + 1, len(self.sentence.factors), self.dtype)
 
     def gradients(self, upstream: Tensor) -> dict[str, Sum]:

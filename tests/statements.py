@@ -169,9 +169,7 @@ class _Author:
         found: list[tuple[str, int]] = []
         for _ in range(count):
             found.append(
-                self.free_index(
-                    depth, [name for name in self.extents if (name, self.extents[name]) not in found]
-                )
+                self.free_index(depth, [name for name in self.extents if (name, self.extents[name]) not in found])
             )
         return found
 
@@ -196,16 +194,12 @@ class _Author:
         return self.indirection(extent, depth), extent
 
     def indirection(self, extent: int, depth: int) -> str:
-        reusable = (
-            [] if self.is_distinct else [name for name, target in self.targets.items() if target <= extent]
-        )
+        reusable = [] if self.is_distinct else [name for name, target in self.targets.items() if target <= extent]
         if reusable and self.chance(25):
             name = self.draw(st.sampled_from(reusable))
             if depth + 1 < DEEPEST or 0 not in self.shapes[name]:
                 return self.spell(name, [self.fitting_index(n, depth + 1) for n in self.shapes[name]])
-        return self.invent(
-            self.indices(self.draw(st.sampled_from((1, 1, 1, 2, 3))), depth + 1), depth + 1, extent
-        )
+        return self.invent(self.indices(self.draw(st.sampled_from((1, 1, 1, 2, 3))), depth + 1), depth + 1, extent)
 
     def invent(self, indices: Sequence[tuple[str, int]], depth: int, target: int | None = None) -> str:
         name = self.tensor_names.pop()
@@ -297,9 +291,7 @@ FORMATS: dict[str, Callable[[Tensor, int], Any]] = {
     "GroupCOO": lambda A, group_dim: GroupCOO.from_dense(A, group_dim=group_dim),
     "GroupCOO of 2": lambda A, group_dim: GroupCOO.from_dense(A, group_dim=group_dim, group_size=2),
     "BlockCOO": lambda A, group_dim: BlockCOO.from_dense(A, group_dim=group_dim, block_size=(2,) * A.dim()),
-    "BlockGroupCOO": lambda A, group_dim: BlockGroupCOO.from_dense(
-        A, group_dim=group_dim, block_size=(2,) * A.dim()
-    ),
+    "BlockGroupCOO": lambda A, group_dim: BlockGroupCOO.from_dense(A, group_dim=group_dim, block_size=(2,) * A.dim()),
     "BlockGroupCOO of 2": lambda A, group_dim: BlockGroupCOO.from_dense(
         A, group_dim=group_dim, group_size=2, block_size=(2,) * A.dim()
     ),

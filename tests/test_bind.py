@@ -401,9 +401,7 @@ the size of C dimension 1 is unknown: index j does not tell it; pass C=... or si
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES]
-)
+@pytest.mark.parametrize(("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES])
 def test_message(kind: type[InsumError], tensors: dict[str, Any], text: str) -> None:
     ((expr, expected),) = messages(text)
     assert refusal(expr, kind, **tensors) == expected
@@ -436,18 +434,13 @@ def test_torchs_sparse_tensors_become_formats(layout: torch.layout, name: str) -
     blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
     sparse = torch.eye(4).to_sparse(layout=layout, blocksize=blocks)
     problem = f"A is a {layout} tensor; pass insum_ops.formats.{name}.from_torch(A), or another format"
-    assert (
-        refusal("C[i,j] = A[i,j]", OperandError, A=sparse)
-        == f"{problem}\n    C[i,j] = A[i,j]\n             ^"
-    )
+    assert refusal("C[i,j] = A[i,j]", OperandError, A=sparse) == f"{problem}\n    C[i,j] = A[i,j]\n             ^"
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
 def test_any_other_layout() -> None:
     problem = "A is a torch._mkldnn tensor; pass A.to_dense()"
-    assert (
-        refusal("C[i] = A[i]", OperandError, A=B.to_mkldnn()) == f"{problem}\n    C[i] = A[i]\n           ^"
-    )
+    assert refusal("C[i] = A[i]", OperandError, A=B.to_mkldnn()) == f"{problem}\n    C[i] = A[i]\n           ^"
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -461,10 +454,7 @@ def test_a_quantized_tensor() -> None:
 def test_a_nested_tensor() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     problem = "A is a nested tensor; pass A.to_padded_tensor(0)"
-    assert (
-        refusal("C[i,j] = A[i,j]", OperandError, A=nested)
-        == f"{problem}\n    C[i,j] = A[i,j]\n             ^"
-    )
+    assert refusal("C[i,j] = A[i,j]", OperandError, A=nested) == f"{problem}\n    C[i,j] = A[i,j]\n             ^"
 
 
 def test_the_first_of_several_mistakes_is_told() -> None:

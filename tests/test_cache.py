@@ -85,9 +85,7 @@ def is_damaged(path: Path) -> str:
 
 def is_unusable(folder: Path, reason: str) -> str:
     problem = f"can't use the cache folder {folder} ({reason}), so tuned configs and kernels may be lost"
-    return (
-        f"^{re.escape(f'{problem} with this process; set INSUM_CACHE_DIR to a folder that can be written')}$"
-    )
+    return f"^{re.escape(f'{problem} with this process; set INSUM_CACHE_DIR to a folder that can be written')}$"
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -97,9 +95,9 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:
     results = [process.communicate(timeout=60) for process in processes]
-    assert [
-        (process.returncode, errors) for process, (_, errors) in zip(processes, results, strict=True)
-    ] == [(0, "")] * len(processes)
+    assert [(process.returncode, errors) for process, (_, errors) in zip(processes, results, strict=True)] == [
+        (0, "")
+    ] * len(processes)
     return [output for output, _ in results]
 
 
@@ -120,9 +118,7 @@ def raise_(error: Exception) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize(
-    ("n", "expected"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (2**40 + 1, 2**41)]
-)
+@pytest.mark.parametrize(("n", "expected"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (2**40 + 1, 2**41)])
 def test_bucket_is_the_power_of_two_not_below(n: int, expected: int) -> None:
     assert bucket(n) == expected
 
@@ -195,9 +191,7 @@ def test_the_file_tells_the_whole_key_and_every_time(folder: Path) -> None:
     )
 
 
-def test_the_environment_is_read_when_a_cache_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_read_when_a_cache_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = TuningCache()
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path / "other"))
     first.put(KEY, ENTRY)
@@ -225,9 +219,7 @@ def test_the_default_folder_needs_no_platformdirs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("INSUM_CACHE_DIR")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    process = start(
-        'sys.modules["platformdirs"] = None\nspec.loader.exec_module(cache)\nprint(cache.cache_dir())'
-    )
+    process = start('sys.modules["platformdirs"] = None\nspec.loader.exec_module(cache)\nprint(cache.cache_dir())')
     assert outputs(process) == ["/home/me/.cache/insum_ops\n"]
     monkeypatch.setattr(cache, "user_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
@@ -354,9 +346,7 @@ def test_without_a_home_memory_takes_over_with_one_warning(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_the_entry_in_memory_and_no_rubbish(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_entry_in_memory_and_no_rubbish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", raise_(OSError(errno.ENOSPC, "No space left on device")))
     tuning = TuningCache()
     with pytest.warns(RuntimeWarning, match=is_unusable(folder, "No space left on device")):
@@ -400,12 +390,8 @@ def test_without_locks_tuning_goes_on(
     assert tuned == [[KEY], []]
 
 
-@pytest.mark.skipif(
-    not hasattr(FileLock, "fallback_to_soft"), reason="this filelock makes a soft lock instead"
-)
-def test_a_system_without_flock_is_a_folder_without_locks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(not hasattr(FileLock, "fallback_to_soft"), reason="this filelock makes a soft lock instead")
+def test_a_system_without_flock_is_a_folder_without_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", raise_(OSError(errno.ENOSYS, "Function not implemented")))
     with (
         pytest.warns(RuntimeWarning, match=re.escape(f"can't use the cache folder {folder} (")),
@@ -525,9 +511,7 @@ def test_without_a_folder_source_goes_to_a_private_one(unusable: Path) -> None:
 
 @pytest.mark.usefixtures("unusable")
 def test_the_private_folder_goes_with_its_process() -> None:
-    script = (
-        'cache._warned.add(None)\npath = cache.write_source("")\nassert path.exists()\nprint(path.parent)'
-    )
+    script = 'cache._warned.add(None)\npath = cache.write_source("")\nassert path.exists()\nprint(path.parent)'
     (output,) = outputs(start(script))
     assert Path(output.strip()).name.startswith("insum_ops-")
     assert not Path(output.strip()).exists()

@@ -82,9 +82,7 @@ def test_ell_has_one_p_per_row_as_wide_as_the_fullest(drawn):
     assert A.values.tolist() == [[expected[p] for p in held] + [0.0] * (width - len(held)) for held in rows]
     for dim in range(len(shape)):
         if dim != group_dim:
-            assert A.coords[dim].tolist() == [
-                [p[dim] for p in held] + [-1] * (width - len(held)) for held in rows
-            ]
+            assert A.coords[dim].tolist() == [[p[dim] for p in held] + [-1] * (width - len(held)) for held in rows]
 
 
 @pytest.mark.parametrize("shape", [(2**62, 2**62, 2**62), (2**40, 3, 2**40), (2**33, 5, 2)])

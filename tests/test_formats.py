@@ -35,9 +35,7 @@ def sparse_tensors(draw):
     shape = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
     torch.manual_seed(draw(st.integers(0, 2**20)))
     density = draw(st.sampled_from([0.0, 0.1, 0.4, 1.0]))
-    dense = torch.randn(shape, dtype=torch.float64, device=DEVICE) * (
-        torch.rand(shape, device=DEVICE) < density
-    )
+    dense = torch.randn(shape, dtype=torch.float64, device=DEVICE) * (torch.rand(shape, device=DEVICE) < density)
     group_dim = draw(st.integers(-len(shape), len(shape) - 1))
     blocks = draw(st.tuples(*[st.integers(1, 4)] * 4))
     return dense, {
@@ -171,9 +169,7 @@ def test_an_empty_tensor_works(kind, shape):
             assert A.facts.rows_to_zero.tolist() == list(range(len(A.facts.pointers) - 1))
         assert torch.equal(A.regroup(0).to_dense(), torch.zeros(shape))
         none = torch.zeros(len(shape), 0, dtype=torch.int64)
-        assert same_parts(
-            A, kind.from_coo(none, torch.zeros(0), shape, **options(kind, len(shape), group_dim))
-        )
+        assert same_parts(A, kind.from_coo(none, torch.zeros(0), shape, **options(kind, len(shape), group_dim)))
 
 
 def test_an_empty_row_has_no_group_except_in_ell():

@@ -175,9 +175,7 @@ def test_messages_without_a_place(function: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("function", [insum, explain, tune])
-def test_a_size_is_a_number_per_dimension(
-    function: Any, size: Any, kind: type[InsumError], expected: str
-) -> None:
+def test_a_size_is_a_number_per_dimension(function: Any, size: Any, kind: type[InsumError], expected: str) -> None:
     assert refusal(function, kind, "C[I[i]] = A[i]", A=V, I=I, size=size) == expected
 
 

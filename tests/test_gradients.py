@@ -30,19 +30,19 @@ def call(case: Case, *bases: Tensor) -> Tensor:
     return insum(case.expr, size=case.size, **tensors)
 
 
-@settings(max_examples=examples(100, 40))
+@settings(max_examples=examples(100, 15))
 @given(statements(DOUBLE, largest=SMALL))
 def test_gradcheck(case: Case) -> None:
     assert gradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
 
 
-@settings(max_examples=examples(20, 10))
+@settings(max_examples=examples(20, 5))
 @given(statements(DOUBLE, largest=TINY))
 def test_gradgradcheck(case: Case) -> None:
     assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
 
 
-@settings(max_examples=examples(250, 120))
+@settings(max_examples=examples(250, 30))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
     """In every dtype, with `poison` wherever a -1 hides it: it reaches no gradient either."""
@@ -54,8 +54,7 @@ def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
         upstream = output.poisoned({"grad": nest.reached_output}, poison).tensors["grad"]
     poisoned = case.poisoned(nest.reached, poison)
     tensors = {
-        name: tensor.detach().requires_grad_(tensor.is_floating_point())
-        for name, tensor in poisoned.tensors.items()
+        name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in poisoned.tensors.items()
     }
 
     result = insum(case.expr, size=case.size, **tensors)

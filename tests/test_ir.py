@@ -45,9 +45,7 @@ def test_walk_goes_from_the_inside_out() -> None:
     assert [inner.name for inner in walk(access)] == ["F", "E", "G", "A"]
 
 
-@pytest.mark.parametrize(
-    ("text", "scale"), [("C[i] = A[i]", 1), ("C[i] = 2 * A[i] * -1.5", -3.0), ("C[i] = 0", 0)]
-)
+@pytest.mark.parametrize(("text", "scale"), [("C[i] = A[i]", 1), ("C[i] = 2 * A[i] * -1.5", -3.0), ("C[i] = 0", 0)])
 def test_scale_is_the_product_of_the_numbers(text: str, scale: float) -> None:
     assert parse(text).scale == scale
 

@@ -8,10 +8,6 @@ import math
 
 import pytest
 import torch
-from statements import DEVICE
-from statements import IS_INTERPRETED as INTERPRETED
-from tolerances import assert_within, bound
-
 from insum_ops.compiler.autotune import Candidate, Problem
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Config, Flags
@@ -19,10 +15,11 @@ from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
+from statements import DEVICE
+from statements import IS_INTERPRETED as INTERPRETED
+from tolerances import assert_within, bound
 
-pytestmark = pytest.mark.skipif(
-    not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU"
-)
+pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 
 
 def matrix(rows, columns, density, dtype=torch.float32):
@@ -77,36 +74,24 @@ def output_stationary(dtype):
 
 
 def tensor_product(dtype):
-    tensors = dict(
-        I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype)
-    )
-    tensors |= dict(
-        X=draw(5, 4, 16, dtype=dtype), Y=draw(5, 4, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype)
-    )
+    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
+    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), Y=draw(5, 4, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
     return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (5, 4, 16), "", None
 
 
 def tensor_product_y(dtype):
-    tensors = dict(
-        I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype)
-    )
-    tensors |= dict(
-        X=draw(5, 4, 16, dtype=dtype), dZ=draw(5, 4, 16, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype)
-    )
+    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
+    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), dZ=draw(5, 4, 16, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
     return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (5, 4), "", None
 
 
 def sampled(dtype):
-    tensors = dict(
-        AM=positions(9, 7), AK=positions(12, 7, 2), dC=draw(9, 20, dtype=dtype), B=draw(12, 20, dtype=dtype)
-    )
+    tensors = dict(AM=positions(9, 7), AK=positions(12, 7, 2), dC=draw(9, 20, dtype=dtype), B=draw(12, 20, dtype=dtype))
     return "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]", tensors, None, "", None
 
 
 def paper_example(dtype):
-    tensors = dict(
-        D=positions(9, 18), E=positions(12, 17), A=draw(18, 12, dtype=dtype), B=draw(17, 20, dtype=dtype)
-    )
+    tensors = dict(D=positions(9, 18), E=positions(12, 17), A=draw(18, 12, dtype=dtype), B=draw(17, 20, dtype=dtype))
     return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (9, 20), "", None
 
 
@@ -175,9 +160,7 @@ def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
         launcher = problem.launcher(Candidate(schedule, Config(sizes, 1, 1, swap)))
         result = launcher(list(tensors.values()), known)
         assert result.dtype == problem.bound.dtype
-        scale = expected(
-            problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
-        )
+        scale = expected(problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
         terms = max(1, math.prod(problem.bound.extents[name] for name in problem.bound.statement.names))
         limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
         assert_within(result, expected(problem.bound, tensors).cpu(), limit)

@@ -13,9 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
-WITHOUT_TORCH = {
-    f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate")
-}
+WITHOUT_TORCH = {f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate")}
 LOADS_SOURCE = "insum_ops.compiler.launch"  # the one file that turns text into code: text that codegen wrote
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -55,9 +53,7 @@ class Module:
             else:
                 is_guard = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
                 is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-                yield from self._imports(
-                    child, is_at_run_time and not is_guard, is_in_function or is_function
-                )
+                yield from self._imports(child, is_at_run_time and not is_guard, is_in_function or is_function)
 
     def _absolute(self, node: ast.ImportFrom, imported: str) -> str:
         """`from .ir import Access` in insum_ops.compiler.parse -> insum_ops.compiler.ir."""
@@ -95,16 +91,13 @@ def test_the_walk_sees_all_three_folders():
 def test_formats_and_compiler_import_only_themselves(module):
     for package in ("insum_ops.formats", "insum_ops.compiler"):
         if _is_in(module.name, package):
-            outside = [
-                i for i in module.imports if _is_in(i.module, "insum_ops") and not _is_in(i.module, package)
-            ]
+            outside = [i for i in module.imports if _is_in(i.module, "insum_ops") and not _is_in(i.module, package)]
             assert not outside, f"{package} stands on its own"
 
 
 def test_no_import_goes_round_in_a_circle():
     graph = {
-        module.name: {i.module for i in module.imports if i.is_at_run_time and i.module in NAMES}
-        - {module.name}
+        module.name: {i.module for i in module.imports if i.is_at_run_time and i.module in NAMES} - {module.name}
         for module in MODULES
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
@@ -136,11 +129,7 @@ def test_no_module_is_a_drawer_for_everything(module):
 def test_no_handler_catches_everything(module):
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ExceptHandler):
-            caught = (
-                {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
-                if node.type
-                else {"everything"}
-            )
+            caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
             assert not caught & {"everything", "Exception", "BaseException"}, f"line {node.lineno}"
 
 

@@ -17,9 +17,7 @@ def bound_of(expr: str, tensors: dict[str, Tensor], size: Any = None) -> Bound:
     return bind(parse(expr), tensors, size)
 
 
-def program(
-    expr: str, padded: frozenset[str] | None = None, size: Any = None, **tensors: Tensor
-) -> fx.GraphModule:
+def program(expr: str, padded: frozenset[str] | None = None, size: Any = None, **tensors: Tensor) -> fx.GraphModule:
     return lower(bound_of(expr, tensors, size), padded)
 
 
@@ -106,8 +104,15 @@ def test_three_factors_are_contracted_in_pairs() -> None:
 
 def test_sums_are_taken_before_scattering() -> None:
     E, V, B = torch.randint(0, 9, (20,)), torch.rand(20, 30), torch.rand(30, 2)
-    module = program("C[E[p],n] += V[p,k] * B[k,n]", size=(9, 2), E=E, V=V, B=B)
+    module = program("C[E[p],n] += V[p,k] * B[k,n]", NONE, (9, 2), E=E, V=V, B=B)
     assert largest_intermediate(module, E=E, V=V, B=B) == 20 * 2
+
+
+def test_hiding_what_no_product_reads_copies_a_factor_but_grows_none() -> None:
+    """E[p] = -1 hides V[p,k], and all of B if no p is left; neither mask is spread over p, k and n at once."""
+    E, V, B = torch.randint(0, 9, (20,)), torch.rand(20, 30), torch.rand(30, 2)
+    module = program("C[E[p],n] += V[p,k] * B[k,n]", size=(9, 2), E=E, V=V, B=B)
+    assert largest_intermediate(module, E=E, V=V, B=B) == V.numel()
 
 
 def test_only_what_is_used_is_gathered() -> None:
@@ -116,9 +121,7 @@ def test_only_what_is_used_is_gathered() -> None:
     assert largest_intermediate(module, B=B, E=E) == 1000 * 50  # B[2], which is a view
 
 
-@pytest.mark.parametrize(
-    "expr", ["C[i,j] = A[i,j]", "C[j,i] = A[i,j]", "C[i] = A[i,0]", "C[i] += D[i] * A[i,0]"]
-)
+@pytest.mark.parametrize("expr", ["C[i,j] = A[i,j]", "C[j,i] = A[i,j]", "C[i] = A[i,0]", "C[i] += D[i] * A[i,0]"])
 def test_the_result_is_memory_of_its_own(expr: str) -> None:
     tensors = {"A": A.clone(), "D": torch.ones(3)} if "D" in expr else {"A": A.clone()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}

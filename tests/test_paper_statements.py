@@ -23,9 +23,7 @@ from insum_ops import insum
 SHAPES = [(1, 1, 1), (5, 7, 3)] if IS_INTERPRETED else [(1, 1, 1), (5, 7, 3), (67, 101, 33), (37, 130, 129)]
 BLOCKS = [(2, 3)] if IS_INTERPRETED else [(1, 1), (2, 3), (16, 16)]
 GROUPS = [4] if IS_INTERPRETED else [4, 16]
-SIDE, OCCUPIED = (
-    (3, 0.3) if IS_INTERPRETED else (5, 0.5)
-)  # of the dense grid that convolutions are compared on
+SIDE, OCCUPIED = (3, 0.3) if IS_INTERPRETED else (5, 0.5)  # of the dense grid that convolutions are compared on
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_format = pytest.mark.parametrize("form", FORMATS)
@@ -42,9 +40,7 @@ def check(
     compare_gradients(actual, values_of(own), expected, values_of(wide))
 
 
-def check_format(
-    expr: str, sparse: Any, tensors: dict[str, Tensor], reference: Callable[..., Tensor]
-) -> None:
+def check_format(expr: str, sparse: Any, tensors: dict[str, Tensor], reference: Callable[..., Tensor]) -> None:
     """`check` with the format `sparse` for the tensor that the statement calls A."""
     sparse = sparse.with_values(sparse.values.detach().clone().requires_grad_())
     own = {name: leaf(tensor.to(DEVICE)) for name, tensor in tensors.items()}
@@ -123,9 +119,7 @@ def index(values: Any, *shape: int) -> Tensor:
 
 def column(groups: list[list[Any]], at: int, group_size: int) -> Tensor:
     """One coordinate of every entry, -1 in the padding."""
-    return index(
-        [[-1 if entry is None else entry[at] for entry in group] for group in groups], -1, group_size
-    )
+    return index([[-1 if entry is None else entry[at] for entry in group] for group in groups], -1, group_size)
 
 
 # SpMM, C = A @ B
@@ -318,9 +312,7 @@ def test_convolution_output_stationary(dtype: torch.dtype) -> None:
 
 # equivariant tensor product
 
-BATCH, PATHS, LEFT, RIGHT, OUT, CHANNELS, MAPS = (
-    (2, 2, 3, 2, 3, 2, 3) if IS_INTERPRETED else (3, 5, 9, 4, 9, 4, 6)
-)
+BATCH, PATHS, LEFT, RIGHT, OUT, CHANNELS, MAPS = (2, 2, 3, 2, 3, 2, 3) if IS_INTERPRETED else (3, 5, 9, 4, 9, 4, 6)
 
 
 def clebsch_gordan() -> Tensor:

@@ -324,9 +324,7 @@ def test_a_python_keyword_is_no_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["match", "case", "type", "_", "print", "__import__", "eval", "µ"])
 def test_every_other_identifier_is_a_name(name: str) -> None:
-    assert (
-        parse(f"{name}[{name}] += A[{name}]").output.indices == parse(f"C[i] = B[{name}]").accesses[0].indices
-    )
+    assert parse(f"{name}[{name}] += A[{name}]").output.indices == parse(f"C[i] = B[{name}]").accesses[0].indices
 
 
 LANGUAGE = "a statement reads C[i,...] += A[i,...] * B[...]"
@@ -370,9 +368,7 @@ def test_pythons_parser_may_give_up(error: type[Exception], monkeypatch: pytest.
         raise error
 
     monkeypatch.setattr(ast, "parse", give_up)
-    assert (
-        message("C[i] += A[i] * A[i] * A[i]") == "the expression has too many operators in a row to be read"
-    )
+    assert message("C[i] += A[i] * A[i] * A[i]") == "the expression has too many operators in a row to be read"
 
 
 def test_a_number_with_very_many_digits() -> None:
@@ -429,9 +425,7 @@ def test_spelling(text: str, canonical: str) -> None:
         ("0 * 1e308", (0, 1e308)),
     ],
 )
-def test_integers_become_floats_where_torch_could_not_take_them(
-    numbers: str, values: tuple[float, ...]
-) -> None:
+def test_integers_become_floats_where_torch_could_not_take_them(numbers: str, values: tuple[float, ...]) -> None:
     found = tuple(factor.value for factor in parse(f"C[i] = {numbers}").factors if isinstance(factor, Number))
     assert found == values
     assert list(map(type, found)) == list(map(type, values))

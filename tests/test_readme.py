@@ -37,7 +37,5 @@ def test_the_docstring_examples_run(name):
 
 def test_the_readme_names_only_commands_that_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(
-        re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    )
+    named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {target for pair in named for target in pair if target} <= targets

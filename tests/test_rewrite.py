@@ -16,14 +16,18 @@ from messages import messages
 from insum_ops import insum
 
 P, PQ = ("p",), ("p", "q")
+FULL, PARTIAL = (False, False), (True, True)  # are there last blocks that are not full
 FORMS = {
-    "COO": Shape(P, (P, P), (True, True), False, False, 0),
-    "GroupCOO": Shape(PQ, (P, PQ), (True, True), False, True, 0),
-    "GroupCOO by columns": Shape(PQ, (PQ, P), (True, True), False, True, 1),
-    "GroupCOO without padding": Shape(PQ, (P, PQ), (True, True), False, False, 0),
-    "ELL": Shape(PQ, (P, PQ), (False, True), False, True, 0),
-    "BlockCOO": Shape(P, (P, P), (True, True), True, False, 0),
-    "BlockGroupCOO": Shape(PQ, (P, PQ), (True, True), True, True, 0),
+    "COO": Shape(P, (P, P), (True, True), False, False, FULL),
+    "GroupCOO": Shape(PQ, (P, PQ), (True, True), False, True, FULL),
+    "GroupCOO by columns": Shape(PQ, (PQ, P), (True, True), False, True, FULL),
+    "GroupCOO without padding": Shape(PQ, (P, PQ), (True, True), False, False, FULL),
+    "ELL": Shape(PQ, (P, PQ), (False, True), False, True, FULL),
+    "BlockCOO": Shape(P, (P, P), (True, True), True, False, FULL),
+    "BlockGroupCOO": Shape(PQ, (P, PQ), (True, True), True, True, FULL),
+    "BlockCOO with partial blocks": Shape(P, (P, P), (True, True), True, False, PARTIAL),
+    "BlockGroupCOO with partial blocks": Shape(PQ, (P, PQ), (True, True), True, True, PARTIAL),
+    "BlockGroupCOO with partial columns": Shape(PQ, (P, PQ), (True, True), True, True, (False, True)),
 }
 
 
@@ -87,12 +91,33 @@ def test_a_coordinate_that_nothing_reads_is_left_out() -> None:
     assert found.coords == ("AM", None)
 
 
-@pytest.mark.parametrize("form", ["GroupCOO", "ELL", "BlockGroupCOO"])
-def test_padding_stays_hidden_when_nothing_else_reads_its_coordinate(form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "factor"), [("GroupCOO", "A1[AK[p,q]]"), ("ELL", "A1[AK[p,q]]"), ("BlockGroupCOO", "A1[AK[p,q],bk]")]
+)
+def test_padding_stays_hidden_when_nothing_else_reads_its_coordinate(form: str, factor: str) -> None:
     found = rewritten("C[m] += A[m,k]", form)
-    assert str(found.statement.factors[-1]) == "A1[AK[p,q]]"
+    assert str(found.statement.factors[-1]) == factor
     assert found.ones == {"A1": 1}
     assert found.coords[1] == "AK"
+
+
+@pytest.mark.parametrize(
+    ("expr", "form", "expected"),
+    [
+        ("C[m] += A[m,k]", "BlockCOO", "C[AM[p],bm] += AV[p,bm,bk]"),
+        ("C[m] += A[m,k]", "BlockCOO with partial blocks", "C[AM[p],bm] += AV[p,bm,bk] * A1[AK[p],bk]"),
+        ("C[k] += A[m,k]", "BlockCOO with partial blocks", "C[AK[p],bk] += AV[p,bm,bk] * A1[AM[p],bm]"),
+        (
+            "C[()] += A[m,k]",
+            "BlockGroupCOO with partial blocks",
+            "C[()] += AV[p,q,bm,bk] * A1[AM[p],bm] * A1_[AK[p,q],bk]",
+        ),
+        ("C[k] += A[m,k]", "BlockGroupCOO with partial columns", "C[AK[p,q],bk] += AV[p,q,bm,bk]"),
+    ],
+)
+def test_the_unused_part_of_a_last_block_stays_hidden(expr: str, form: str, expected: str) -> None:
+    """What a partial last block stores past the edge is no entry, so it gets no gradient either."""
+    assert str(rewritten(expr, form).statement) == expected
 
 
 def test_one_reading_hides_the_padding_of_all() -> None:
@@ -183,9 +208,7 @@ A is sparse, so its indices must differ, but m stands twice; make it dense with 
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES]
-)
+@pytest.mark.parametrize(("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES])
 def test_message(kind: type[InsumError], tensors: dict[str, Any], text: str) -> None:
     ((expr, expected),) = messages(text)
     with pytest.raises(InsumError) as caught:

@@ -13,7 +13,17 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import LoopNest, Read, Sum, dense
-from statements import DEVICE, FORMATS, Case, Operand, examples, random_index, random_values, statements
+from statements import (
+    DEVICE,
+    FORMATS,
+    IS_INTERPRETED,
+    Case,
+    Operand,
+    examples,
+    random_index,
+    random_values,
+    statements,
+)
 from tolerances import DTYPES, assert_matches, assert_within, bound
 from torch import Tensor
 
@@ -46,12 +56,10 @@ def check(case: Case, poison: float = math.nan) -> None:
         assert tensor._version == before[name][1], f"{name} was written to"
         torch.testing.assert_close(tensor, before[name][0], rtol=0, atol=0, equal_nan=True)
         if actual.numel() > 0:
-            assert actual.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr(), (
-                f"{name} was returned"
-            )
+            assert actual.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr(), f"{name} was returned"
 
 
-@settings(max_examples=examples(800, 500))
+@settings(max_examples=examples(800, 100))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> None:
     check(case, poison)
@@ -70,7 +78,7 @@ def reduced_precision(is_allowed: bool) -> Iterator[None]:
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before
 
 
-@settings(max_examples=examples(100, 60))
+@settings(max_examples=examples(100, 20))
 @given(statements(dtypes=HALVES))
 def test_reduced_precision_flags_let_half_precision_meet_in_memory(case: Case) -> None:
     expected = LoopNest(case.expr, case.tensors, case.size).result()
@@ -81,9 +89,7 @@ def test_reduced_precision_flags_let_half_precision_meet_in_memory(case: Case) -
 
 
 # name: (expression, shapes of values, (shape, extent it points into) of index tensors, size)
-Spec = tuple[
-    str, dict[str, tuple[int, ...]], dict[str, tuple[tuple[int, ...], int]], "tuple[int, ...] | None"
-]
+Spec = tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[tuple[int, ...], int]], "tuple[int, ...] | None"]
 FEATURES: dict[str, Spec] = {
     "copy": ("C[i] = A[i]", {"A": (5,)}, {}, None),
     "matmul": ("C[i,j] += A[i,k] * B[k,j]", {"A": (3, 5), "B": (5, 4)}, {}, None),
@@ -199,7 +205,8 @@ def features(spec: Spec, dtype: torch.dtype, missing: float) -> Case:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES.keys())
 def test_feature(spec: Spec, dtype: torch.dtype) -> None:
-    for missing in (0.0, 0.3, 1.0) if spec[2] else (0.0,):
+    shares = (0.3, 1.0) if IS_INTERPRETED and dtype == torch.float32 else (0.3,) if IS_INTERPRETED else (0.0, 0.3, 1.0)
+    for missing in shares if spec[2] else (0.0,):
         check(features(spec, dtype, missing))
 
 
@@ -258,7 +265,7 @@ def test_result_dtype_is_torch_promotion(dtype: torch.dtype) -> None:
         assert insum("C[i] = 2.5 * A[i]", A=A, C=B).dtype == dtype
 
 
-@settings(max_examples=examples(60, 30))
+@settings(max_examples=examples(60, 10))
 @given(statements(dtypes=(torch.float64,), is_plain=True), st.data())
 def test_linear_in_each_factor(case: Case, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(case.value_names))
@@ -273,16 +280,14 @@ def test_linear_in_each_factor(case: Case, data: st.DataObject) -> None:
     assert_within(combined, (2 * run(parts[0]) - 3 * run(parts[1])).cpu(), allowed)
 
 
-@settings(max_examples=examples(60, 30))
+@settings(max_examples=examples(60, 10))
 @given(statements(dtypes=(torch.float64,), is_plain=True), st.data())
 def test_invariant_under_a_joint_permutation_of_a_summed_index(case: Case, data: st.DataObject) -> None:
     nest = LoopNest(case.expr, case.tensors, case.size)
     inner = [name for name in nest.extents if name not in nest.sentence.output.indices]
     assume(inner)
     name = data.draw(st.sampled_from(inner))
-    order = torch.tensor(
-        data.draw(st.permutations(range(nest.extents[name]))), dtype=torch.int64, device=DEVICE
-    )
+    order = torch.tensor(data.draw(st.permutations(range(nest.extents[name]))), dtype=torch.int64, device=DEVICE)
     bases = {}
     for read in reads(nest):
         base = bases.get(read.name, case.operands[read.name].base)
@@ -295,7 +300,7 @@ def test_invariant_under_a_joint_permutation_of_a_summed_index(case: Case, data:
     assert_within(run(case.with_bases(bases)), run(case).cpu(), 2 * limit(expected))
 
 
-@settings(max_examples=examples(60, 30))
+@settings(max_examples=examples(60, 10))
 @given(statements(dtypes=(torch.float64,), is_plain=True), st.data())
 def test_padding_adds_nothing(case: Case, data: st.DataObject) -> None:
     nest = LoopNest(case.expr, case.tensors, case.size)
@@ -332,7 +337,10 @@ def reads(nest: LoopNest) -> Iterator[Read]:
         pending += read.inner
 
 
-# What no product reads, though no single -1 hides it: it takes all of them together.
+# What no product reads, though no single -1 hides it: it takes all of them together. The FX route and kernels that
+# multiply and add keep all of it out. A kernel with tl.dot keeps out what a factor's own indices hide; where a factor
+# lacks an index of the tensor that holds the -1 (Weight[z,c,m] beside NBR[x,z]), NaN and Inf in it may spread over
+# their tile. The statements here are too small for a dot to be chosen.
 RULED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "all of another factor is missing": (
         "C[i] = A[i] * B[E[j]]",
@@ -360,17 +368,20 @@ def test_nothing_leaks_in_that_no_product_reads(expr: str, lists: dict[str, Any]
     assert_within(insum(expr, **tensors), expected.value, limit(expected))
 
 
-@settings(max_examples=examples(150, 60))
+@settings(max_examples=examples(150, 40))
 @given(statements(missing=((0.3, 0.6), (0.5, 1.0))), st.sampled_from((math.nan, math.inf)))
 def test_nothing_leaks_into_random_statements_that_no_product_reads(case: Case, poison: float) -> None:
-    """Stricter than `check`: also what is ruled out by indices that vary with names it does not have."""
+    """Stricter than `check`: also what is ruled out by indices that vary with names it does not have.
+
+    A promise of the FX route and of multiply-add kernels only: see `RULED_OUT`.
+    """
     nest = LoopNest(case.expr, case.tensors, case.size)
     expected = nest.result()
     actual = run(case.poisoned(nest.touched, poison))
     assert_within(actual, expected.value, limit(expected))
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", [math.nan] if IS_INTERPRETED else [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_leaks_from_rows_that_no_entry_refers_to(name: str, group_dim: int, poison: float) -> None:

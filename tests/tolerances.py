@@ -53,6 +53,4 @@ def assert_within(actual: Tensor, expected: Tensor, limit: Tensor) -> None:
 
 def assert_matches(actual: Tensor, expected: Tensor) -> None:
     """`actual` equals a dense float64 reference to the tolerance of its own dtype."""
-    torch.testing.assert_close(
-        actual.detach().cpu().double(), expected.detach().cpu(), **TOLERANCE[actual.dtype]
-    )
+    torch.testing.assert_close(actual.detach().cpu().double(), expected.detach().cpu(), **TOLERANCE[actual.dtype])

@@ -1,0 +1,180 @@
+"""What only a GPU can show: capture, determinism, streams, huge tensors, what is compiled how often."""
+
+import pytest
+import torch
+from insum_ops.compiler import launch, pipeline
+from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.formats import BlockGroupCOO, GroupCOO
+
+import insum_ops
+from insum_ops import insum
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
+CONV = "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]"
+
+
+@pytest.fixture(autouse=True)
+def _untuned(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+
+
+def graph(rows=500, columns=400, density=0.05, dtype=torch.float32):
+    dense = torch.randn(rows, columns, device="cuda", dtype=dtype)
+    return dense * (torch.rand(rows, columns, device="cuda") < density)
+
+
+def convolution(groups=40, voxels=300, channels=32, dtype=torch.float16):
+    return {
+        "MX": torch.randint(-1, voxels, (groups, 32), device="cuda"),
+        "MY": torch.randint(-1, voxels, (groups, 32), device="cuda"),
+        "MZ": torch.randint(0, 5, (groups,), device="cuda"),
+        "In": torch.randn(voxels, channels, device="cuda", dtype=dtype),
+        "W": torch.randn(5, channels, channels, device="cuda", dtype=dtype),
+    }
+
+
+def test_calls_can_be_captured_in_a_graph_and_replayed_on_new_values():
+    A = GroupCOO.from_dense(graph())
+    B = torch.randn(400, 64, device="cuda")
+    insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+    capture = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(capture):
+        C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+    B.normal_()
+    capture.replay()
+    torch.testing.assert_close(C, (A.to_dense().double() @ B.double()).float(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_statement_first_met_during_capture_takes_a_default_config(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    tensors = convolution()
+    capture = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(capture):
+        Out = insum(CONV, size=(300, 32), **tensors)
+    capture.replay()
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
+    torch.testing.assert_close(Out.double(), insum(CONV, size=(300, 32), **wide), rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("with_facts", [True, False])
+def test_deterministic_mode_is_bitwise_equal_over_runs(with_facts):
+    torch.use_deterministic_algorithms(True)
+    try:
+        if with_facts:
+            A, B = GroupCOO.from_dense(graph(density=0.3), group_size=4), torch.randn(400, 64, device="cuda")
+            runs = [insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B) for _ in range(20)]
+        else:
+            tensors = convolution()
+            runs = [insum(CONV, size=(300, 32), **tensors) for _ in range(20)]
+        assert all(torch.equal(runs[0], run) for run in runs[1:])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_an_index_out_of_range_raises_and_touches_nothing():
+    tensors = convolution()
+    tensors["MY"][3, 4] = 300
+    with pytest.raises(IndexRangeError, match=r"MY\[3,4\] is 300, outside In dimension 0, which has size 300"):
+        insum(CONV, size=(300, 32), **tensors)
+
+
+def test_half_precision_sums_follow_torchs_flag():
+    tensors = convolution(groups=2000, voxels=20)
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
+    expected = insum(CONV, size=(20, 32), **wide)
+    matmul = torch.backends.cuda.matmul
+    errors = {}
+    for flag in (True, False):
+        matmul.allow_fp16_reduced_precision_reduction = flag
+        errors[flag] = float((insum(CONV, size=(20, 32), **tensors).double() - expected).norm() / expected.norm())
+    assert errors[False] < 3e-4 < errors[True]
+
+
+def test_many_lengths_compile_few_kernels():
+    launch.load.cache_clear()
+    pipeline._plans.clear()
+    B = torch.randn(64, 32, device="cuda")
+    for nnz in range(100, 150):
+        AM, AK = (torch.randint(64, (nnz,), device="cuda") for _ in range(2))
+        insum("C[AM[p],n] += AV[p] * B[AK[p],n]", AM=AM, AK=AK, AV=torch.randn(nnz, device="cuda"), B=B, size=(64, 32))
+    assert launch.load.cache_info().currsize <= 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11's own, while it traces an autograd.Function
+def test_compiles_without_a_graph_break_and_trains():
+    tensors = convolution(dtype=torch.float32)
+    maps = {k: v for k, v in tensors.items() if not v.is_floating_point()}
+
+    @torch.compile(fullgraph=True)
+    def layer(In, W):
+        return torch.relu(insum(CONV, In=In, W=W, size=(300, 32), **maps)).square().sum()
+
+    grads = []
+    for call in (layer, layer.__wrapped__ if hasattr(layer, "__wrapped__") else layer._torchdynamo_orig_callable):
+        leaves = [tensors[name].clone().requires_grad_() for name in ("In", "W")]
+        call(*leaves).backward()
+        grads.append([leaf.grad for leaf in leaves])
+    for compiled, eager in zip(*grads):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-3)
+
+
+def test_other_streams_and_views():
+    stream = torch.cuda.Stream()
+    B = torch.randn(64, 400, device="cuda").T[:, ::2]
+    A = GroupCOO.from_dense(graph())
+    with torch.cuda.stream(stream):
+        C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+    stream.synchronize()
+    torch.testing.assert_close(C, (A.to_dense().double() @ B.double()).float(), rtol=1e-5, atol=1e-4)
+    odd = torch.randn(400 * 64 + 1, device="cuda")[1:].view(400, 64)
+    C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=odd)
+    torch.testing.assert_close(C, (A.to_dense().double() @ odd.double()).float(), rtol=1e-5, atol=1e-4)
+
+
+def test_gathers_from_and_scatters_into_more_than_2_to_the_31_elements():
+    rows = 2**25 + 3
+    big = torch.zeros(rows, 80, device="cuda", dtype=torch.float16)
+    assert big.numel() > 2**31
+    at = torch.tensor([0, 7, rows - 1, rows - 2, 2**24], device="cuda")
+    big[at] = torch.randn(5, 80, device="cuda", dtype=torch.float16)
+    read = insum("C[p,n] = B[I[p],n]", B=big, I=at)
+    assert torch.equal(read, big[at])
+    written = insum("C[I[p],n] += B[p,n]", B=read, I=at.flip(0), size=tuple(big.shape))
+    assert torch.equal(written[at.flip(0)], read)
+    assert int((written != 0).any(1).sum()) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_training_a_block_sparse_layer_matches_its_dense_twin(dtype):
+    W = graph(128, 96, 1.0, dtype) * (torch.rand(8, 6, device="cuda") < 0.4).repeat_interleave(16, 0).repeat_interleave(
+        16, 1
+    )
+    A = BlockGroupCOO.from_dense(W, block_size=(16, 16))
+    values = A.values.clone().requires_grad_()
+    x = torch.randn(96, 40, device="cuda", dtype=dtype, requires_grad=True)
+    y = insum("Y[m,n] += A[m,k] * X[k,n]", A=A.with_values(values), X=x)
+    upstream = torch.randn_like(y)
+    y.backward(upstream)
+    tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
+    dense = W.double()
+
+    def close(actual, expected):
+        assert float((actual.double() - expected).norm() / expected.norm()) < tolerance
+
+    close(y.detach(), dense @ x.detach().double())
+    close(x.grad, dense.T @ upstream.double())
+    expected = BlockGroupCOO.from_dense(
+        upstream.double() @ x.detach().double().T * (dense != 0), block_size=(16, 16)
+    ).to_dense()
+    close(A.with_values(values.grad).to_dense(), expected)
+
+
+def test_tune_returns_times_best_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    found = insum_ops.tune(CONV, size=(300, 32), **convolution())
+    times = [timing.milliseconds for timing in found.timings if timing.milliseconds is not None]
+    assert times == sorted(times)
+    assert len(times) >= 3
+    assert list((tmp_path / "tuning").glob("*.json"))

@@ -2,8 +2,8 @@
 
     INSUM_DATA=folder python -m bench.bench_kernels spmm block conv tensor_product host
 
-`INSUM_DATA` holds graphs/ and clouds/ of npz files (generated inputs without it). `INSUM_YARDSTICKS` may name a Python file
-with hand-written kernels to time beside ours; it is no part of this project.
+`INSUM_DATA` holds graphs/ and clouds/ of npz files (generated inputs without it). `INSUM_YARDSTICKS` may name a Python
+file with hand-written kernels to time beside ours; it is no part of this project.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def yardsticks() -> ModuleType | None:
     if path is None:
         return None
     spec = importlib.util.spec_from_file_location("yardsticks", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["yardsticks"] = module
     spec.loader.exec_module(module)
@@ -292,7 +293,6 @@ def tensor_product() -> None:
                 stick = _product_yardstick(peer, maps, X, Y, W, precision) if peer is not None else float("nan")
                 rows.append((lmax, channels, precision, floor, stick, ours, ours / stick, ours / floor, error))
             torch.set_float32_matmul_precision("highest")
-            del X, Y, W
     print(
         table(
             "tensor product, batch 10,000",

@@ -91,7 +91,7 @@ def submanifold_map(coordinates: Tensor, kernel: int = 3) -> Tensor:
 
 
 def clebsch_gordan(lmax: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Coordinates (path, i, j, k), values and shape of the tensor that couples l1 x l2 -> l3, all l <= lmax, parity kept."""
+    """Coordinates (path, i, j, k), values and shape of the tensor coupling l1 x l2 -> l3, l <= lmax, parity kept."""
     from e3nn import o3  # an optional peer
 
     coordinates, values, path = [], [], 0

@@ -48,7 +48,7 @@ def _evaluate_plain(
 def _call(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
-    """Through the operator where somebody is watching (a tracer, a mode, a transform), else straight to the pipeline."""
+    """Through the operator where somebody watches (a tracer, a mode, a transform), else straight to the pipeline."""
     is_watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforms() is not None
     if is_watched or any([type(tensor) not in PLAIN for tensor in tensors]):
         return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
@@ -82,7 +82,7 @@ class _Plain(torch.autograd.Function):
         return None, None, None, None, None, *grads
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]
+@torch.compiler.assume_constant_result
 def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     """The gradient's terms, and whether the upstream gradient is one itself (of the output that sums start from)."""
     statement = parse(expr)

@@ -75,7 +75,7 @@ class Problem:
             layout,
             _device_name(bound.device),
             TRITON_VERSION,
-            f"{self.flags.precision} {self.flags.sum_dtype} lazy={self.flags.lazy} padded={sorted(self.flags.padded or ())}",
+            str(self.flags),
             self.deterministic,
         )
 
@@ -241,4 +241,4 @@ def _elapsed(call: Callable[[], object]) -> float:
     call()
     after.record()
     after.synchronize()
-    return before.elapsed_time(after)
+    return float(before.elapsed_time(after))

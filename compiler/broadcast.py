@@ -1,20 +1,22 @@
-"""How values over different tile axes meet: lazily, an axis inserted where it is needed, or eagerly, all axes from the start."""
+"""How values over different tile axes meet: lazily, an axis inserted where needed, or eagerly, with all axes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 __all__ = ["Eager", "Lazy", "Value"]
 
 
 @dataclass(frozen=True)
 class Value:
-    """An expression, the tile axes it varies over, and its type (a torch.dtype; None: the type sums are taken in)."""
+    """An expression, the tile axes it varies over, and its type (None: the one that sums are taken in)."""
 
     text: str
     axes: tuple[str, ...] = ()
-    dtype: object = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Lazy:
 
 @dataclass(frozen=True)
 class Eager(Lazy):
-    """Every value has all axes, of size 1 where it does not vary; a dot's operands are reshaped, as TorchInductor does."""
+    """Every value has all axes, of size 1 where it does not vary; operands of a dot are reshaped, as Inductor does."""
 
     def shape(self, axes: Sequence[str]) -> str:
         return _tuple([self.blocks[axis] if axis in axes else 1 for axis in self.axes])

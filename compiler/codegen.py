@@ -61,6 +61,10 @@ class Flags:
     lazy: bool = True
     padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
 
+    def __str__(self) -> str:
+        padded = "all" if self.padded is None else ",".join(sorted(self.padded))
+        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}"
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -83,9 +87,9 @@ class Kernel:
     num_stages: int
 
 
-def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags = Flags()) -> Kernel:
+def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
     """The kernel that runs `schedule` with `config`."""
-    return _Emitter(schedule, strides, config, flags).kernel()
+    return _Emitter(schedule, strides, config, flags or Flags()).kernel()
 
 
 def _identifier(name: str) -> str:
@@ -374,7 +378,7 @@ class _Emitter:
     # loads
 
     def emit_level(self) -> None:
-        """Load everything whose index names have just become known, so that nothing is loaded deeper than it must be."""
+        """Load everything whose index names have just become known, so that nothing is loaded deeper than needed."""
         for name in self.schedule.names("step"):
             if name not in self.names and self.is_one_step(name) and self.depth == 1:
                 self.define_step(name)

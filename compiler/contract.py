@@ -58,7 +58,7 @@ class Sum:
         return self.of.axes - {self.over}
 
 
-Node = Union[Leaf, Product, Dot, Sum]
+Node = Union[Leaf, Product, Dot, Sum]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
 
 
 def contract(

@@ -75,7 +75,7 @@ class Number:
         return repr(self.value)
 
 
-Index = Union[Var, Const, Access]
+Index = Union[Var, Const, Access]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
 
 
 @dataclass(frozen=True)

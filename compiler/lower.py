@@ -6,9 +6,10 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import opt_einsum
 import torch
@@ -67,22 +68,19 @@ class _Lowering:
         self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
 
     def module(self) -> fx.GraphModule:
-        if self.bound.is_empty:
-            result = self.start()
-        else:
-            result = self.scatter(self.contract())
+        result = self.start() if self.bound.is_empty else self.scatter(self.contract())
         if self.bound.compute_dtype != self.bound.dtype:
             result = self.call(torch.Tensor.to, result, self.bound.dtype)
         self.graph.output(result)
         self.graph.lint()
         return fx.GraphModule(torch.nn.Module(), self.graph, "Insum")
 
-    def call(self, function: object, *args: object, **kwargs: object) -> fx.Node:
-        if hasattr(torch.Tensor, getattr(function, "__name__", "")) and function is getattr(
-            torch.Tensor, function.__name__
-        ):  # type: ignore[attr-defined]
-            return self.graph.call_method(function.__name__, args, kwargs)  # type: ignore[attr-defined,arg-type]
-        return self.graph.call_function(function, args, kwargs)  # type: ignore[arg-type]
+    def call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of a torch function, or of a tensor's method."""
+        name = getattr(function, "__name__", "")
+        if getattr(torch.Tensor, name, None) is function:
+            return self.graph.call_method(name, args, kwargs)
+        return self.graph.call_function(function, args, kwargs)
 
     # gather
 
@@ -215,7 +213,7 @@ class _Lowering:
         return result
 
     def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
-        """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN) and convert to the type sums are taken in."""
+        """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN); convert to the type sums are taken in."""
         node = factor.node
         for masks in groups:
             for mask in self.seen_from(factor, masks):

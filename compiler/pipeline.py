@@ -1,4 +1,4 @@
-"""The stages in order, memoised: parse -> bind -> lower or (schedule -> emit -> tune -> launch). Read this file first."""
+"""The stages in order, memoised: parse, bind, then lower or (schedule, emit, tune, launch). Read this file first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = Fa
 
 @dataclass
 class Plan:
-    """A bound statement and what runs it: the FX graph or a launcher, one for each set of index tensors that hold a -1."""
+    """A bound statement and what runs it, the FX graph or a launcher: one for each set of index tensors with a -1."""
 
     bound: Bound
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""`Bound` -> `Schedule`: which index is a grid position, a tile axis or a loop; dot or multiply-add; how results are scattered.
+"""`Bound` -> `Schedule`: which index is a grid position, a tile axis or a loop; dot or multiply-add; how to scatter.
 
 | role    | the index name is                                                         |
 |---------|---------------------------------------------------------------------------|
@@ -49,7 +49,7 @@ class OneHot:
         return f"[{self.position} == {self.name}]"
 
 
-Factor = Union[Access, OneHot]
+Factor = Union[Access, OneHot]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
 
 
 def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
-    """Elements that all programs load together when tiles of at most 128 run along `axes`; scattered ones count more."""
+    """Elements that all programs load together with tiles of at most 128 along `axes`; scattered ones count more."""
     blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
     total = 0.0
@@ -340,7 +340,7 @@ def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:
 
 
 def _deep_schedule(start: _Start, plain: Schedule) -> Schedule | None:
-    """Instead of several results side by side, several summands: many gathers in flight where a row has many entries."""
+    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries."""
     sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
@@ -356,16 +356,14 @@ def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Sch
     vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
     others = [name for name in start.free if name != vector]
     other = row or max(others, key=lambda name: start.extents[name], default=None)
-    if start.strategy == "on-chip":
-        other = (
-            next(name for name in others if name == start.factors[-1].name)
-            if vector != start.factors[-1].name
-            else other
-        )  # type: ignore[union-attr]
+    scatter = start.factors[-1] if start.factors else None
+    if isinstance(scatter, OneHot) and vector != scatter.name:
+        other = scatter.name
     tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
     steps = (vector,) if vector is not None and vector not in start.free else ()
     strategy = start.strategy
-    if strategy == "store" and not deterministic and steps and start.extents[steps[0]] >= SPLIT_EXTENT:
-        if math.prod(start.extents[name] for name in start.free) <= SPLIT_EXTENT:
-            tiles, steps, strategy = (*tiles, *steps), (), "atomic"
+    results = math.prod(start.extents[name] for name in start.free)
+    is_long = any(start.extents[name] >= SPLIT_EXTENT >= results for name in steps)
+    if strategy == "store" and not deterministic and is_long:
+        tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -65,7 +65,7 @@ def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a format-agnostic statement becomes an indirect one; depends on shapes and the kind of format, not on data."""
+    """How a format-agnostic statement becomes an indirect one; depends on shapes and the kind of format, not data."""
 
     statement: Statement
     text: str  # of the statement

@@ -21,12 +21,6 @@ class Read:
     indices: tuple[str | int | Read, ...]
 
     @property
-    def names(self) -> set[str]:
-        """Every index name in it, those inside indirections included."""
-        found = {index for index in self.indices if isinstance(index, str)}
-        return found.union(*(inner.names for inner in self.inner))
-
-    @property
     def inner(self) -> list[Read]:
         return [index for index in self.indices if isinstance(index, Read)]
 
@@ -157,44 +151,6 @@ class LoopNest:
             for read, place in zip(self.reads, places, strict=True):
                 assert place is not None
                 found[read.name].add(place)
-        return self._with_seed(found)
-
-    @property
-    def reached(self) -> dict[str, set[Position]]:
-        """The elements that no -1 hides by itself: the touched ones, and those that only several -1 rule out.
-
-        In `C[i] += A[i] * B[E[j]]` a row of B that E does not name is out of reach. A is touched nowhere if E
-        is all -1, but it is within reach, since no index of E varies with i alone.
-        """
-        found: dict[str, set[Position]] = {read.name: set() for read in self.reads}
-        for read in self.reads:
-            found[read.name] |= self._reached_by(read)
-        return self._with_seed(found)
-
-    @property
-    def reached_output(self) -> set[Position]:
-        """The elements of the output that no -1 hides by itself."""
-        return self._reached_by(self.sentence.output)
-
-    def _reached_by(self, read: Read) -> set[Position]:
-        pending, pointers = [self.sentence.output, *self.reads], []
-        while pending:
-            inner = pending.pop().inner
-            pointers += [pointer for pointer in inner if pointer.names <= read.names]
-            pending += inner
-        found = set()
-        for at in self._points():
-            places = [self._locate(pointer, at) for pointer in pointers]
-            is_hidden = any(
-                place is None or self.data[pointer.name][place] < 0
-                for pointer, place in zip(pointers, places, strict=True)
-            )
-            place = self._locate(read, at)
-            if place is not None and not is_hidden:
-                found.add(place)
-        return found
-
-    def _with_seed(self, found: dict[str, set[Position]]) -> dict[str, set[Position]]:
         seed = self.tensors.get(self.sentence.output.name)
         if seed is not None:
             everything = set(itertools.product(*(range(n) for n in seed.shape)))

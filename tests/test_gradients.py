@@ -45,14 +45,14 @@ def test_gradgradcheck(case: Case) -> None:
 @settings(max_examples=examples(250, 30))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
-    """In every dtype, with `poison` wherever a -1 hides it: it reaches no gradient either."""
+    """In every dtype, with `poison` wherever no product reads or writes: it reaches no gradient."""
     nest = LoopNest(case.expr, case.tensors, case.size)
     upstream = random_values(nest.shape, nest.dtype, torch.Generator().manual_seed(6)).to(DEVICE)
     expected = nest.gradients(upstream)
     if nest.sentence.output.name not in case.operands or not nest.sentence.is_added:
         output = Case("", {"grad": Operand(upstream, "contiguous", nest.shape)}, None)
-        upstream = output.poisoned({"grad": nest.reached_output}, poison).tensors["grad"]
-    poisoned = case.poisoned(nest.reached, poison)
+        upstream = output.poisoned({"grad": {output for output, _ in nest.terms}}, poison).tensors["grad"]
+    poisoned = case.poisoned(nest.touched, poison)
     tensors = {
         name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in poisoned.tensors.items()
     }

@@ -1,4 +1,4 @@
-"""Every scatter strategy, product and layout that code generation knows, on small problems, against the FX graph in float64.
+"""Every scatter strategy, product and layout of code generation, on small problems, against the FX graph in float64.
 
 Runs where the generated kernels run: under TRITON_INTERPRET=1, or on a GPU.
 """

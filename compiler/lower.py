@@ -5,6 +5,7 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Value:
 
     node: fx.Node
     axes: tuple[str, ...]
+    without: frozenset[fx.Node] = frozenset()  # masks that it already obeys
 
 
 def placeholders(bound: Bound) -> tuple[str, ...]:
@@ -103,7 +105,12 @@ class _Lowering:
             return Value(node, tuple(map(str, indices)))
         if len(pointing) == 1:
             (dim,) = pointing
-            position = self.position(indices[dim])
+            index, without = indices[dim], frozenset[fx.Node]()
+            if isinstance(index, Access) and self.is_worth_a_zero(access, indices, index):
+                node, position, mask = self.with_a_zero(node, dim, index)
+                without = frozenset({mask.node})
+            else:
+                position = self.position(index)
             node = self.call(torch.index_select, node, dim, self.flat(position))
             if len(position.axes) != 1:
                 node = (
@@ -112,13 +119,29 @@ class _Lowering:
                     else self.call(torch.squeeze, node, dim)
                 )
             axes = tuple(map(str, indices))
-            return Value(node, axes[:dim] + position.axes + axes[dim + 1 :])
+            return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
         rest = [dim for dim in range(len(indices)) if dim not in pointing]
         joint, positions = self.broadcast([indices[dim] for dim in pointing])
         if pointing != list(range(len(pointing))):
             node = self.call(torch.permute, node, (*pointing, *rest))
         node = self.call(torch.ops.aten.index.Tensor, node, positions)
         return Value(node, joint + tuple(str(indices[dim]) for dim in rest))
+
+    def is_worth_a_zero(self, access: Access, indices: Sequence[Index], index: Access) -> bool:
+        """Reading -1 as one more row, of zeros, costs a copy of the tensor; masking costs one of what is gathered."""
+        is_value = access in self.bound.statement.accesses
+        names = dict.fromkeys(n for item in indices for n in (item.names if isinstance(item, Access) else (str(item),)))
+        gathered = math.prod(self.bound.extents[name] for name in names)
+        size = math.prod(self.bound.shapes[access.name])
+        return is_value and index.name in self.padded and not index.is_indirect and gathered >= size
+
+    def with_a_zero(self, node: fx.Node, dim: int, index: Access) -> tuple[fx.Node, Value, Value]:
+        """The tensor with a row of zeros at its end, positions that point -1 there, and the mask that this obeys."""
+        value, mask = self.gather(index), self.mask(index)
+        row = self.call(torch.zeros_like, self.call(torch.narrow, node, dim, 0, 1))
+        end = self.call(torch.Tensor.size, node, dim)
+        position = self.call(torch.where, mask.node, value.node, end)
+        return self.call(torch.cat, [node, row], dim), Value(position, value.axes), mask
 
     def pointing(self, indices: Sequence[Index]) -> list[int]:
         """Dimensions that need an index tensor: indirections, and names that stand twice."""
@@ -181,11 +204,15 @@ class _Lowering:
         for index in access.indirections:
             found.update(self.masks(index))
             if index.name in self.padded:
-                if index not in self.valid:
-                    value = self.gather(index)
-                    self.valid[index] = Value(self.call(torch.ge, value.node, 0), value.axes)
-                found[index] = self.valid[index]
+                found[index] = self.mask(index)
         return found
+
+    def mask(self, index: Access) -> Value:
+        """Where an index has an entry."""
+        if index not in self.valid:
+            value = self.gather(index)
+            self.valid[index] = Value(self.call(torch.ge, value.node, 0), value.axes)
+        return self.valid[index]
 
     def contract(self) -> Value:
         """The product of the factors, summed down to the names on the left."""
@@ -217,6 +244,8 @@ class _Lowering:
         node = factor.node
         for masks in groups:
             for mask in self.seen_from(factor, masks):
+                if mask.node in factor.without:
+                    continue
                 node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
         names = [access.name for access in self.bound.statement.accesses]
         if any(self.bound.dtypes[name] != self.bound.compute_dtype for name in names):
@@ -251,7 +280,19 @@ class _Lowering:
         """One or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
+        if len(operands) == 2 and self.is_elementwise(*operands, axes):
+            large, small = sorted(operands, key=lambda value: -len(value.axes))
+            product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
+            dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
+            kept = tuple(name for name in large.axes if name in axes)
+            total = self.call(torch.sum, product, dims) if dims else product
+            return Value(self.permute(Value(total, kept), axes), axes)
         return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
+
+    def is_elementwise(self, one: Value, other: Value, axes: tuple[str, ...]) -> bool:
+        """One operand scales the other, entry by entry: as a batched product of rows it is many times slower."""
+        small, large = sorted((set(one.axes), set(other.axes)), key=len)
+        return small <= large and bool(small & set(axes))
 
     def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
         names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from reference import Position
 from tolerances import DTYPES
 from torch import Tensor
+
+from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
 DEVICE = os.environ.get("INSUM_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

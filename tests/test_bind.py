@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from messages import messages
+from torch import Tensor
+
 from insum_ops.compiler.bind import Bound, Pointed, bind
 from insum_ops.compiler.errors import IndexRangeError, InsumError, OperandError, ShapeError
 from insum_ops.compiler.parse import parse
 from insum_ops.formats import COO, GroupCOO
-from messages import messages
-from torch import Tensor
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
 from insum_ops.compiler import cache
 from insum_ops.compiler.cache import (
     Entry,

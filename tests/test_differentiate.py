@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from insum_ops.compiler.differentiate import fresh_name, gradient, terms, upstream_name
 from insum_ops.compiler.parse import parse
 

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from statements import IS_INTERPRETED
+from torch import fx
+
+import insum_ops
+from insum_ops import explain, insum, tune
 from insum_ops.compiler.autotune import Candidate, Problem, Timing, candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
@@ -19,11 +24,6 @@ from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.schedule import Schedule
 from insum_ops.formats import BlockGroupCOO, GroupCOO
-from statements import IS_INTERPRETED
-from torch import fx
-
-import insum_ops
-from insum_ops import explain, insum, tune
 
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
 
@@ -59,17 +59,21 @@ extents
 
 FX program
     def forward(AM, AV, AK, B):
-        clamp = torch.clamp(AK, min = 0)
-        reshape = torch.reshape(clamp, (-1,))
-        index_select = torch.index_select(B, 0, reshape)
-        unflatten = torch.unflatten(index_select, 0, (4, 2))
         ge = torch.ge(AK, 0)
-        where = torch.where(ge, AV, 0)
-        reshape_1 = torch.reshape(ge, (4, 2, 1))
-        where_1 = torch.where(reshape_1, unflatten, 0)
-        einsum = torch.einsum('pq,pqn->pn', where, where_1)
+        narrow = torch.narrow(B, 0, 0, 1)
+        zeros_like = torch.zeros_like(narrow)
+        size = B.size(0)
+        where = torch.where(ge, AK, size)
+        cat = torch.cat([B, zeros_like], 0)
+        reshape = torch.reshape(where, (-1,))
+        index_select = torch.index_select(cat, 0, reshape)
+        unflatten = torch.unflatten(index_select, 0, (4, 2))
+        where_1 = torch.where(ge, AV, 0)
+        reshape_1 = torch.reshape(where_1, (4, 2, 1))
+        mul = torch.mul(unflatten, reshape_1)
+        sum_1 = torch.sum(mul, (1,))
         zeros = torch.zeros((5, 40), dtype = torch.float32, device = device(type='cpu'))
-        index_add = torch.index_add(zeros, 0, AM, einsum)
+        index_add = torch.index_add(zeros, 0, AM, sum_1)
         return index_add
 
 schedule

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.facts import row_facts
 

@@ -6,13 +6,14 @@ import copy
 import io
 from dataclasses import FrozenInstanceError
 
-import insum_ops.formats
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, FormatError, GroupCOO
 from tolerances import DTYPES
+
+import insum_ops.formats
+from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, FormatError, GroupCOO
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = [COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import scipy.sparse
 import torch
-from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from tolerances import DTYPES
+
+from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = [COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO]

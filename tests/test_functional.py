@@ -8,11 +8,11 @@ import numpy
 import pytest
 import scipy.sparse
 import torch
-from insum_ops.compiler.errors import InsumError, OperandError, ParseError, ShapeError
-from insum_ops.formats import COO, GroupCOO
 from messages import messages
 
 from insum_ops import explain, insum, tune
+from insum_ops.compiler.errors import InsumError, OperandError, ParseError, ShapeError
+from insum_ops.formats import COO, GroupCOO
 
 V, M = torch.rand(4), torch.rand(3, 4)
 I = torch.tensor([0, 2, 1, 0])  # noqa: E741 - as in the statements below

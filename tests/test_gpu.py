@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from insum_ops.compiler import launch, pipeline
-from insum_ops.compiler.errors import IndexRangeError
-from insum_ops.formats import BlockGroupCOO, GroupCOO
 
 import insum_ops
 from insum_ops import insum
+from insum_ops.compiler import launch, pipeline
+from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.formats import BlockGroupCOO, GroupCOO
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

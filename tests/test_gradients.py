@@ -42,7 +42,7 @@ def test_gradgradcheck(case: Case) -> None:
     assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
 
 
-@settings(max_examples=examples(250, 30))
+@settings(max_examples=examples(250, 60))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
     """In every dtype, with `poison` wherever no product reads or writes: it reaches no gradient."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from insum_ops.formats import GroupCOO, group_size
 from insum_ops.formats.group_size import group_size_candidates, indirect_accesses
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
 from insum_ops.compiler.parse import parse
 

@@ -3,21 +3,26 @@
 Runs where the generated kernels run: under TRITON_INTERPRET=1, or on a GPU.
 """
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from insum_ops.compiler.autotune import Candidate, Problem
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from problems import problem
+from reference import LoopNest
+from statements import DEVICE, examples, statements
+from statements import IS_INTERPRETED as INTERPRETED
+from tolerances import assert_within, bound
+
+from insum_ops.compiler import schedule
+from insum_ops.compiler.autotune import Candidate
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.schedule import schedules, strategies
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
-from statements import DEVICE
-from statements import IS_INTERPRETED as INTERPRETED
-from tolerances import assert_within, bound
 
 pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 
@@ -38,74 +43,75 @@ def positions(high, *size):
     return torch.randint(-1, high, size, dtype=torch.int32, device=DEVICE)
 
 
-def group_spmm(dtype):
-    A = GroupCOO.from_dense(matrix(9, 12, 0.4, dtype), group_size=2)
-    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(12, 20, dtype=dtype))
-    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (9, 20), "AM", A.facts
+def group_spmm(dtype, wide):
+    A = GroupCOO.from_dense(matrix(7, 6, 0.4, dtype), group_size=2)
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype))
+    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), "AM", A.facts
 
 
-def block_spmm(dtype):
-    A = BlockGroupCOO.from_dense(matrix(48, 64, 0.01, dtype), block_size=(16, 16), group_size=2)
-    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 16, 24, dtype=dtype))
-    return "C[AM[p],i,n] += AV[p,q,i,j] * B[AK[p,q],j,n]", tensors, (3, 16, 24), "AM", A.facts
+def block_spmm(dtype, wide):
+    A = BlockGroupCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3), group_size=2)
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, wide, dtype=dtype))
+    return "C[AM[p],i,n] += AV[p,q,i,j] * B[AK[p,q],j,n]", tensors, (3, 4, wide), "AM", A.facts
 
 
-def block_coo_spmm(dtype):
-    A = BlockCOO.from_dense(matrix(48, 64, 0.01, dtype), block_size=(16, 16))
-    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 16, 24, dtype=dtype))
-    return "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", tensors, (3, 16, 24), "AM", A.facts
+def block_coo_spmm(dtype, wide):
+    A = BlockCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3))
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, wide, dtype=dtype))
+    return "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", tensors, (3, 4, wide), "AM", A.facts
 
 
-def convolution(dtype):
-    tensors = dict(MX=positions(11, 3, 16), MY=positions(10, 3, 16), MZ=positions(2, 3))
-    tensors |= dict(In=draw(10, 20, dtype=dtype), W=draw(2, 20, 18, dtype=dtype))
-    return "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", tensors, (11, 18), "", None
+def convolution(dtype, wide):
+    tensors = dict(MX=positions(7, 2, 6), MY=positions(5, 2, 6), MZ=positions(2, 2))
+    tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide, dtype=dtype))
+    return "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", tensors, (7, wide), "", None
 
 
-def convolution_weight(dtype):
-    tensors = dict(MX=positions(11, 3, 16), MY=positions(10, 3, 16), MZ=positions(2, 3))
-    tensors |= dict(In=draw(10, 20, dtype=dtype), dOut=draw(11, 18, dtype=dtype))
-    return "dW[MZ[p],c,m] += In[MY[p,q],c] * dOut[MX[p,q],m]", tensors, (2, 20, 18), "", None
+def convolution_weight(dtype, wide):
+    tensors = dict(MX=positions(7, 2, 6), MY=positions(5, 2, 6), MZ=positions(2, 2))
+    tensors |= dict(In=draw(5, 3, dtype=dtype), dOut=draw(7, wide, dtype=dtype))
+    return "dW[MZ[p],c,m] += In[MY[p,q],c] * dOut[MX[p,q],m]", tensors, (2, 3, wide), "", None
 
 
-def output_stationary(dtype):
-    tensors = dict(NBR=positions(10, 17, 3), In=draw(10, 20, dtype=dtype), W=draw(3, 20, 18, dtype=dtype))
+def output_stationary(dtype, wide):
+    tensors = dict(NBR=positions(5, 6, 2), In=draw(5, wide, dtype=dtype), W=draw(2, wide, 5, dtype=dtype))
     return "Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", tensors, None, "", None
 
 
-def tensor_product(dtype):
-    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
-    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), Y=draw(5, 4, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
-    return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (5, 4, 16), "", None
+def product_tensors(dtype):
+    return dict(I=positions(3, 2, 3), J=positions(3, 2, 3), K=positions(4, 2, 3), V=draw(2, 3, dtype=dtype))
 
 
-def tensor_product_y(dtype):
-    tensors = dict(I=positions(4, 3, 4), J=positions(4, 3, 4), K=positions(4, 3, 4), V=draw(3, 4, dtype=dtype))
-    tensors |= dict(X=draw(5, 4, 16, dtype=dtype), dZ=draw(5, 4, 16, dtype=dtype), W=draw(5, 3, 16, 16, dtype=dtype))
-    return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (5, 4), "", None
+def tensor_product(dtype, wide):
+    tensors = product_tensors(dtype) | dict(X=draw(2, 3, wide, dtype=dtype), Y=draw(2, 4, dtype=dtype))
+    tensors |= dict(W=draw(2, 2, wide, 3, dtype=dtype))
+    return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (2, 3, 3), "", None
 
 
-def sampled(dtype):
-    tensors = dict(AM=positions(9, 7), AK=positions(12, 7, 2), dC=draw(9, 20, dtype=dtype), B=draw(12, 20, dtype=dtype))
+def tensor_product_y(dtype, wide):
+    tensors = product_tensors(dtype) | dict(X=draw(2, 3, 3, dtype=dtype), dZ=draw(2, 3, wide, dtype=dtype))
+    tensors |= dict(W=draw(2, 2, 3, wide, dtype=dtype))
+    return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (2, 4), "", None
+
+
+def sampled(dtype, wide):
+    tensors = dict(AM=positions(5, 7), AK=positions(6, 7, 2))
+    tensors |= dict(dC=draw(5, wide, dtype=dtype), B=draw(6, wide, dtype=dtype))
     return "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]", tensors, None, "", None
 
 
-def paper_example(dtype):
-    tensors = dict(D=positions(9, 18), E=positions(12, 17), A=draw(18, 12, dtype=dtype), B=draw(17, 20, dtype=dtype))
-    return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (9, 20), "", None
+def paper_example(dtype, wide):
+    tensors = dict(D=positions(5, wide), E=positions(6, wide))
+    tensors |= dict(A=draw(wide, 6, dtype=dtype), B=draw(wide, 5, dtype=dtype))
+    return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (5, 5), "", None
 
 
-def full_sum(dtype):
-    return (
-        "C[()] += A[i] * B[i] * 0.5",
-        dict(A=draw(300, dtype=dtype), B=draw(300, dtype=dtype)),
-        None,
-        "",
-        None,
-    )
+def full_sum(dtype, wide):
+    tensors = dict(A=draw(3 * wide, dtype=dtype), B=draw(3 * wide, dtype=dtype))
+    return "C[()] += A[i] * B[i] * 0.5", tensors, None, "", None
 
 
-def corner(dtype):
+def corner(dtype, wide):
     tensors = dict(A=draw(5, 5, dtype=dtype), C=draw(5, 5, 3, dtype=dtype), S=draw(2, dtype=dtype))
     return "C[i,i,0] += A[i,i] * S[1]", tensors, None, "", None
 
@@ -133,17 +139,15 @@ CASES = [
     (corner, "store"),
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+FLAGS = Flags(interpreted=INTERPRETED)
+
+every_case = pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
 
 
-def problem_of(make, dtype, flags):
-    expr, tensors, size, fact, facts = make(dtype)
-    bound = bind(parse(expr), tensors, size)
-    strides = {name: tensor.stride() for name, tensor in tensors.items()}
-    strides[""] = torch.empty(bound.size, device="meta").stride()
-    if bound.is_seeded:
-        strides[" seed"] = strides[bound.statement.output.name]
+def problem_of(make, dtype, flags, wide):
+    expr, tensors, size, fact, facts = make(dtype, wide)
     known = [facts.pointers, facts.is_shared, facts.rows_to_zero] if facts is not None else []
-    return Problem(bound, strides, tuple(tensors), fact, flags, False), tensors, known
+    return problem(expr, tensors, size, fact, flags), tensors, known
 
 
 def expected(bound, tensors):
@@ -152,64 +156,76 @@ def expected(bound, tensors):
     return lower(bound)(*(wide[name] for name in placeholders(bound)))
 
 
-def run_all(make, strategy, dtype, blocks, swap, flags, use_dot):
-    problem, tensors, known = problem_of(make, dtype, flags)
-    for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, use_dot=use_dot):
-        least = 16 if schedule.uses_dot else 1
-        sizes = tuple((axis, max(block, least)) for axis, block in zip(schedule.axes, blocks))
-        launcher = problem.launcher(Candidate(schedule, Config(sizes, 1, 1, swap)))
+def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3, swap=False):
+    """Every schedule of a case. An interpreted loop step takes about 15 ms, hence the small extents."""
+    own, tensors, known = problem_of(make, dtype, flags, wide)
+    found = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)
+    assert found
+    for way in found:
+        least = 16 if way.uses_dot else 1
+        sizes = tuple((axis, max(block, least)) for axis, block in zip(way.axes, blocks))
+        launcher = own.launcher(Candidate(way, Config(sizes, 1, 1, swap)))
         result = launcher(list(tensors.values()), known)
-        assert result.dtype == problem.bound.dtype
-        scale = expected(problem.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
-        terms = max(1, math.prod(problem.bound.extents[name] for name in problem.bound.statement.names))
+        assert result.dtype == own.bound.dtype
+        scale = expected(own.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
+        terms = max(1, math.prod(own.bound.extents[name] for name in own.bound.statement.names))
         limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
-        assert_within(result, expected(problem.bound, tensors).cpu(), limit)
-        yield schedule
+        assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@every_case
+@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
-def test_generated_kernel_equals_the_graph(make, strategy, dtype):
-    flags = Flags(
-        interpreted=INTERPRETED, sum_dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-    )
-    assert list(run_all(make, strategy, dtype, (8, 16, 16, 16), False, flags, use_dot=None))
+def test_generated_kernel_equals_the_graph(make, strategy, dtype, use_dot):
+    """One tile holds every extent, and is larger than it."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    flags = Flags(interpreted=INTERPRETED, sum_dtype=torch.float32 if is_half else None)
+    run_all(make, strategy, (32, 16, 16, 16), use_dot, flags, dtype)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "use_dot"),
-    [((1, 32, 32, 32), False), ((16, 16, 32, 32), True), ((4, 1, 16, 16), False)],
-    ids=str,
-)
-@pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
-def test_every_tile_shape_and_product(make, strategy, use_dot, blocks):
-    for swap in (False, True) if use_dot else (False,):
-        list(run_all(make, strategy, torch.float32, blocks, swap, Flags(interpreted=INTERPRETED), use_dot))
+@every_case
+@pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
+def test_several_tiles_and_steps_of_a_dot(make, strategy, swap):
+    run_all(make, strategy, (16, 16, 16, 16), True, FLAGS, wide=17, swap=swap)
 
 
-@pytest.mark.parametrize("use_dot", [True, False])
-@pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: getattr(x, "__name__", x))
+@every_case
+@pytest.mark.parametrize("blocks", [(1, 2, 2, 2), (4, 1, 4, 4), (2, 4, 2, 2)], ids=str)
+def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
+    run_all(make, strategy, blocks, False, FLAGS)
+
+
+EAGER = [
+    (group_spmm, "owner"),
+    (group_spmm, "store-or-atomic"),
+    (block_spmm, "owner"),
+    (convolution, "atomic"),
+    (tensor_product, "on-chip"),
+    (sampled, "store"),
+]
+
+
+@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
+@pytest.mark.parametrize(("make", "strategy"), EAGER, ids=lambda x: getattr(x, "__name__", x))
 def test_eager_broadcasting_gives_the_same_result(make, strategy, use_dot):
-    list(
-        run_all(
-            make,
-            strategy,
-            torch.float32,
-            (16, 16, 16, 16),
-            False,
-            Flags(interpreted=INTERPRETED, lazy=False),
-            use_dot,
-        )
-    )
+    run_all(make, strategy, (16, 16, 16, 16), use_dot, replace(FLAGS, lazy=False))
 
 
-def test_dot_is_chosen_where_the_paper_uses_tensor_cores():
-    for make, strategy in [
-        (block_spmm, "owner"),
-        (convolution, "atomic"),
-        (tensor_product, "on-chip"),
-        (paper_example, "atomic"),
-    ]:
-        problem, _, _ = problem_of(make, torch.float16, Flags())
-        first = schedules(problem.bound, problem.strides, strategy, problem.fact)[0]
-        assert first.uses_dot, dataclasses.asdict(first)
+@settings(max_examples=examples(100, 40))
+@given(
+    statements((torch.float32,), largest={1: 5, 2: 4, 3: 3, 4: 2, 5: 2}), st.booleans(), st.booleans(), st.booleans()
+)
+def test_random_statements_whatever_the_schedule(case, use_dot, lazy, swap):
+    """Dots where extents are far too short for one, sums on chip where there are few programs."""
+    own = problem(case.expr, case.tensors, case.size, flags=replace(FLAGS, lazy=lazy))
+    assume(not own.bound.is_empty)
+    expected = LoopNest(case.expr, case.tensors, case.size).result()
+    limit = bound(expected.dtype, expected.magnitude, expected.terms, expected.factors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "ON_CHIP_PROGRAMS", 1)
+        ways = strategies(own.bound)
+    for strategy in ways:
+        for found in schedules(own.bound, own.strides, strategy, use_dot=use_dot):
+            sizes = tuple(zip(found.axes, (16,) * 4 if found.uses_dot else (4, 2, 4, 2)))
+            launcher = own.launcher(Candidate(found, Config(sizes, 1, 1, swap and found.uses_dot)))
+            assert_within(launcher(list(case.tensors.values()), []), expected.value, limit)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, fx
+
 from insum_ops.compiler.bind import Bound, bind
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
-from torch import Tensor, fx
 
 
 def bound_of(expr: str, tensors: dict[str, Tensor], size: Any = None) -> Bound:

@@ -8,11 +8,12 @@ import keyword
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import messages
+from statements import Case, statements
+
 from insum_ops.compiler.errors import InsumError, ParseError
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
 from insum_ops.compiler.parse import DEEPEST, LONGEST, parse
-from messages import messages
-from statements import Case, statements
 
 MESSAGES = messages(
     """

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.errors import IndexRangeError
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.ranges import check_ranges, remembered_range, value_range
 from messages import messages
 from torch import Tensor
 
 from insum_ops import insum
+from insum_ops.compiler.bind import bind
+from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.compiler.parse import parse
+from insum_ops.compiler.ranges import check_ranges, remembered_range, value_range
 
 
 @pytest.fixture

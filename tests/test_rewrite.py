@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from messages import messages
+
+from insum_ops import insum
 from insum_ops.compiler.errors import InsumError, OperandError, UnsupportedError
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.rewrite import Rewritten, Shape, View, rewrite, sparse_factor
 from insum_ops.formats import COO as COO_FORMAT
 from insum_ops.formats import GroupCOO
-from messages import messages
-
-from insum_ops import insum
 
 P, PQ = ("p",), ("p", "q")
 FULL, PARTIAL = (False, False), (True, True)  # are there last blocks that are not full

@@ -59,7 +59,7 @@ def check(case: Case, poison: float = math.nan) -> None:
             assert actual.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr(), f"{name} was returned"
 
 
-@settings(max_examples=examples(800, 100))
+@settings(max_examples=examples(800, 200))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> None:
     check(case, poison)
@@ -104,6 +104,12 @@ FEATURES: dict[str, Spec] = {
         {"A": (3, 4), "B": (4, 2), "D": (2, 5), "E": (5,)},
         {},
         None,
+    ),
+    "products of matrices beside an index that none has": (
+        "C[i] += A[q,k] * B[k,j] * D[q,j]",
+        {"A": (12, 4), "B": (4, 12), "D": (12, 12)},
+        {},
+        (2,),
     ),
     "trace": ("C[()] += A[i,i]", {"A": (4, 4)}, {}, None),
     "diagonal": ("C[i] += A[i,i,j]", {"A": (4, 4, 3)}, {}, None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -13,11 +13,12 @@ from tempfile import NamedTemporaryFile
 import pytest
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from insum_ops.compiler.autotune import Candidate, Problem
 from insum_ops.compiler.codegen import Parameter
 from insum_ops.compiler.launch import Launcher, load
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 ALIGNED = 16  # bytes or elements: what Triton's launcher tells the compiler about pointers and strides
@@ -40,7 +41,7 @@ class Built:
     stack: int  # bytes a thread keeps in memory because it ran out of registers
     shared_memory: int  # bytes
     tensor_core_ops: int
-    cubin: bytes
+    cubin: bytes = field(repr=False)
 
     @property
     def spills(self) -> int:

@@ -1,29 +1,29 @@
-"""Every kernel that ships compiles for A100, H100 and B200, uses their tensor cores and stays within their memory.
+"""Every statement that ships compiles for A100, H100 and B200, uses tensor cores and stays within registers and memory.
 
 Needs no GPU, but a process in which Triton does not interpret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from insum_ops.compiler.autotune import Candidate, Problem
+from statements import IS_INTERPRETED
+
+from insum_ops.compiler.autotune import Candidate, Problem, candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
-from statements import IS_INTERPRETED
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
-Build = Callable[[Problem, Candidate, int], object]
-INDEX = torch.int32
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that one program may have
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
@@ -36,26 +36,37 @@ class Case:
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor, the output's among them
     dtype: torch.dtype
     fact: str = ""  # the index tensor that a format knows to be sorted
-    padded: frozenset[str] = frozenset()
+    padded: frozenset[str] = frozenset()  # the index tensors that hold a -1
     sum_dtype: torch.dtype | None = None
     precision: str = "ieee"
 
     def gradient(self, wrt: str, fact: str = "") -> Case:
-        ((expr, _, _),) = terms(self.expr, wrt)
-        output = parse(self.expr).output.name
-        shapes = {**self.shapes, f"d{output}": self.shapes[output], f"d{wrt}": self.shapes[wrt]}
-        return replace(self, name=f"{self.name} d{wrt}", expr=expr, shapes=shapes, fact=fact)
+        ((expr, upstream, _),) = terms(self.expr, wrt)
+        output, upstream_of = parse(expr).output.name, parse(self.expr).output.name
+        shapes = {**self.shapes, upstream: self.shapes[upstream_of], output: self.shapes[wrt]}
+        return replace(self, name=f"{self.name} {output}", expr=expr, shapes=shapes, fact=fact)
 
     @property
     def problem(self) -> Problem:
         statement = parse(self.expr)
-        is_index = {access.name for access in statement.index_accesses}
+        indices = {access.name for access in statement.index_accesses}
         tensors = {
-            name: torch.empty(self.shapes[name], dtype=INDEX if name in is_index else self.dtype, device="meta")
+            name: torch.empty(self.shapes[name], dtype=torch.int32 if name in indices else self.dtype, device="meta")
             for name in statement.tensor_names
         }
-        found = problem_for(bind(statement, tensors, self.shapes[statement.output.name]), tensors, self.fact)
-        return replace(found, flags=Flags(self.precision, self.sum_dtype, padded=self.padded))
+        bound = bind(statement, tensors, self.shapes[statement.output.name])
+        flags = Flags(self.precision, self.sum_dtype, padded=self.padded)
+        return replace(problem_for(bound, tensors, self.fact), flags=flags, deterministic=False)
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """A product in full float32 is multiply-adds on every GPU."""
+        return self.dtype != SINGLE or self.precision != "ieee"
+
+    def __str__(self) -> str:
+        sums = f" summed in {str(self.sum_dtype)[6:]}" if self.sum_dtype is not None else ""
+        precision = f" {self.precision}" if self.dtype == SINGLE else ""
+        return f"{self.name} {str(self.dtype)[6:]}{sums}{precision}"
 
 
 def group_spmm(dtype: torch.dtype) -> Case:
@@ -81,24 +92,69 @@ def convolution(channels: int, dtype: torch.dtype, sum_dtype: torch.dtype | None
 
 
 def tensor_product(precision: str) -> Case:
-    """lmax 2: 11 paths of up to 25 coefficients, 9 components."""
-    shapes = dict.fromkeys(("I", "J", "K", "V"), (11, 32))
+    """lmax 2: 9 components, and 11 paths of up to 25 coefficients, padded to 32."""
+    shapes = dict.fromkeys(("CGI", "CGJ", "CGK", "CGV"), (11, 32))
     shapes |= {"X": (10_000, 9, 32), "Y": (10_000, 9), "Z": (10_000, 9, 32), "W": (10_000, 11, 32, 32)}
-    expr = "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]"
-    return Case("tensor product", expr, shapes, SINGLE, padded=frozenset("IJK"), precision=precision)
+    expr = "Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,p,u,w]"
+    padded = frozenset({"CGI", "CGJ", "CGK"})
+    return Case("tensor product", expr, shapes, SINGLE, padded=padded, precision=precision)
 
 
-def cases():
-    for dtype in (SINGLE, HALF):
-        forward = group_spmm(dtype)
-        yield from (forward, forward.gradient("AV"))
-    for edge in (32, 128):
-        forward = block_spmm(edge)
-        yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
-    for channels in (32, 128):
-        forward = convolution(channels, HALF)
-        yield from (forward, convolution(channels, BRAIN), convolution(channels, HALF, SINGLE))
-        yield from (forward.gradient("In"), forward.gradient("W"))
+def cases() -> Iterator[Case]:
+    """Gradients as autograd takes them; B's of a GroupCOO product is the forward kernel on the regrouped pattern."""
     for precision in ("ieee", "tf32"):
         forward = tensor_product(precision)
         yield from (forward, *map(forward.gradient, "XYW"))
+    for edge in (128, 32):
+        forward = block_spmm(edge)
+        yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
+    for channels in (128, 32):
+        forward = convolution(channels, HALF)
+        yield from (forward, convolution(channels, BRAIN), convolution(channels, HALF, SINGLE))
+        yield from (forward.gradient("In"), forward.gradient("W"))
+    for dtype in (SINGLE, HALF):
+        forward = group_spmm(dtype)
+        yield from (forward, forward.gradient("AV"))
+
+
+CASES = tuple(cases())
+NEWEST = (tensor_product("tf32"), block_spmm(128), convolution(128, HALF), group_spmm(HALF))
+
+
+def chosen(problem: Problem, count: int) -> list[Candidate]:
+    """The first `count` configs, and with several of them the first of every other strategy."""
+    ways = candidates(problem)
+    found = list(ways[:count])
+    for way in ways if count > 1 else ():
+        if way.schedule.strategy not in [other.schedule.strategy for other in found]:
+            found.append(way)
+    return found
+
+
+def check(case: Case, sm: int, count: int, build: Callable) -> None:
+    problem = case.problem
+    built = [(way, build(problem, way, sm)) for way in chosen(problem, count)]
+    report = "\n".join(f"{way}: {kernel}" for way, kernel in built)
+    for way, kernel in built:
+        if way.schedule.uses_dot and case.has_tensor_cores:
+            assert kernel.tensor_core_ops > 0, f"{way} uses no tensor core\n{report}"
+    assert min(kernel.shared_memory for _, kernel in built) <= SHARED_MEMORY[sm], report
+    if sm == 90:
+        (_, first), *_ = built
+        assert first.stack == first.spills == 0, f"the first config spills {first.spills} times\n{report}"
+        assert 2 * sum(kernel.stack == 0 for _, kernel in built) >= len(built), f"most configs spill\n{report}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_hopper_runs_the_default_configs(case, build):
+    check(case, 90, 2, build)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ampere_runs_the_first_config(case, build):
+    check(case, 80, 1, build)
+
+
+@pytest.mark.parametrize("case", NEWEST, ids=str)
+def test_blackwell_runs_the_first_config(case, build):
+    check(case, 100, 1, build)

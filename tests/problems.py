@@ -1,0 +1,123 @@
+"""Problems for code generation, with tensors that have a shape and nothing else: no GPU, no values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from insum_ops.compiler.autotune import Problem
+from insum_ops.compiler.bind import bind
+from insum_ops.compiler.codegen import Flags
+from insum_ops.compiler.parse import parse
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def positions(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def problem(
+    expr: str,
+    tensors: Mapping[str, Tensor],
+    size: Sequence[int] | None = None,
+    fact: str = "",
+    flags: Flags = Flags(),  # noqa: B008 - frozen
+    deterministic: bool = False,
+) -> Problem:
+    bound = bind(parse(expr), dict(tensors), size)
+    strides = {name: tensor.stride() for name, tensor in tensors.items()}
+    strides[""] = values(*bound.size).stride()
+    if bound.is_seeded:
+        strides[" seed"] = strides[bound.statement.output.name]
+    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic)
+
+
+@dataclass(frozen=True)
+class Application:
+    """A statement of the paper at a size of the paper's, the scatter it should get and tiles to print it with."""
+
+    expr: str
+    tensors: dict[str, Tensor]
+    size: tuple[int, ...] | None
+    fact: str
+    strategy: str
+    uses_dot: bool
+    blocks: tuple[int, ...]  # of each tile axis, in the schedule's order
+    padded: frozenset[str] = field(default=frozenset())
+
+    def problem(self, flags: Flags | None = None) -> Problem:
+        return problem(self.expr, self.tensors, self.size, self.fact, flags or Flags(padded=self.padded))
+
+
+def _group_spmm() -> dict[str, Tensor]:
+    return {"AM": positions(3000), "AK": positions(3000, 8), "AV": values(3000, 8), "B": values(2000, 128)}
+
+
+GROUP_SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
+APPLICATIONS = {
+    "gather_matmul_scatter": Application(
+        "C[D[y],x] += A[y,E[r]] * B[r,x]",
+        {"D": positions(1000), "E": positions(300), "A": values(1000, 700), "B": values(300, 256)},
+        (512, 256),
+        "",
+        "atomic",
+        True,
+        (64, 32, 128),
+    ),
+    "group_spmm_owner": Application(
+        GROUP_SPMM, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"})
+    ),
+    "group_spmm_store_or_atomic": Application(
+        GROUP_SPMM, _group_spmm(), (2000, 128), "AM", "store-or-atomic", False, (4, 128), frozenset({"AK"})
+    ),
+    "block_spmm_owner": Application(
+        "C[AM[p],bm,n] += AV[p,bm,bk] * B[AK[p],bk,n]",
+        {"AM": positions(900), "AK": positions(900), "AV": values(900, 32, 32), "B": values(128, 32, 1024)},
+        (128, 32, 1024),
+        "AM",
+        "owner",
+        True,
+        (32, 32, 128),
+    ),
+    "convolution_atomic": Application(
+        "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]",
+        {
+            "MAPX": positions(900, 64),
+            "MAPY": positions(900, 64),
+            "MAPZ": positions(900),
+            "In": values(10000, 64),
+            "Weight": values(27, 64, 96),
+        },
+        (10000, 96),
+        "",
+        "atomic",
+        True,
+        (64, 32, 64),
+        frozenset({"MAPX", "MAPY"}),
+    ),
+    "tensor_product_on_chip": Application(
+        "Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,CGL[p],u,w]",
+        {
+            "CGI": positions(40, 16),
+            "CGJ": positions(40, 16),
+            "CGK": positions(40, 16),
+            "CGL": positions(40),
+            "CGV": values(40, 16),
+            "X": values(4000, 16, 32),
+            "Y": values(4000, 16),
+            "W": values(4000, 20, 32, 32),
+        },
+        (4000, 16, 32),
+        "",
+        "on-chip",
+        True,
+        (16, 16, 32, 32),
+        frozenset({"CGI", "CGJ", "CGK"}),
+    ),
+}

@@ -1,0 +1,235 @@
+"""The emitted source: what it says for the paper's statements, and what it leaves out where it can.
+
+`INSUM_UPDATE_GOLDEN=1 pytest tests/test_codegen.py` rewrites `tests/golden/`; read the difference before committing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
+
+from insum_ops.compiler.autotune import Problem, candidates
+from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
+from insum_ops.compiler.schedule import schedules
+
+GOLDEN = Path(__file__).parent / "golden"
+NO_PADDING = Flags(padded=frozenset())
+
+
+def emitted(application: Application, flags: Flags | None = None) -> Kernel:
+    own = application.problem(flags)
+    schedule, *_ = schedules(own.bound, own.strides, application.strategy, application.fact)
+    blocks = tuple(zip(schedule.axes, application.blocks, strict=True))
+    return emit(schedule, own.strides, Config(blocks, 4, 3), own.flags)
+
+
+def first(own: Problem) -> str:
+    """The source of the most promising candidate."""
+    return own.launcher(candidates(own)[0]).kernel.source
+
+
+def every(own: Problem) -> list[str]:
+    return [own.launcher(candidate).kernel.source for candidate in candidates(own)]
+
+
+def spmm(nnz: int = 3000, rows: int = 2000, wide: int = 128, flags: Flags = NO_PADDING, **options: Any) -> Problem:
+    tensors = {"AM": positions(nnz), "AK": positions(nnz, 8), "AV": values(nnz, 8), "B": values(rows, wide)}
+    return problem(GROUP_SPMM, tensors, (rows, wide), flags=flags, **options)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_source_of_a_statement_of_the_paper(name: str) -> None:
+    source, path = emitted(APPLICATIONS[name]).source, GOLDEN / f"{name}.py.txt"
+    if os.environ.get("INSUM_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    assert source == path.read_text()
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.py.txt" for name in APPLICATIONS}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_emitting_is_a_pure_function(name: str) -> None:
+    assert emitted(APPLICATIONS[name]) == emitted(APPLICATIONS[name])
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_eager_and_lazy_sources_differ(name: str) -> None:
+    lazy = emitted(APPLICATIONS[name], NO_PADDING).source
+    eager = emitted(APPLICATIONS[name], replace(NO_PADDING, lazy=False)).source
+    assert lazy != eager
+    assert "tl.reshape" not in lazy
+    assert "tl.trans" not in lazy
+    assert ("tl.reshape" in eager) == APPLICATIONS[name].uses_dot
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_arguments_are_the_parameters_in_order(name: str) -> None:
+    kernel = emitted(APPLICATIONS[name])
+    (function,) = (node for node in ast.parse(kernel.source).body if isinstance(node, ast.FunctionDef))
+    names = [argument.arg for argument in function.args.args]
+    assert len(names) == len(set(names)) == len(kernel.parameters)
+
+
+# names
+
+HOSTILE = (
+    *("tl", "triton", "range", "acc", "pid", "turn", "out_ptr", "A_ptr"),
+    *("ptr_of_output", "insum_kernel", "extent_p", "i_p", "start_p"),
+)
+
+
+def assigned(source: str) -> list[str]:
+    """Everything the kernel gives a name to, once each time that it does; `acc` and `pid` are updated in place."""
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    found = [argument.arg for argument in function.args.args]
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            found.append(node.target.id)
+    return [name for name in found if name not in ("acc", "pid")]
+
+
+def assert_no_clash(source: str) -> None:
+    names = assigned(source)
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+    assert not {"tl", "triton", "range", "insum_kernel"} & set(names)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_tensors_and_indices_may_bear_the_names_of_the_kernel(name: str) -> None:
+    for expr in (
+        f"C[E[{name}],n] += V[{name}] * B[F[{name}],n]",
+        f"C[{name}[p],n] += V[p] * B[F[p],n]",
+        f"C[E[p],{name}] += V[p] * B[F[p],{name}]",
+        f"C[E[p],n] += {name}[p] * B[F[p],n]",
+        f"{name}[E[p],n] += V[p] * B[F[p],n]",
+    ):
+        shapes = {"E": positions(99), "F": positions(99), "V": values(99), "B": values(50, 40)}
+        if f"{name}[p]" in expr.partition("=")[0]:
+            shapes[name] = shapes.pop("E")
+        elif f"{name}[p] *" in expr:
+            shapes[name] = shapes.pop("V")
+        for source in every(problem(expr, shapes, (30, 40))):
+            assert_no_clash(source)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "C[x_ptr] = i_x[x_ptr]",
+        "C[x_ptr,x_ptr_] = A[x_ptr,x_ptr_]",
+        "C[x_ptr] = extent_x[x_ptr]",
+        "C[é,ue9] = A[é,ue9]",
+        "C[i] = A[i] * A_[i] * stride_A[i] * ptr_of_A[i]",
+    ],
+)
+def test_names_that_look_like_one_another_stay_apart(expr: str) -> None:
+    names = re.findall(r"(\w+)\[", expr.partition("=")[2])
+    dims = expr.partition("=")[0].count(",") + 1
+    for source in every(problem(expr, {name: values(*(33,) * dims) for name in names})):
+        assert_no_clash(source)
+        assert source.isascii()
+
+
+# how many kernels there are
+
+
+def test_fifty_numbers_of_groups_need_two_kernels() -> None:
+    """The number of groups is an argument: only whether the last tile is full changes the source."""
+    for fact in ("", "AM"):
+        sources = {first(spmm(nnz, fact=fact)) for nnz in range(3000, 3050)}
+        assert len(sources) <= 2
+
+
+def test_fifty_batch_sizes_need_two_kernels() -> None:
+    def attention(batch: int) -> Problem:
+        tensors = {"A": values(batch, 64, 32), "B": values(batch, 32, 48)}
+        return problem("C[b,i,j] += A[b,i,k] * B[b,k,j]", tensors)
+
+    assert len({first(attention(batch)) for batch in range(64, 114)}) <= 2
+
+
+# masks
+
+
+def test_an_extent_that_its_blocks_divide_has_no_bound() -> None:
+    def matmul(m: int, n: int, k: int) -> str:
+        return first(problem("C[m,n] += A[m,k] * B[k,n]", {"A": values(m, k), "B": values(k, n)}))
+
+    assert "mask" not in matmul(256, 256, 128)
+    for extents, name in (((250, 256, 128), "m"), ((256, 250, 128), "n"), ((256, 256, 120), "k")):
+        bounds = re.findall(r"(\w+) < extent_\w+", matmul(*extents))
+        assert bounds == [f"i_{name}"]
+
+
+def test_an_index_tensor_without_padding_is_not_compared() -> None:
+    assert ">= 0" not in first(spmm())
+    for padded in ({"AK"}, {"AM"}, {"AM", "AK"}):
+        source = first(spmm(flags=Flags(padded=frozenset(padded))))
+        assert set(re.findall(r"at_(\w+)_\d+ >= 0", source)) == padded
+    assert set(re.findall(r"at_(\w+)_\d+ >= 0", first(spmm(flags=Flags())))) == {"AM", "AK"}
+
+
+def test_what_points_through_padding_is_compared_too() -> None:
+    tensors = {"A": values(40), "E": positions(50), "F": positions(60)}
+    source = first(problem("C[p] = A[E[F[p]]]", tensors, flags=Flags(padded=frozenset({"F"}))))
+    assert set(re.findall(r"at_(\w+)_\d+ >= 0", source)) == {"E", "F"}
+
+
+# addresses
+
+
+@pytest.mark.parametrize(("rows", "is_wide"), [(2**24 - 1, False), (2**24 + 1, True)])
+def test_positions_are_64_bits_wide_only_in_tensors_over_2_gib(rows: int, is_wide: bool) -> None:
+    """Half precision, 64 columns: 2**24 rows are 2**31 bytes."""
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(rows, 64)}
+    source = first(problem(GROUP_SPMM, tensors, (500, 64), flags=NO_PADDING))
+    casts = [line.split(" = ")[0].strip() for line in source.splitlines() if "tl.int64" in line]
+    assert [re.sub(r"_\d+$", "", name) for name in casts] == (["v_B"] if is_wide else [])
+
+
+def test_a_large_output_is_addressed_with_64_bits() -> None:
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(500, 64)}
+    source = first(problem(GROUP_SPMM, tensors, (2**25, 64), flags=NO_PADDING))
+    (line,) = (line for line in source.splitlines() if "tl.int64" in line)
+    assert "tl.atomic_add" in line
+
+
+def test_a_large_expanded_tensor_is_small() -> None:
+    B = values(1, 64).expand(2**25, 64)
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": B}
+    assert "tl.int64" not in first(problem(GROUP_SPMM, tensors, (500, 64), flags=NO_PADDING))
+
+
+# types
+
+
+def test_half_precision_meets_in_memory_as_it_was_told() -> None:
+    narrow, wide = first(spmm()), first(spmm(flags=replace(NO_PADDING, sum_dtype=torch.float32)))
+    assert "acc.to(tl.float16)" in narrow
+    assert "acc.to(tl.float16)" not in wide
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_precision_of_a_float32_dot(precision: str) -> None:
+    A, B = values(256, 64, dtype=torch.float32), values(64, 256, dtype=torch.float32)
+    source = first(problem("C[m,n] += A[m,k] * B[k,n]", {"A": A, "B": B}, flags=Flags(precision=precision)))
+    assert f'input_precision="{precision}"' in source
+
+
+def test_float64_is_summed_in_float64() -> None:
+    A, B = values(256, 64, dtype=torch.float64), values(64, 256, dtype=torch.float64)
+    for source in every(problem("C[m,n] += A[m,k] * B[k,n]", {"A": A, "B": B})):
+        assert "tl.float32" not in source

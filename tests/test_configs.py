@@ -1,0 +1,70 @@
+"""Which configs are tried: each fits its schedule, and there are a handful unless more are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import APPLICATIONS, problem, values
+
+from insum_ops.compiler.configs import configs, power_of_two
+from insum_ops.compiler.schedule import Schedule, schedules
+
+
+def scheduled(name: str) -> tuple[Schedule, ...]:
+    application = APPLICATIONS[name]
+    own = application.problem()
+    return schedules(own.bound, own.strides, application.strategy, application.fact)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (1000, 1024)])
+def test_power_of_two(n: int, expected: int) -> None:
+    assert power_of_two(n) == expected
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_every_tile_axis_has_a_block_that_triton_accepts(name: str, full: bool) -> None:
+    for schedule in scheduled(name):
+        for config in configs(schedule, full):
+            blocks = dict(config.blocks)
+            assert set(blocks) == set(schedule.axes)
+            assert all(block == power_of_two(block) for block in blocks.values())
+            assert not schedule.uses_dot or min(blocks.values()) >= 16
+            assert config.num_warps == power_of_two(config.num_warps) <= 8
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_a_handful_unless_more_are_asked_for(name: str) -> None:
+    for schedule in scheduled(name):
+        few, many = configs(schedule), configs(schedule, full=True)
+        assert 1 <= len(few) <= 10
+        assert len(many) >= len(few)
+        assert len(set(few)) == len(few)
+        assert len(set(many)) == len(many)
+
+
+def test_blocks_are_no_longer_than_extents_need() -> None:
+    (schedule,) = scheduled("block_spmm_owner")
+    assert all(config.block("bm") == 32 and config.block("bk") == 32 for config in configs(schedule))
+
+
+def test_one_config_where_there_is_no_tile() -> None:
+    own = problem("C[()] = A[()] * B[()]", {"A": values(), "B": values()})
+    (schedule,) = schedules(own.bound, own.strides, "store")
+    (config,) = configs(schedule)
+    assert config.blocks == ()
+
+
+def test_single_precision_takes_shallower_steps() -> None:
+    def depth(dtype: torch.dtype) -> int:
+        A, B = values(512, 512, dtype=dtype), values(512, 512, dtype=dtype)
+        own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B})
+        (schedule,) = schedules(own.bound, own.strides, "store")
+        return configs(schedule)[0].block("k")
+
+    assert depth(torch.float32) == depth(torch.float16) // 2
+
+
+def test_a_config_prints_in_one_line() -> None:
+    (schedule,) = scheduled("block_spmm_owner")
+    assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=4 swap"

@@ -1,0 +1,80 @@
+"""`insum_ops::run` as torch's tools see it: one opaque operator, traced, faked, compiled and exported."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from insum_ops import insum
+from insum_ops.compiler.op import call
+
+SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
+
+
+def tensors(groups=5, dtype=torch.float64):
+    return {
+        "AM": torch.randint(4, (groups,)),
+        "AK": torch.randint(-1, 6, (groups, 2)),
+        "AV": torch.randn(groups, 2, dtype=dtype),
+        "B": torch.randn(6, 3, dtype=dtype),
+    }
+
+
+def spmm(AM, AK, AV, B):
+    return insum(SPMM, AM=AM, AK=AK, AV=AV, B=B, size=(4, 3))
+
+
+def test_the_operator_passes_torchs_own_checks():
+    given = tensors()
+    torch.library.opcheck(call, (SPMM, ",".join(given), (4, 3), list(given.values()), "", []))
+
+
+def test_fake_tensors_get_a_shape_and_a_dtype():
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(tensor) for name, tensor in tensors(dtype=torch.float16).items()}
+        result = spmm(**fake)
+    assert result.shape == (4, 3)
+    assert result.dtype == torch.float16
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_without_a_graph_break_it_has_the_same_value_and_gradients(backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(spmm, fullgraph=True, backend=backend)
+    given = tensors()
+    results = []
+    for function in (spmm, compiled):
+        leaves = {n: t.clone().requires_grad_() if t.is_floating_point() else t for n, t in given.items()}
+        result = function(**leaves)
+        result.square().sum().backward()
+        results.append((result.detach(), leaves["AV"].grad, leaves["B"].grad))
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_new_lengths_do_not_compile_again_and_again():
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(spmm, fullgraph=True, backend=count)
+    for groups in (5, 7, 9, 11, 13):
+        given = tensors(groups)
+        torch.testing.assert_close(compiled(**given), spmm(**given))
+    assert len(graphs) <= 2
+
+
+def test_exported_it_is_one_node():
+    class Layer(torch.nn.Module):
+        def forward(self, AM, AK, AV, B):
+            return spmm(AM, AK, AV, B)
+
+    given = tensors()
+    program = torch.export.export(Layer(), tuple(given.values()))
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [call]
+    torch.testing.assert_close(program.module()(*given.values()), spmm(**given))

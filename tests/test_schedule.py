@@ -1,0 +1,180 @@
+"""Roles of indices, the ways a result may reach the output, and the table that a schedule prints as."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import APPLICATIONS, GROUP_SPMM, positions, problem, values
+
+from insum_ops.compiler.autotune import Problem
+from insum_ops.compiler.schedule import Schedule, schedules, strategies
+
+
+def ways(own: Problem) -> tuple[str, ...]:
+    return strategies(own.bound, own.fact, own.deterministic)
+
+
+def scheduled(own: Problem, strategy: str, use_dot: bool | None = None) -> Schedule:
+    return schedules(own.bound, own.strides, strategy, own.fact, own.deterministic, use_dot)[0]
+
+
+def spmm(fact: str = "AM", is_seeded: bool = False, deterministic: bool = False) -> Problem:
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
+    if is_seeded:
+        tensors["C"] = values(200, 128)
+    size = None if is_seeded else (200, 128)
+    return problem(GROUP_SPMM, tensors, size, fact, deterministic=deterministic)
+
+
+def scatter(expr: str, batch: int, extent: int, deterministic: bool = False) -> Problem:
+    tensors = {"E": positions(50), "V": values(batch, 50, 16)}
+    return problem(expr, tensors, (batch, extent, 16), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_an_application_gets_the_scatter_and_product_of_the_paper(name: str) -> None:
+    application = APPLICATIONS[name]
+    own = application.problem()
+    assert application.strategy in ways(own)
+    assert scheduled(own, application.strategy).uses_dot == application.uses_dot
+
+
+def test_a_result_that_is_not_scattered_is_stored() -> None:
+    A, B = values(64, 32), values(32, 64)
+    own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B})
+    assert ways(own) == ("store",)
+    assert ways(problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B}, deterministic=True)) == ("store",)
+
+
+def test_rows_have_owners_where_facts_about_them_are_known() -> None:
+    assert ways(spmm()) == ("owner", "store-or-atomic")
+    assert ways(spmm(is_seeded=True)) == ("owner", "atomic")
+    assert ways(spmm(fact="")) == ("atomic",)
+    assert ways(spmm(fact="AK")) == ("atomic",)
+
+
+def test_few_rows_for_many_programs_are_summed_on_chip() -> None:
+    expr = "Z[b,E[p],w] += V[b,p,w]"
+    assert ways(scatter(expr, 256, 64)) == ("on-chip", "atomic")
+    assert ways(scatter(expr, 255, 64)) == ("atomic",)
+    assert ways(scatter(expr, 256, 65)) == ("atomic",)
+
+
+def test_only_deterministic_ways_when_asked() -> None:
+    assert ways(spmm(deterministic=True)) == ("owner",)
+    assert ways(spmm(is_seeded=True, deterministic=True)) == ("owner",)
+    assert ways(scatter("Z[b,E[p],w] += V[b,p,w]", 256, 64, deterministic=True)) == ("on-chip",)
+    assert ways(spmm(fact="", deterministic=True)) == ()
+
+
+def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
+    tensors = {"A": values(10000), "B": values(10000)}
+    loose = problem("C[()] += A[i] * B[i]", tensors)
+    strict = problem("C[()] += A[i] * B[i]", tensors, deterministic=True)
+    assert scheduled(loose, "store").strategy == "atomic"
+    assert scheduled(strict, "store").strategy == "store"
+    assert dict(scheduled(loose, "store").roles) == {"i": "tile"}
+    assert dict(scheduled(strict, "store").roles) == {"i": "step"}
+
+
+@pytest.mark.parametrize(
+    ("expr", "size"),
+    [
+        ("C[E[p],F[p]] += V[p]", (40, 40)),
+        ("C[E[p],p] += V[p]", (40, 50)),
+        ("C[E[p],0] += V[p]", (40, 1)),
+        ("C[E[F[p]]] += V[p]", (40,)),
+    ],
+)
+def test_a_scatter_of_another_kind_is_atomic(expr: str, size: tuple[int, ...]) -> None:
+    tensors = {"E": positions(50), "V": values(50)}
+    if "F" in expr:
+        tensors["F"] = positions(50)
+    assert ways(problem(expr, tensors, size, fact="E")) == ("atomic",)
+
+
+ROLES = {
+    "gather_matmul_scatter": {"y": "tile", "x": "tile", "r": "step"},
+    "group_spmm_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
+    "group_spmm_store_or_atomic": {"p": "tile", "n": "tile", "q": "loop"},
+    "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
+    "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
+    "tensor_product_on_chip": {"b": "grid", "s": "tile", "w": "tile", "p": "loop", "q": "step", "u": "step"},
+}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_roles(name: str) -> None:
+    application = APPLICATIONS[name]
+    assert dict(scheduled(application.problem(), application.strategy).roles) == ROLES[name]
+
+
+def test_a_dot_can_be_forbidden() -> None:
+    application = APPLICATIONS["convolution_atomic"]
+    plain = scheduled(application.problem(), "atomic", use_dot=False)
+    assert not plain.uses_dot
+    assert "step" not in plain.roles.values()
+
+
+def test_a_dot_can_be_forced_where_extents_are_too_short() -> None:
+    own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(3, 3), "B": values(3, 3)})
+    assert not scheduled(own, "store").uses_dot
+    assert scheduled(own, "store", use_dot=True).uses_dot
+
+
+@pytest.mark.parametrize(
+    ("extents", "is_worth_it"), [((16, 16, 16), True), ((4, 16, 16), True), ((3, 64, 64), False), ((8, 8, 64), False)]
+)
+def test_two_sides_of_a_dot_must_be_long(extents: tuple[int, int, int], is_worth_it: bool) -> None:
+    m, n, k = extents
+    own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(m, k), "B": values(k, n)})
+    assert scheduled(own, "store").uses_dot == is_worth_it
+
+
+def test_rows_with_many_entries_take_several_at_once() -> None:
+    own = spmm()
+    plain, deep = schedules(own.bound, own.strides, "owner", own.fact)
+    assert plain.names("step") == ()
+    assert dict(deep.roles) == {"r": "grid", "n": "tile", "p": "segment", "q": "step"}
+
+
+def test_the_axis_along_memory_is_a_tile() -> None:
+    rowwise = problem("C[i,j] = A[i,j] * B[i]", {"A": values(40, 50), "B": values(40)})
+    assert scheduled(rowwise, "store").axes == ("i", "j")
+
+
+def test_an_output_that_is_written_whole_needs_no_initial_value() -> None:
+    assert scheduled(spmm(), "owner").covers_output
+    assert not scheduled(spmm(), "store-or-atomic").covers_output
+    diagonal = problem("C[i,i] = A[i]", {"A": values(40)})
+    assert not scheduled(diagonal, "store").covers_output
+
+
+def test_a_new_row_keeps_clear_of_names_in_use() -> None:
+    tensors = {"AM": positions(300), "AV": values(300), "B": values(128)}
+    own = problem("C[AM[p],r] += AV[p] * B[r]", tensors, (200, 128), "AM")
+    assert set(scheduled(own, "owner").roles) == {"r_", "r", "p"}
+
+
+def test_a_schedule_prints_as_a_table() -> None:
+    assert (
+        str(scheduled(spmm(), "owner"))
+        == """\
+scatter: owner, product: multiply-add
+index         extent  role
+r                200  tile
+n                128  tile
+p                300  segment
+q                  8  loop"""
+    )
+    application = APPLICATIONS["tensor_product_on_chip"]
+    found = scheduled(application.problem(), "on-chip")
+    assert str(found).splitlines()[0] == "scatter: on-chip, product: tl.dot"
+    assert str(found.factors[-1]) == "[CGI[p,q] == s]"
+
+
+def test_half_and_double_get_the_same_roles() -> None:
+    for dtype in (torch.float16, torch.float64):
+        A, B = values(64, 64, dtype=dtype), values(64, 64, dtype=dtype)
+        own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B})
+        assert dict(scheduled(own, "store").roles) == {"i": "tile", "j": "tile", "k": "step"}

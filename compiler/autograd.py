@@ -28,10 +28,21 @@ Operand = Any  # a Tensor or a SparseFormat
 
 def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
+    if operands and torch.is_autocast_enabled(kind := next(iter(operands.values())).device.type):
+        dtype = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return evaluate(expr, {name: _cast(operand, dtype) for name, operand in operands.items()}, size)
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if not sparse:
         return _evaluate_plain(expr, operands, size, "", None)
     return _evaluate_sparse(expr, operands, sparse, size)
+
+
+def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
+    """Under autocast float32 operands take its type, as a matrix product's do."""
+    if operand.dtype != torch.float32:
+        return operand
+    return operand.with_values(operand.values.to(dtype)) if is_sparse(operand) else operand.to(dtype)
 
 
 def _evaluate_plain(

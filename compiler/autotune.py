@@ -16,9 +16,10 @@ from tqdm import tqdm
 
 from .bind import Bound
 from .cache import Entry, Key, TuningCache, bucket, cache_dir
-from .codegen import CODEGEN_VERSION, Config, Flags, emit
+from .codegen import emit
 from .configs import configs
 from .errors import UnsupportedError
+from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
 from .schedule import Schedule, Strides, schedules, strategies
 
@@ -174,10 +175,14 @@ def tune(
     with cache.lock(problem.key):
         ways = candidates(problem, full)
         built = list(_build_all(problem, ways, tensors, facts))
+        is_clean_known = any(way is not None and not way.spills for way, _ in built)
         measured = []
         best_so_far = float("inf")
         for candidate, (way, reason) in zip(ways, built):
-            milliseconds = None if way is None else _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+            if way is not None and way.spills and is_clean_known:
+                way, reason = None, "spills"
+            limit = HOPELESS * best_so_far
+            milliseconds = None if way is None else _time(partial(way, tensors, facts), limit)
             best_so_far = min(best_so_far, milliseconds or best_so_far)
             measured.append((Timing(candidate, milliseconds, reason), way))
         measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))

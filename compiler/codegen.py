@@ -16,12 +16,12 @@ import torch
 from .bind import Bound
 from .broadcast import Eager, Lazy, Value
 from .contract import Dot, Leaf, Node, Product, Sum
+from .differentiate import fresh_name
 from .ir import Access, Const, Index, Var, walk
+from .kernel import Config, Flags, Kernel, Parameter
 from .schedule import Factor, OneHot, Schedule, Strides
 
-__all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter", "emit"]
-
-CODEGEN_VERSION = "1"
+__all__ = ["emit"]
 
 TYPES = {
     torch.float16: "tl.float16",
@@ -32,70 +32,14 @@ TYPES = {
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
 
 
-@dataclass(frozen=True)
-class Config:
-    """What tuning chooses for one schedule."""
-
-    blocks: tuple[tuple[str, int], ...]  # of each tile axis
-    num_warps: int = 4
-    num_stages: int = 2
-    swap: bool = False  # columns of the output on the rows' side of the dot
-    reverse: bool = False  # the order in which programs walk the output
-
-    def block(self, name: str) -> int:
-        return dict(self.blocks)[name]
-
-    def __str__(self) -> str:
-        blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
-        extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
-        return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
-
-
-@dataclass(frozen=True)
-class Flags:
-    """Settings outside the statement that change the code."""
-
-    precision: str = "ieee"  # of a float32 dot: ieee, tf32 or tf32x3
-    sum_dtype: torch.dtype | None = None  # the type in which partial sums meet in memory; None: the result's
-    interpreted: bool = False
-    lazy: bool = True
-    padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
-
-    def __str__(self) -> str:
-        padded = "all" if self.padded is None else ",".join(sorted(self.padded))
-        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An argument of the kernel: a tensor, an extent or a stride."""
-
-    kind: str  # tensor, output, seed, pointers, is_shared, extent, stride
-    name: str = ""
-    dim: int = 0
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Source and how to call it."""
-
-    source: str
-    name: str
-    parameters: tuple[Parameter, ...]
-    grid: tuple[tuple[str, int], ...]  # index name and how many of its values one program takes
-    num_warps: int
-    num_stages: int
-
-
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
     """The kernel that runs `schedule` with `config`."""
     return _Emitter(schedule, strides, config, flags or Flags()).kernel()
 
 
 def _identifier(name: str) -> str:
-    """A user's name in ASCII. Pointers end in `_ptr` and nothing else of the kernel's does, so no two names clash."""
-    clean = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
-    return f"{clean}_" if clean.endswith("_ptr") else clean
+    """A user's name in ASCII."""
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
 
 
 @dataclass
@@ -112,6 +56,7 @@ class _Emitter:
     positions: dict[Access, Value] = field(default_factory=dict)
     valid: dict[Access, Value] = field(default_factory=dict)
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+    cleaned: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
     counter: int = 0
 
     # structure
@@ -179,6 +124,13 @@ class _Emitter:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
 
+    def clean(self, name: str) -> str:
+        """A user's name as part of the kernel's: ASCII, its own, and never ending as only pointers do."""
+        if name not in self.cleaned:
+            wanted = _identifier(name)
+            self.cleaned[name] = fresh_name(f"{wanted}_" if wanted.endswith("_ptr") else wanted, self.cleaned.values())
+        return self.cleaned[name]
+
     def let(self, text: str, axes: tuple[str, ...], stem: str, dtype: torch.dtype | None = None) -> Value:
         name = f"{stem}_{self.counter}"
         self.counter += 1
@@ -187,7 +139,7 @@ class _Emitter:
 
     def parameter(self, kind: str, name: str = "", dim: int = 0) -> str:
         key = Parameter(kind, name, dim)
-        clean = _identifier(name)
+        clean = self.clean(name)
         text = {
             "tensor": f"{clean}_ptr",
             "output": "ptr_of_output",
@@ -223,7 +175,7 @@ class _Emitter:
         if varying:
             self.line("pid = tl.program_id(0)")
         for position, (name, block) in enumerate(varying):
-            clean = f"i_{_identifier(name)}"
+            clean = f"i_{self.clean(name)}"
             place = "pid"
             if position < len(varying) - 1:
                 count = f"tl.cdiv({self.extent(name)}, {block})" if block > 1 else self.extent(name)
@@ -238,7 +190,7 @@ class _Emitter:
                 self.line(f"pid = pid // {count}")
         for name, block in grid:
             if (name, block) not in varying:
-                clean = f"i_{_identifier(name)}"
+                clean = f"i_{self.clean(name)}"
                 self.line(f"{clean} = {self.arange(name) if block > 1 else 0}")
                 self.names[name] = Value(clean, (name,) if block > 1 else ())
         for name, block in grid:
@@ -255,7 +207,7 @@ class _Emitter:
     def emit_bound(self, name: str, block: int) -> None:
         if block > 1 and self.schedule.extents[name] % block:
             value = self.names[name]
-            self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{_identifier(name)}")
+            self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{self.clean(name)}")
 
     # loops
 
@@ -271,7 +223,7 @@ class _Emitter:
         return self.schedule.extents[name] <= self.block(name)
 
     def emit_loop(self, name: str) -> None:
-        role, clean = self.schedule.roles[name], f"i_{_identifier(name)}"
+        role, clean = self.schedule.roles[name], f"i_{self.clean(name)}"
         if role == "segment":
             self.emit_segment(name, clean)
         elif role == "loop":
@@ -281,7 +233,7 @@ class _Emitter:
             self.depth += 1
             self.names[name] = Value(clean)
         else:
-            start, block = f"start_{_identifier(name)}", self.block(name)
+            start, block = f"start_{self.clean(name)}", self.block(name)
             self.line(f"for {start} in range(0, {self.extent(name)}, {block}):")
             self.depth += 1
             self.define_step(name, f"{start} + ")
@@ -324,7 +276,7 @@ class _Emitter:
         if self.schedule.roles[name] == "step":
             self.define_step(name, f"({place}) * {self.block(name)} + ")
         else:
-            clean = f"i_{_identifier(name)}"
+            clean = f"i_{self.clean(name)}"
             self.line(f"{clean} = {place}")
             self.names[name] = Value(clean)
 
@@ -335,7 +287,7 @@ class _Emitter:
         return any(isinstance(first, Var) and first.name == name for first in firsts)
 
     def define_step(self, name: str, start: str = "") -> None:
-        clean, block = f"i_{_identifier(name)}", self.block(name)
+        clean, block = f"i_{self.clean(name)}", self.block(name)
         if block > 1:
             self.line(f"{clean} = {start}{self.arange(name)}")
             self.names[name] = Value(clean, (name,))
@@ -368,7 +320,7 @@ class _Emitter:
         self.depth += 1
         self.line(f"{clean} = {first.text} + turn")
         self.names[name] = Value(clean, row.axes)
-        self.bounds[name] = self.let(f"{clean} < {last.text}", row.axes, f"in_{_identifier(name)}")
+        self.bounds[name] = self.let(f"{clean} < {last.text}", row.axes, f"in_{self.clean(name)}")
 
     def forget(self, name: str) -> None:
         """Outside its loop a summed name means nothing."""
@@ -411,10 +363,10 @@ class _Emitter:
 
     def emit_position(self, access: Access) -> None:
         axes = self.axes_of(access.names)
-        position = self.load(access, axes, "tensor", "-1", f"at_{_identifier(access.name)}", [])
+        position = self.load(access, axes, "tensor", "-1", f"at_{self.clean(access.name)}", [])
         self.positions[access] = position
         if self.may_be_negative(access):
-            self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{_identifier(access.name)}")
+            self.valid[access] = self.let(f"{position.text} >= 0", position.axes, f"has_{self.clean(access.name)}")
 
     def may_be_negative(self, access: Access) -> bool:
         padded = self.flags.padded
@@ -427,7 +379,7 @@ class _Emitter:
             text = f"{self.spread(position, axes)} == {self.spread(name, axes)}"
             return self.let(text, axes, "one_hot", torch.bool)
         hiding = [self.valid[access] for access in self.hiding(factor) if access in self.valid]
-        value = self.load(factor, axes, "tensor", "0.0", f"v_{_identifier(factor.name)}", hiding)
+        value = self.load(factor, axes, "tensor", "0.0", f"v_{self.clean(factor.name)}", hiding)
         dtype = self.bound.dtypes[factor.name]
         if self.flags.interpreted and dtype == torch.bfloat16:
             return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)

@@ -13,9 +13,9 @@ from torch import Tensor, fx
 from .autotune import Candidate, Problem, Timing, candidates, tuning_mode
 from .bind import Bound, bind
 from .cache import TuningCache
-from .codegen import Config
 from .errors import UnsupportedError
 from .ir import Statement
+from .kernel import Config
 from .launch import INTERPRETED
 from .lower import lower
 from .parse import parse

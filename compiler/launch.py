@@ -19,8 +19,8 @@ except ImportError:  # not on Linux: the FX graph runs everything
 
 from .bind import Bound
 from .cache import write_source
-from .codegen import Kernel, Parameter
 from .errors import UnsupportedError
+from .kernel import Kernel, Parameter
 from .schedule import Schedule
 
 __all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
@@ -91,6 +91,14 @@ class Launcher:
         output = torch.empty(self.bound.size, dtype=self.sum_dtype, device=self.bound.device)
         pool = (*tensors, *facts, output)
         self.runner([pool[position] for position in self.order])
+
+    @property
+    def spills(self) -> int:
+        """Registers that what was built keeps in slow memory."""
+        return max(
+            (getattr(getattr(runner, "compiled", None), "n_spills", 0) or 0 for runner in self.runners.values()),
+            default=0,
+        )
 
     def runner(self, tensors: list[Tensor]) -> Callable[..., None]:
         """Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here."""

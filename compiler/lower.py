@@ -15,6 +15,7 @@ from typing import Any
 import opt_einsum
 import torch
 from torch import fx
+from torch.nn.functional import embedding_bag
 
 from .bind import Bound
 from .differentiate import fresh_name
@@ -216,6 +217,9 @@ class _Lowering:
 
     def contract(self) -> Value:
         """The product of the factors, summed down to the names on the left."""
+        bag = self.weighted_rows()
+        if bag is not None:
+            return self.scaled(bag)
         factors = [self.gather(access) for access in self.bound.statement.accesses]
         roots = (*self.bound.statement.accesses, self.bound.statement.output)
         groups = _connected(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
@@ -231,13 +235,58 @@ class _Lowering:
             )
             return Value(full, free)
         reached = tuple(name for name in free if any(name in operand.axes for operand in operands))
-        result = self.einsum(operands, reached)
-        if self.bound.statement.scale != 1:
-            result = Value(self.call(torch.mul, result.node, self.bound.statement.scale), reached)
+        result = self.scaled(self.einsum(operands, reached))
         if reached != free:
             shape = self.sizes(free)
             result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), shape), free)
         return result
+
+    def scaled(self, value: Value) -> Value:
+        scale = self.bound.statement.scale
+        return value if scale == 1 else Value(self.call(torch.mul, value.node, scale), value.axes)
+
+    def weighted_rows(self) -> Value | None:
+        """`AV[p,q] * B[AK[p,q],n]` summed over q, as one torch operation that never holds all gathered rows."""
+        statement = self.bound.statement
+        if len(statement.accesses) != 2 or any(
+            self.bound.dtypes[a.name] != self.bound.compute_dtype for a in statement.accesses
+        ):
+            return None
+        for weights, rows in (statement.accesses, statement.accesses[::-1]):
+            index = rows.indices[0] if rows.indices else None
+            is_flat = isinstance(index, Access) and not index.is_indirect and not weights.is_indirect
+            if not is_flat or len(rows.indices) != 2 or not isinstance(rows.indices[1], Var):
+                continue
+            assert isinstance(index, Access)
+            places = tuple(map(str, index.indices))
+            column = rows.indices[1].name
+            if (
+                len(set(places)) != len(places)
+                or sorted(places) != sorted(map(str, weights.indices))
+                or column in places
+            ):
+                continue
+            if [name for name in statement.summed if name in places] != list(statement.summed) or len(
+                statement.summed
+            ) != 1:
+                continue
+            return self.bag(weights, rows, index, column)
+        return None
+
+    def bag(self, weights: Access, rows: Access, index: Access, column: str) -> Value:
+        (summed,) = self.bound.statement.summed
+        kept = tuple(name for name in map(str, index.indices) if name != summed)
+        table, position, scales = self.tensors[rows.name], self.gather(index), self.gather(weights)
+        if index.name in self.padded:
+            table, position, mask = self.with_a_zero(table, 0, index)
+            hidden = self.call(torch.where, self.expand_to(mask, scales.axes), scales.node, 0)
+            scales = Value(hidden, scales.axes)
+        shape = (-1, self.bound.extents[summed])
+        flat = [self.call(torch.reshape, self.permute(v, (*kept, summed)), shape) for v in (position, scales)]
+        total = self.call(embedding_bag, flat[0], table, per_sample_weights=flat[1], mode="sum")
+        if len(kept) != 1:
+            total = self.call(torch.reshape, total, (*self.sizes(kept), self.bound.extents[column]))
+        return Value(self.permute(Value(total, (*kept, column)), self.bound.statement.free), self.bound.statement.free)
 
     def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
         """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN); convert to the type sums are taken in."""
@@ -280,7 +329,7 @@ class _Lowering:
         """One or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
-        if len(operands) == 2 and self.is_elementwise(*operands, axes):
+        if self.is_elementwise(operands, axes):
             large, small = sorted(operands, key=lambda value: -len(value.axes))
             product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
             dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
@@ -289,10 +338,10 @@ class _Lowering:
             return Value(self.permute(Value(total, kept), axes), axes)
         return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
 
-    def is_elementwise(self, one: Value, other: Value, axes: tuple[str, ...]) -> bool:
+    def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """One operand scales the other, entry by entry: as a batched product of rows it is many times slower."""
-        small, large = sorted((set(one.axes), set(other.axes)), key=len)
-        return small <= large and bool(small & set(axes))
+        small, *rest = sorted((set(operand.axes) for operand in operands), key=len)
+        return len(rest) == 1 and small <= rest[0] and bool(small & set(axes))
 
     def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
         names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))

@@ -12,10 +12,10 @@ from torch import Tensor
 from .autotune import Problem, Timing, choose
 from .autotune import tune as time_all
 from .bind import Bound, bind
-from .codegen import Flags
 from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
+from .kernel import Flags
 from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
@@ -106,7 +106,9 @@ class Plan:
         if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
             return self.ordered()
         try:
-            return choose(self.problem(tensors, facts), tensors, facts)
+            launcher = choose(self.problem(tensors, facts), tensors, facts)
+            launcher.build(tensors, facts)
+            return launcher
         except UnsupportedError as error:
             warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
             return self.graph(padded)

@@ -287,7 +287,9 @@ def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
         for steps in combinations(sums, deep):
             for tiles in combinations(rows, wide):
                 tree = _tree(start, tiles, steps, use_dot=True)
-                if not dots(tree) or (wide == 2 and {dot.over for dot in dots(tree)} != set(steps)):
+                if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
+                    continue
+                if wide == 2 and {dot.over for dot in dots(tree)} != set(steps):
                     continue
                 cost = _loaded_elements(start, {*tiles, *steps}, strides)
                 if best is None or cost < best[0]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.codegen import Flags
+from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 
 

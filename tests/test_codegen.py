@@ -17,7 +17,8 @@ import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
 
 from insum_ops.compiler.autotune import Problem, candidates
-from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
+from insum_ops.compiler.codegen import emit
+from insum_ops.compiler.kernel import Config, Flags, Kernel
 from insum_ops.compiler.schedule import schedules
 
 GOLDEN = Path(__file__).parent / "golden"

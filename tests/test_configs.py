@@ -67,4 +67,4 @@ def test_single_precision_takes_shallower_steps() -> None:
 
 def test_a_config_prints_in_one_line() -> None:
     (schedule,) = scheduled("block_spmm_owner")
-    assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=4 swap"
+    assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=6 swap"

@@ -16,9 +16,9 @@ from insum_ops import explain, insum, tune
 from insum_ops.compiler.autotune import Candidate, Problem, Timing, candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
-from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.errors import IndexRangeError, UnsupportedError
 from insum_ops.compiler.explain import Explanation, Tuning
+from insum_ops.compiler.kernel import Config
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
@@ -65,15 +65,12 @@ FX program
         size = B.size(0)
         where = torch.where(ge, AK, size)
         cat = torch.cat([B, zeros_like], 0)
-        reshape = torch.reshape(where, (-1,))
-        index_select = torch.index_select(cat, 0, reshape)
-        unflatten = torch.unflatten(index_select, 0, (4, 2))
         where_1 = torch.where(ge, AV, 0)
-        reshape_1 = torch.reshape(where_1, (4, 2, 1))
-        mul = torch.mul(unflatten, reshape_1)
-        sum_1 = torch.sum(mul, (1,))
+        reshape = torch.reshape(where, (-1, 2))
+        reshape_1 = torch.reshape(where_1, (-1, 2))
+        embedding_bag = torch.nn.functional.embedding_bag(reshape, cat, per_sample_weights = reshape_1, mode = 'sum')
         zeros = torch.zeros((5, 40), dtype = torch.float32, device = device(type='cpu'))
-        index_add = torch.index_add(zeros, 0, AM, sum_1)
+        index_add = torch.index_add(zeros, 0, AM, embedding_bag)
         return index_add
 
 schedule

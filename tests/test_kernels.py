@@ -19,7 +19,7 @@ from tolerances import assert_within, bound
 from insum_ops.compiler import schedule
 from insum_ops.compiler.autotune import Candidate
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.codegen import Config, Flags
+from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.schedule import schedules, strategies
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO

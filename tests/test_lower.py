@@ -76,7 +76,7 @@ def test_only_index_tensors_that_may_hold_a_negative_value_are_masked() -> None:
     for padded, masks in ((NONE, 0), (frozenset({"F"}), 1), (None, 2)):
         found = operations(program("C[E[p],j] += V[p] * A[F[p],j]", padded, (3, 4), **tensors))
         assert found.count("ge") == masks
-        assert found.count("clamp") == masks
+        assert bool({"where", "clamp", "cat"} & set(found)) == (masks > 0)
 
 
 def test_an_index_that_stands_twice_is_compared_once() -> None:

@@ -6,6 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 from insum_ops import insum
 from insum_ops.compiler.op import call
+from insum_ops.formats import GroupCOO
 
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
 
@@ -78,3 +79,16 @@ def test_exported_it_is_one_node():
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert targets == [call]
     torch.testing.assert_close(program.module()(*given.values()), spmm(**given))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_autocast_casts_as_for_a_matrix_product(is_sparse):
+    A, B = torch.randn(5, 7), torch.randn(7, 3, requires_grad=True)
+    given = GroupCOO.from_dense(A) if is_sparse else A
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = insum("C[m,n] += A[m,k] * B[k,n]", A=given, B=B)
+    assert result.dtype == torch.bfloat16
+    expected = A.bfloat16().double() @ B.detach().bfloat16().double()
+    torch.testing.assert_close(result.detach().double(), expected, rtol=2**-8, atol=1e-6)
+    result.sum().backward()
+    assert B.grad.dtype == torch.float32

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from insum_ops.compiler.autotune import Candidate, Problem
-from insum_ops.compiler.codegen import Parameter
+from insum_ops.compiler.kernel import Parameter
 from insum_ops.compiler.launch import Launcher, load
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

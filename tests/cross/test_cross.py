@@ -14,8 +14,8 @@ from statements import IS_INTERPRETED
 
 from insum_ops.compiler.autotune import Candidate, Problem, candidates
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms
+from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 

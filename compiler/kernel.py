@@ -1,0 +1,72 @@
+"""What surrounds a generated kernel: the config tuning chose, the settings it obeys, its source and how to call it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+__all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter"]
+
+# tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
+_GENERATOR = ("schedule", "contract", "broadcast", "codegen", "configs")
+CODEGEN_VERSION = sha256(
+    b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _GENERATOR)
+).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What tuning chooses for one schedule."""
+
+    blocks: tuple[tuple[str, int], ...]  # of each tile axis
+    num_warps: int = 4
+    num_stages: int = 2
+    swap: bool = False  # columns of the output on the rows' side of the dot
+    reverse: bool = False  # the order in which programs walk the output
+
+    def block(self, name: str) -> int:
+        return dict(self.blocks)[name]
+
+    def __str__(self) -> str:
+        blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
+        extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
+        return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Settings outside the statement that change the code."""
+
+    precision: str = "ieee"  # of a float32 dot: ieee, tf32 or tf32x3
+    sum_dtype: torch.dtype | None = None  # the type in which partial sums meet in memory; None: the result's
+    interpreted: bool = False
+    lazy: bool = True
+    padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
+
+    def __str__(self) -> str:
+        padded = "all" if self.padded is None else ",".join(sorted(self.padded))
+        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of the kernel: a tensor, an extent or a stride."""
+
+    kind: str  # tensor, output, seed, pointers, is_shared, extent, stride
+    name: str = ""
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Source and how to call it."""
+
+    source: str
+    name: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[tuple[str, int], ...]  # index name and how many of its values one program takes
+    num_warps: int
+    num_stages: int

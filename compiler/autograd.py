@@ -93,11 +93,14 @@ class _Plain(torch.autograd.Function):
         return None, None, None, None, None, *grads
 
 
-@torch.compiler.assume_constant_result
 def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     """The gradient's terms, and whether the upstream gradient is one itself (of the output that sums start from)."""
     statement = parse(expr)
     return terms(expr, name), name == statement.output.name and statement.op == "+="
+
+
+# what torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it
+_terms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:

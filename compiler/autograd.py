@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .bind import bind
-from .differentiate import Term, gradient, terms, upstream_name
-from .ir import Statement
+from .bind import Meta, TensorLike, bind
+from .differentiate import Term, terms
 from .op import call
 from .parse import parse
 from .pipeline import run
 from .rewrite import sparse_factor
-from .sparse import Facts, Recipe, SparseFormat, is_sparse, recipe
+from .sparse import Facts, Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["evaluate"]
 
@@ -99,10 +99,6 @@ def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     return terms(expr, name), name == statement.output.name and statement.op == "+="
 
 
-# what torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it
-_terms._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:
     """d loss / d operands[name], for a dense tensor: a sum over the places where it stands."""
     tensor = operands[name]
@@ -118,42 +114,59 @@ def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: T
 def _evaluate_sparse(
     expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None
 ) -> Tensor:
-    name, how = _recipe(expr, operands, sparse, size)
+    name, group_dim = _grouping(expr, tuple(sparse), operands[sparse[0]].group_dim)
     form = operands[name]
     dense = {key: operand for key, operand in operands.items() if key != name}
-    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in dense.values()]):
+    wants_grad = torch.is_grad_enabled() and len(sparse) == 1
+    if wants_grad and any([tensor.requires_grad for tensor in dense.values()]):
         return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
-    if form.group_dim != how.group_dim:
-        form = form.regroup(how.group_dim)
+    if form.group_dim != group_dim:
+        form = form.regroup(group_dim)
+    how = recipe_for(expr, size, name, form, dense)
     facts = form.facts if how.fact else None
     return how.finish(_evaluate_plain(how.text, how.tensors(form, dense), how.size, how.fact, facts))
 
 
-_recipes: dict[object, tuple[str, Recipe]] = {}
-RECIPES = 4096  # kept before starting afresh
+def _is_odd(tensor: Tensor) -> bool:
+    """Not a plain dense tensor; a tracer does not let itself be asked."""
+    return not torch.compiler.is_compiling() and (tensor.layout is not torch.strided or tensor.is_nested)
 
 
-def _recipe(
-    expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None
-) -> tuple[str, Recipe]:
-    """The sparse operand's name and how to rewrite it away, memoised by everything but data."""
-    form = operands[sparse[0]]
-    kind = (type(form), form.group_dim, form.block_size, form.has_padding, len(sparse))
-    key = (
-        expr,
-        None if size is None else tuple(size),
-        kind,
-        *[(k, o.shape, o.dtype, o.device) for k, o in operands.items()],
-    )
-    known = _recipes.get(key)
-    if known is None:
-        statement = parse(expr)
-        bound = bind(statement, operands, size)
-        target = sparse_factor(statement, sparse)
-        if len(_recipes) >= RECIPES:
-            _recipes.clear()
-        known = _recipes[key] = target.name, recipe(bound, target, operands[target.name])
-    return known
+def recipe_for(
+    expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, dense: Mapping[str, Operand]
+) -> Recipe:
+    """How to evaluate a statement in which `form` stands as `name`."""
+    is_odd = [isinstance(o, Tensor) and _is_odd(o) for o in dense.values()]
+    if any(is_odd):
+        bind(parse(expr), {name: form, **dense}, size)  # says what is wrong with it
+    others = [(key, tuple(o.shape), o.dtype, o.device, is_sparse(o)) for key, o in dense.items()]
+    return Recipe(*_recipe(expr, None if size is None else tuple(size), name, Kind.of(form), tuple(others)))
+
+
+@lru_cache(maxsize=4096)
+def _known_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
+    statement, own = parse(expr), Kind(*kind)
+    tensors: dict[str, TensorLike] = {key: Meta(shape, dtype, device) for key, shape, dtype, device, _ in others}
+    bound = bind(statement, {name: own, **tensors}, size)
+    sparse = [name, *(key for key, _, _, _, is_also_sparse in others if is_also_sparse)]
+    return recipe(bound, sparse_factor(statement, sparse), own)
+
+
+def _recipe(*key: Any) -> tuple[Any, ...]:
+    return _known_recipe(*key)
+
+
+@lru_cache(maxsize=4096)
+def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int) -> tuple[str, int]:
+    statement = parse(expr)
+    found = [access for access in statement.accesses if access.name in sparse]
+    if len(sparse) != 1 or len(found) != 1:
+        return sparse[0], group_dim  # a mistake, of which the recipe will say more
+    return sparse[0], best_group_dim(statement, found[0], group_dim)
+
+
+def _grouping(*key: Any) -> tuple[str, int]:
+    return _known_grouping(*key)
 
 
 class _Sparse(torch.autograd.Function):
@@ -176,24 +189,25 @@ class _Sparse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         values, *rest = ctx.saved_tensors
-        statement, form = parse(ctx.expr), ctx.form.with_values(values)
+        form = ctx.form.with_values(values)
         dense = dict(zip(ctx.names, rest))
         wants_values, *wanted = ctx.needs_input_grad[5:]
-        d_values = _values_gradient(statement, ctx.name, form, dense, upstream) if wants_values else None
+        d_values = _values_gradient(ctx.expr, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
         grads = [_gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
         return None, None, None, None, None, d_values, *grads
 
 
-def _values_gradient(
-    statement: Statement, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
-) -> Tensor:
+def _values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
-    target = sparse_factor(statement, [name])
-    how = recipe(bind(statement, {name: form, **dense}, tuple(upstream.shape)), target, form, regroup=False)
+    how = recipe_for(expr, tuple(upstream.shape), name, form, dense)
     tensors = how.tensors(form, dense)
-    at = [getattr(factor, "name", "") for factor in how.statement.factors].index(how.rewritten.values)
-    derived = gradient(how.statement, at)
-    needed = {key: tensors[key] for key in derived.tensor_names if key in tensors}
-    needed[upstream_name(how.statement)] = how.split_output(upstream)
-    return evaluate(str(derived), needed, tuple(form.values.shape)).to(form.values.dtype)
+    ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
+    needed = {upstream_as: how.split_output(upstream), **{key: tensors[key] for key in others}}
+    return evaluate(derived, needed, tuple(form.values.shape)).to(form.values.dtype)
+
+
+# What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:
+# a tracer calls these once and keeps what they return.
+for _constant in (_terms, _recipe, _grouping):
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

@@ -15,7 +15,7 @@ import torch
 from .errors import IndexRangeError, OperandError, ShapeError
 from .ir import Access, Const, Statement, Var, walk
 
-__all__ = ["Bound", "Pointed", "TensorLike", "bind"]
+__all__ = ["Bound", "Meta", "Pointed", "TensorLike", "bind"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -35,6 +35,15 @@ class TensorLike(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def device(self) -> torch.device: ...
+
+
+@dataclass(frozen=True)
+class Meta:
+    """A tensor without data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)

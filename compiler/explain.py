@@ -24,7 +24,7 @@ from .pipeline import tune as tune_plan
 from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .schedule import Schedule
-from .sparse import SparseFormat, is_sparse, recipe
+from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
 
@@ -136,8 +136,9 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     if not sparse:
         return _Call(statement, bound, expr, tensors, size, "", [])
     target = sparse_factor(statement, sparse)
-    how = recipe(bound, target, sparse[target.name])
-    form = sparse[target.name].regroup(how.group_dim)
+    form = sparse[target.name]
+    form = form.regroup(best_group_dim(statement, target, form.group_dim))
+    how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
     facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, known)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .bind import Bound
 from .ir import Access, Statement
-from .rewrite import Rewritten, Shape, rewrite
+from .rewrite import Shape, rewrite
 
-__all__ = ["Facts", "Recipe", "SparseFormat", "is_sparse", "recipe"]
+__all__ = ["Facts", "Kind", "Recipe", "SparseFormat", "best_group_dim", "is_sparse", "recipe"]
 
 
 class Facts(Protocol):
@@ -63,22 +63,23 @@ def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
     return not isinstance(operand, Tensor) and hasattr(operand, "coord_axes")
 
 
+Splits = tuple[tuple[int, int], ...]  # (a tensor's dimension, the format's dimension whose blocks it is split into)
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How a format-agnostic statement becomes an indirect one; depends on shapes and the kind of format, not data."""
+    """How a format-agnostic statement becomes an indirect one; plain data, so that a tracer takes it for constants."""
 
-    statement: Statement
-    text: str  # of the statement
-    rewritten: Rewritten
+    text: str  # of the indirect statement
+    values: str  # the name of the format's values in it
+    coords: tuple[str | None, ...]  # the names of its coordinates; None: not read
+    ones: tuple[tuple[str, int], ...]  # (name, dimension of the format): ones as long as it
+    views: tuple[tuple[str, str, Splits], ...]  # (name, the user's name, splits) of every other tensor
+    output_splits: Splits
     size: tuple[int, ...]  # of the indirect statement's output
     final: tuple[int, ...]  # of the output as the user wrote it
-    group_dim: int  # the format is grouped along this dimension first
     fact: str  # the index tensor that the format's facts are about, "" without any
     blocks: tuple[int, ...] | None
-
-    @property
-    def output_splits(self) -> dict[int, int]:
-        return dict(self.rewritten.views[self.statement.output.name].splits)
 
     def split_output(self, output: Tensor) -> Tensor:
         """A tensor of the output's shape as the user wrote it, split into blocks like the indirect one."""
@@ -86,62 +87,90 @@ class Recipe:
 
     def finish(self, output: Tensor) -> Tensor:
         """The indirect statement's output in the shape the user wrote: blocks joined, padding cropped."""
-        if self.size == self.final:
-            return output
-        for dim in range(len(self.final)):
-            if dim in self.output_splits:
-                output = output.flatten(dim, dim + 1)
-                if output.shape[dim] != self.final[dim]:
-                    output = output.narrow(dim, 0, self.final[dim])
+        for dim, _ in self.output_splits:
+            output = output.flatten(dim, dim + 1)
+            if output.shape[dim] != self.final[dim]:
+                output = output.narrow(dim, 0, self.final[dim])
         return output
 
     def tensors(self, operand: SparseFormat, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the indirect statement reads; `operand` is grouped as the recipe says."""
-        found = {self.rewritten.values: operand.values}
-        for name, view in self.rewritten.views.items():
-            if view.of in dense:
-                found[name] = _split(dense[view.of], dict(view.splits), self.blocks) if view.splits else dense[view.of]
-        for coordinate, stored in zip(self.rewritten.coords, operand.coords):
+        """What the indirect statement reads."""
+        found = {self.values: operand.values}
+        for name, original, splits in self.views:
+            if original in dense:
+                found[name] = _split(dense[original], splits, self.blocks)
+        for coordinate, stored in zip(self.coords, operand.coords):
             if coordinate is not None and stored is not None:
                 found[coordinate] = stored
-        for name, dim in self.rewritten.ones.items():
+        for name, dim in self.ones:
             ones = torch.ones((), dtype=operand.dtype, device=operand.device).expand(operand.shape[dim])
-            found[name] = _split(ones, {0: dim}, self.blocks)
+            found[name] = _split(ones, ((0, dim),), self.blocks)
         return found
 
 
-def recipe(bound: Bound, target: Access, operand: SparseFormat, regroup: bool = True) -> Recipe:
-    """How to rewrite `target`, which is read from the format `operand`, away."""
-    if regroup:
-        operand = operand.regroup(_group_dim_for(bound.statement, target, operand))
-    form = Shape(
-        operand.value_axes,
-        operand.coord_axes,
-        tuple(coordinate is not None for coordinate in operand.coords),
-        operand.block_size is not None,
-        operand.has_padding,
-        tuple(
-            operand.block_size is not None and size % operand.block_size[dim] != 0
-            for dim, size in enumerate(operand.shape)
-        ),
-    )
+@dataclass(frozen=True)
+class Kind:
+    """All of a format that a recipe depends on: everything but data. Stands for it when a statement is bound."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    value_axes: tuple[str, ...]
+    coord_axes: tuple[tuple[str, ...], ...]
+    is_stored: tuple[bool, ...]
+    block_size: tuple[int, ...] | None
+    group_dim: int
+    has_padding: bool
+    has_facts: bool
+
+    @staticmethod
+    def of(form: SparseFormat) -> tuple[Any, ...]:
+        """The fields, as plain data that a tracer takes for constants."""
+        return (
+            tuple(form.shape),
+            form.dtype,
+            form.device,
+            form.value_axes,
+            form.coord_axes,
+            tuple([coordinate is not None for coordinate in form.coords]),
+            form.block_size,
+            form.group_dim,
+            form.has_padding,
+            form.facts is not None,
+        )
+
+
+def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
+    """The fields of the `Recipe` that rewrites `target`, read from a format of this kind, away."""
+    blocks = kind.block_size
+    is_partial = tuple(blocks is not None and size % blocks[dim] != 0 for dim, size in enumerate(kind.shape))
+    form = Shape(kind.value_axes, kind.coord_axes, kind.is_stored, blocks is not None, kind.has_padding, is_partial)
     rewritten = rewrite(bound.statement, target, form)
-    statement = rewritten.statement
-    size = _split_size(bound.size, dict(rewritten.views[statement.output.name].splits), operand.block_size)
-    grouped = rewritten.coords[operand.group_dim]
-    fact = grouped if grouped is not None and operand.facts is not None else ""
-    return Recipe(statement, str(statement), rewritten, size, bound.size, operand.group_dim, fact, operand.block_size)
+    output_splits = rewritten.views[rewritten.statement.output.name].splits
+    grouped = rewritten.coords[kind.group_dim]
+    return (
+        str(rewritten.statement),
+        rewritten.values,
+        rewritten.coords,
+        tuple(rewritten.ones.items()),
+        tuple((name, view.of, view.splits) for name, view in rewritten.views.items()),
+        output_splits,
+        _split_size(bound.size, dict(output_splits), blocks),
+        bound.size,
+        grouped if grouped is not None and kind.has_facts else "",
+        blocks,
+    )
 
 
-def _group_dim_for(statement: Statement, target: Access, operand: SparseFormat) -> int:
+def best_group_dim(statement: Statement, target: Access, group_dim: int) -> int:
     """A matrix is grouped along the dimension that the output keeps, so that groups meet their output row together.
 
     With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so.
     """
     names = set(map(str, statement.output.indices))
     kept = [dim for dim, index in enumerate(target.indices) if str(index) in names]
-    if len(target.indices) != 2 or not kept or operand.group_dim in kept:
-        return operand.group_dim
+    if len(target.indices) != 2 or not kept or group_dim in kept:
+        return group_dim
     return kept[0]
 
 
@@ -156,22 +185,18 @@ def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple
     return tuple(size)
 
 
-def _split(tensor: Tensor, splits: Mapping[int, int], blocks: tuple[int, ...] | None) -> Tensor:
+def _split(tensor: Tensor, splits: Splits, blocks: tuple[int, ...] | None) -> Tensor:
     """`tensor` with dimensions split into blocks: a view, but for a last block that is not full."""
-    if blocks is None or not splits:
+    if blocks is None:
         return tensor
-    for dim in sorted(splits, reverse=True):
-        block = blocks[splits[dim]]
+    for dim, of in reversed(splits):
+        block = blocks[of]
         missing = -tensor.shape[dim] % block
         if missing:
             shape = [*tensor.shape]
             shape[dim] = missing
             tensor = torch.cat([tensor, _no_entry(tensor, shape)], dim)
-        tensor = (
-            tensor.unflatten(dim, (-1, block))
-            if tensor.shape[dim]
-            else tensor.reshape(*tensor.shape[:dim], 0, block, *tensor.shape[dim + 1 :])
-        )
+        tensor = tensor.reshape(*tensor.shape[:dim], tensor.shape[dim] // block, block, *tensor.shape[dim + 1 :])
     return tensor
 
 

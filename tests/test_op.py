@@ -92,3 +92,17 @@ def test_autocast_casts_as_for_a_matrix_product(is_sparse):
     torch.testing.assert_close(result.detach().double(), expected, rtol=2**-8, atol=1e-6)
     result.sum().backward()
     assert B.grad.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_format_that_has_been_used_compiles_without_a_graph_break():
+    torch._dynamo.reset()
+    A = GroupCOO.from_dense(torch.randn(5, 7) * (torch.rand(5, 7) < 0.5), group_size=2)
+    layer = lambda values, B: insum("C[m,n] += A[m,k] * B[k,n]", A=A.with_values(values), B=B).square().sum()
+    results = []
+    leaves = [A.values.clone(), torch.randn(7, 3)]
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        own = [leaf.clone().requires_grad_() for leaf in leaves]
+        results.append(torch.autograd.grad(function(*own), own))
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .autotune import Problem, Timing, choose
 from .autotune import tune as time_all
-from .bind import Bound, bind
+from .bind import Bound, Meta, bind
 from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
@@ -121,25 +121,24 @@ class Plan:
 
     def ordered(self) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
         """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter."""
-        statement = self.bound.statement
+        statement, bound = self.bound.statement, self.bound
         name = fresh_name("T", (*self.names, statement.output.name))
         products = Access(name, tuple(map(Var, statement.free)))
         first = Statement(products, statement.factors, "=")
         second = Statement(statement.output, (products,), statement.op)
-        inner = tuple(self.bound.extents[index] for index in statement.free)
+        inner = tuple(bound.extents[index] for index in statement.free)
+
+        known = {key: Meta(bound.shapes[key], bound.dtypes[key], bound.device) for key in self.names}
+        made = Meta(inner, bind(first, {key: known[key] for key in first.tensor_names}, inner).dtype, bound.device)
+        rest = [key for key in placeholders(bound) if key in (*second.tensor_names, statement.output.name)]
+        scatter = bind(second, {**{key: known[key] for key in rest}, name: made}, bound.size)
+        module = lower(scatter)
 
         def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
             named = dict(zip(self.names, tensors))
             read = {key: named[key] for key in first.tensor_names}
-            made = run(str(first), ",".join(read), inner, list(read.values()), "", [])
-            rest = {
-                key: named[key]
-                for key in placeholders(self.bound)
-                if key in (*second.tensor_names, statement.output.name)
-            }
-            bound = bind(second, {**rest, name: made}, self.bound.size)
-            arguments = {**rest, name: made}
-            return lower(bound)(*(arguments[key] for key in placeholders(bound))).to(self.bound.dtype)  # type: ignore[no-any-return]
+            named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
+            return module(*(named[key] for key in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
 
         return runner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ class Facts(Protocol):
     def max_groups(self) -> int: ...  # the most groups of any row
 
 
-@runtime_checkable
 class SparseFormat(Protocol):
     """What a sparse format offers the compiler; `insum_ops.formats` implements it."""
 

@@ -202,12 +202,12 @@ def _build_all(
     """Compile every candidate, several at once."""
 
     def build(candidate: Candidate) -> tuple[Launcher | None, str]:
-        way = problem.launcher(candidate)
         try:
+            way = problem.launcher(candidate)
             with torch.cuda.device(problem.bound.device):
                 way.build(tensors, facts)
         except UnsupportedError as error:
-            return None, type(error.__cause__).__name__
+            return None, type(error.__cause__ or error).__name__
         return way, ""
 
     with ThreadPoolExecutor(BUILDERS) as pool:

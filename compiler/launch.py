@@ -26,6 +26,7 @@ from .schedule import Schedule
 __all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
@@ -156,6 +157,8 @@ def launcher(
     programs = 1
     for name, block in kernel.grid:
         programs *= -(-schedule.extents[name] // block)
+    if programs >= LARGEST_GRID:
+        raise UnsupportedError(f"{bound.statement} needs {programs} programs, more than one launch can have")
     scattered = bound.statement.output.indirections
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1

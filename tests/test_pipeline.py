@@ -1,12 +1,17 @@
 """From a call to what runs it: plans are made once, and a statement without a kernel still runs, loudly."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tolerances import TOLERANCE
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline
+from insum_ops.compiler.autotune import candidates
+from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.parse import parse
 from insum_ops.formats import GroupCOO
 
 SPMM = "C[AM[p],n] += AV[p] * B[AK[p],n]"
@@ -89,3 +94,17 @@ def test_a_format_is_rewritten_once():
     B = torch.randn(5, 2)
     for _ in range(2):
         assert torch.equal(insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), B)
+
+
+def test_more_programs_than_a_launch_can_have_are_refused():
+    rows = 2**31 + 8
+    huge = torch.empty(1).expand(rows, 2, 2)
+    bound = bind(parse("C[i,j] = A[i,j,k]"), {"A": huge})
+    problem = pipeline.problem_for(bound, {"A": huge})
+    candidate = candidates(problem)[0]
+    blocks = tuple((name, 1) for name, _ in candidate.config.blocks)
+    narrow = replace(candidate, config=replace(candidate.config, blocks=blocks))
+    with pytest.raises(
+        UnsupportedError, match=r"^C\[i,j\] = A\[i,j,k\] needs \d+ programs, more than one launch can have$"
+    ):
+        problem.launcher(narrow)

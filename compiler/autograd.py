@@ -31,7 +31,7 @@ Operand = Any  # a Tensor or a SparseFormat
 
 def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
-    if _may_autocast() and operands:
+    if (torch.compiler.is_compiling() or _may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)

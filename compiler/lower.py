@@ -247,31 +247,26 @@ class _Lowering:
 
     def weighted_rows(self) -> Value | None:
         """`AV[p,q] * B[AK[p,q],n]` summed over q, as one torch operation that never holds all gathered rows."""
-        statement = self.bound.statement
-        if len(statement.accesses) != 2 or any(
-            self.bound.dtypes[a.name] != self.bound.compute_dtype for a in statement.accesses
-        ):
+        accesses = self.bound.statement.accesses
+        is_one_type = all(self.bound.dtypes[access.name] == self.bound.compute_dtype for access in accesses)
+        if len(accesses) != 2 or not is_one_type:
             return None
-        for weights, rows in (statement.accesses, statement.accesses[::-1]):
-            index = rows.indices[0] if rows.indices else None
-            is_flat = isinstance(index, Access) and not index.is_indirect and not weights.is_indirect
-            if not is_flat or len(rows.indices) != 2 or not isinstance(rows.indices[1], Var):
-                continue
-            assert isinstance(index, Access)
-            places = tuple(map(str, index.indices))
-            column = rows.indices[1].name
-            if (
-                len(set(places)) != len(places)
-                or sorted(places) != sorted(map(str, weights.indices))
-                or column in places
-            ):
-                continue
-            if [name for name in statement.summed if name in places] != list(statement.summed) or len(
-                statement.summed
-            ) != 1:
-                continue
-            return self.bag(weights, rows, index, column)
+        for weights, rows in (accesses, accesses[::-1]):
+            index, *others = rows.indices or (None,)
+            column = others[0] if len(others) == 1 else None
+            if isinstance(index, Access) and isinstance(column, Var) and self.is_bag(weights, index, column.name):
+                return self.bag(weights, rows, index, column.name)
         return None
+
+    def is_bag(self, weights: Access, index: Access, column: str) -> bool:
+        """One weight for each position, one index summed, and everything else on the left."""
+        places = [item.name for item in index.indices if isinstance(item, Var)]
+        own = [item.name for item in weights.indices if isinstance(item, Var)]
+        is_direct = len(places) == len(index.indices) and len(own) == len(weights.indices)
+        is_one_to_one = len(set(places)) == len(places) and sorted(places) == sorted(own) and column not in places
+        statement = self.bound.statement
+        is_kept = {*places, column} == {*statement.free, *statement.summed}
+        return is_direct and is_one_to_one and is_kept and len(statement.summed) == 1 and statement.summed[0] != column
 
     def bag(self, weights: Access, rows: Access, index: Access, column: str) -> Value:
         (summed,) = self.bound.statement.summed

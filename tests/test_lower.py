@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from reference import LoopNest
 from torch import Tensor, fx
 
+from insum_ops import insum
 from insum_ops.compiler.bind import Bound, bind
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.lower import lower, placeholders
@@ -170,3 +172,23 @@ def test_more_index_names_than_letters() -> None:
         run(f"C[()] += {factors}", A=tensor)
     assert str(caught.value) == "the statement uses 53 index names, at most 52 can be contracted"
     assert run(f"C[()] += {factors.removesuffix(' * A[i51,i52]')}", A=tensor) == 1
+
+
+@pytest.mark.parametrize(
+    ("expr", "size"),
+    [
+        ("C[x,p,n] += V[p,q] * B[K[p,q],n]", (2, 4, 3)),  # an index that no factor has
+        ("C[p,n] += V[p,0] * B[K[p,0],n]", (4, 3)),  # nothing to sum
+        ("C[n] += V[p,q] * B[K[p,q],n]", (3,)),  # two indices to sum
+        ("C[q,n] += V[p,q] * B[K[p,q],n]", (5, 3)),  # the first index summed
+        ("C[p] += V[p,q] * B[K[p,q],n]", (4,)),
+        ("C[p,q] += V[p,q] * B[K[p,q],n]", (4, 5)),
+        ("C[n,p] += B[K[p,q],n] * 0.5 * V[p,q]", (3, 4)),
+    ],
+)
+def test_weighted_rows_and_what_only_looks_like_them(expr: str, size: tuple[int, ...]) -> None:
+    V, B = torch.randn(4, 5, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    K = torch.randint(-1, 6, (4, 5))
+    tensors = {"V": V, "B": B, "K": K}
+    expected = LoopNest(expr, tensors, size).result().value
+    torch.testing.assert_close(insum(expr, size=size, **tensors), expected, rtol=1e-12, atol=1e-12)

@@ -23,7 +23,7 @@ from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
 from .schedule import Schedule, Strides, schedules, strategies
 
-__all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "tune", "tuning_mode"]
+__all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "recall", "tune", "tuning_mode"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -144,22 +144,24 @@ def _cache(folder: str) -> TuningCache:
 
 def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
     """The best launcher known for a problem, measured now if need be and allowed."""
-    mode = tuning_mode()
-    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if INTERPRETED or mode == "off":
-        return problem.launcher(candidates(problem)[0])
-    cache = _cache(str(cache_dir()))
-    entry = cache.get(problem.key)
-    known = None if entry is None else _recall(problem, entry)
+    known = recall(problem)
     if known is not None:
         return problem.launcher(known)
-    if is_capturing:
+    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if INTERPRETED or is_capturing or tuning_mode() == "off":
         return problem.launcher(candidates(problem)[0])
-    return tune(problem, tensors, facts, full=mode == "full")[1]
+    with _cache(str(cache_dir())).lock(problem.key):
+        known = recall(problem)  # another process may have tuned it while this one waited
+        if known is not None:
+            return problem.launcher(known)
+        return _measure(problem, tensors, facts, full=tuning_mode() == "full")[1]
 
 
-def _recall(problem: Problem, entry: Entry) -> Candidate | None:
-    """The candidate that a cache entry names, if it is still one of ours."""
+def recall(problem: Problem) -> Candidate | None:
+    """The candidate that was measured to be the best, if one was, tuning is on and it is still one of ours."""
+    entry = None if INTERPRETED or tuning_mode() == "off" else _cache(str(cache_dir())).get(problem.key)
+    if entry is None:
+        return None
     for full in (False, True):
         for candidate in candidates(problem, full):
             if candidate.choices == entry.config:
@@ -171,28 +173,31 @@ def tune(
     problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool = False
 ) -> tuple[tuple[Timing, ...], Launcher]:
     """Time every candidate on outputs of its own and remember the best; times come back best first."""
-    cache = _cache(str(cache_dir()))
-    with cache.lock(problem.key):
-        ways = candidates(problem, full)
-        built = list(_build_all(problem, ways, tensors, facts))
-        is_clean_known = any(way is not None and not way.spills for way, _ in built)
-        measured = []
-        best_so_far = float("inf")
-        for candidate, (way, reason) in zip(ways, built):
-            if way is not None and way.spills and is_clean_known:
-                way, reason = None, "spills"
-            limit = HOPELESS * best_so_far
-            milliseconds = None if way is None else _time(partial(way, tensors, facts), limit)
-            best_so_far = min(best_so_far, milliseconds or best_so_far)
-            measured.append((Timing(candidate, milliseconds, reason), way))
-        measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))
-        timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
-        if winner is None:
-            raise UnsupportedError(
-                f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}"
-            )
-        times = tuple((t.candidate.choices, t.milliseconds) for t in timings if t.milliseconds is not None)
-        cache.put(problem.key, Entry(best.candidate.choices, times))
+    with _cache(str(cache_dir())).lock(problem.key):
+        return _measure(problem, tensors, facts, full)
+
+
+def _measure(
+    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool
+) -> tuple[tuple[Timing, ...], Launcher]:
+    ways = candidates(problem, full)
+    built = list(_build_all(problem, ways, tensors, facts))
+    is_clean_known = any(way is not None and not way.spills for way, _ in built)
+    measured = []
+    best_so_far = float("inf")
+    for candidate, (way, reason) in zip(ways, built):
+        if way is not None and way.spills and is_clean_known:
+            way, reason = None, "spills"
+        limit = HOPELESS * best_so_far
+        milliseconds = None if way is None else _time(partial(way, tensors, facts), limit)
+        best_so_far = min(best_so_far, milliseconds or best_so_far)
+        measured.append((Timing(candidate, milliseconds, reason), way))
+    measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))
+    timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
+    if winner is None:
+        raise UnsupportedError(f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}")
+    times = tuple((t.candidate.choices, t.milliseconds) for t in timings if t.milliseconds is not None)
+    _cache(str(cache_dir())).put(problem.key, Entry(best.candidate.choices, times))
     return timings, winner
 
 

@@ -32,10 +32,12 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     def fit(name: str, largest: int) -> int:
         return max(16, min(power_of_two(schedule.extents[name]), largest))
 
-    def config(row: int, column: int, depth: int, warps: int, stages: int, swap: bool = False) -> Config:
+    def config(
+        row: int, column: int, depth: int, warps: int, stages: int, swap: bool = False, reverse: bool = False
+    ) -> Config:
         blocks = {rows: fit(rows, row), **{name: fit(name, column) for name in others}}
         blocks |= {name: fit(name, depth) for name in schedule.names("step")}
-        return Config(tuple(blocks.items()), warps, stages, swap)
+        return Config(tuple(blocks.items()), warps, stages, swap, reverse)
 
     if full:
         for row, column, depth, warps, stages, swap in product(
@@ -53,6 +55,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         # the position's own load takes two of the stages: 6 was 5-7 % faster than 4 on an H200 (4096^3, 32 x 32 blocks)
         yield config(32, 256, deep, 4, 6, True)
         yield config(32, 256, deep, 4, 4, True)
+        yield config(32, 256, deep, 4, 6, True, reverse=True)  # 2 % faster at 95 % sparsity, slower at 80 and 90
         yield config(32, 128, deep, 4, 6, True)
         yield config(32, 128, deep, 4, 3)
         yield config(32, 64, deep, 2, 2)

@@ -10,13 +10,11 @@ from textwrap import indent
 import torch
 from torch import Tensor, fx
 
-from .autotune import Candidate, Problem, Timing, candidates, tuning_mode
+from .autotune import Timing, candidates, recall
 from .bind import Bound, bind
-from .cache import TuningCache
 from .errors import UnsupportedError
 from .ir import Statement
 from .kernel import Config
-from .launch import INTERPRETED
 from .lower import lower
 from .parse import parse
 from .pipeline import plan_for, problem_for
@@ -108,7 +106,7 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
     if not ways:
         why = "no product is formed" if bound.is_empty else "no scatter in one kernel is deterministic"
         return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why)
-    tuned = _tuned(problem)
+    tuned = recall(problem)
     way = tuned or ways[0]
     source, is_tuned = problem.launcher(way).kernel.source, tuned is not None
     return Explanation(call.statement, rewritten, extents, graph, way.schedule, way.config, is_tuned, source)
@@ -142,15 +140,6 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, known)
-
-
-def _tuned(problem: Problem) -> Candidate | None:
-    """The candidate that was measured to be the best, if one was and it will be used."""
-    entry = None if INTERPRETED or tuning_mode() == "off" else TuningCache().get(problem.key)
-    if entry is None:
-        return None
-    ways = (*candidates(problem), *candidates(problem, full=True))
-    return next((way for way in ways if way.choices == entry.config), None)
 
 
 def _table(extents: Mapping[str, int]) -> str:

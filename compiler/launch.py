@@ -89,7 +89,7 @@ class Launcher:
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
-        output = torch.empty(self.bound.size, dtype=self.sum_dtype, device=self.bound.device)
+        output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)  # as aligned as any new tensor
         pool = (*tensors, *facts, output)
         self.runner([pool[position] for position in self.order])
 

@@ -25,8 +25,6 @@ class Facts(Protocol):
     def is_shared(self) -> Tensor: ...  # [P] the group's row has several groups
     @property
     def rows_to_zero(self) -> Tensor: ...  # [R] rows with no group, or with several
-    @property
-    def max_groups(self) -> int: ...  # the most groups of any row
 
 
 class SparseFormat(Protocol):

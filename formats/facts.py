@@ -17,15 +17,14 @@ class RowFacts:
     pointers: Tensor  # [D+1]  int32, or int64 when P needs it
     is_shared: Tensor  # [P]    bool: the group's row has several groups
     rows_to_zero: Tensor  # [R]    int64: rows with no group or with several
-    max_groups: int  # the most groups that any row has
 
 
 def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
     """Work out the facts about `rows` [P], the ascending row of each group.
 
     >>> facts = row_facts(torch.tensor([0, 2, 2]), num_rows=4)
-    >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.max_groups
-    ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3], 2)
+    >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist()
+    ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3])
     """
     rows = rows.long()
     bounds = torch.arange(num_rows + 1, device=rows.device)
@@ -35,5 +34,4 @@ def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
         pointers=pointers,
         is_shared=groups[rows] > 1,
         rows_to_zero=(groups != 1).nonzero().flatten(),
-        max_groups=int(groups.max()) if num_rows else 0,
     )

@@ -54,7 +54,7 @@ def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
 
 def test_an_unknown_mode_is_refused(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "quick")
-    with pytest.raises(UnsupportedError, match="^INSUM_TUNE is 'quick'; it must be one of default, full, off$"):
+    with pytest.raises(UnsupportedError, match=r"^INSUM_TUNE is 'quick'; it must be one of default, full, off$"):
         tuning_mode()
 
 

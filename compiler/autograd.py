@@ -8,20 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .bind import Meta, TensorLike, bind
 from .differentiate import Term, terms
 from .op import call
 from .parse import parse
 from .pipeline import run
+from .ready import PLAIN, is_watched, recall, remember, remember_sparse
 from .rewrite import sparse_factor
-from .sparse import Facts, Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
+from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["evaluate"]
-
-PLAIN = (Tensor, torch.nn.Parameter)
-_transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 
 # whether any device's autocast is on, at a tenth of the cost of asking for one device
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -31,6 +28,9 @@ Operand = Any  # a Tensor or a SparseFormat
 
 def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
+    known = recall(expr, operands, size)
+    if known is not None:
+        return known
     if (torch.compiler.is_compiling() or _may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
         if torch.is_autocast_enabled(kind):
@@ -38,9 +38,12 @@ def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | N
             with torch.autocast(kind, enabled=False):
                 return evaluate(expr, {name: _cast(operand, dtype) for name, operand in operands.items()}, size)
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
-    if not sparse:
-        return _evaluate_plain(expr, operands, size, "", None)
-    return _evaluate_sparse(expr, operands, sparse, size)
+    if sparse:
+        return _evaluate_sparse(expr, operands, sparse, size)
+    result = _evaluate_plain(expr, operands, size, "", [])
+    if not is_watched():
+        remember(expr, operands, size)
+    return result
 
 
 def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
@@ -51,22 +54,20 @@ def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
 
 
 def _evaluate_plain(
-    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str, facts: Facts | None
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str, facts: list[Tensor]
 ) -> Tensor:
     names = ",".join(tensors)
-    known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     values = list(tensors.values())
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
-        return _Plain.apply(expr, names, size, fact, known, *values)  # type: ignore[no-any-return]
-    return _call(expr, names, size, values, fact, known)
+        return _Plain.apply(expr, names, size, fact, facts, *values)  # type: ignore[no-any-return]
+    return _call(expr, names, size, values, fact, facts)
 
 
 def _call(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
     """Through the operator where somebody watches (a tracer, a mode, a transform), else straight to the pipeline."""
-    is_watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforms() is not None
-    if is_watched or any([type(tensor) not in PLAIN for tensor in tensors]):
+    if is_watched() or any([type(tensor) not in PLAIN for tensor in tensors]):
         return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
     return run(expr, names, size, tensors, fact, facts)
 
@@ -128,8 +129,16 @@ def _evaluate_sparse(
     if form.group_dim != group_dim:
         form = form.regroup(group_dim)
     how = recipe_for(expr, size, name, form, dense)
-    facts = form.facts if how.fact else None
-    return how.finish(_evaluate_plain(how.text, how.tensors(form, dense), how.size, how.fact, facts))
+    tensors, facts = how.tensors(form, dense), _facts_of(form) if how.fact else []
+    result = how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
+    if not is_watched():
+        remember_sparse(expr, operands, size, form.group_dim, how, tensors, facts)
+    return result
+
+
+def _facts_of(form: SparseFormat) -> list[Tensor]:
+    facts = form.facts
+    return [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
 
 
 def _is_odd(tensor: Tensor) -> bool:
@@ -189,7 +198,7 @@ class _Sparse(torch.autograd.Function):
     ) -> Tensor:
         ctx.expr, ctx.name, ctx.form, ctx.names = expr, name, form, names
         ctx.save_for_backward(*tensors)
-        return _evaluate_sparse(expr, {name: form, **dict(zip(names, tensors[1:]))}, [name], size)
+        return evaluate(expr, {name: form, **dict(zip(names, tensors[1:]))}, size)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -101,7 +101,8 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
     extents = {**call.bound.extents, **bound.extents}
     padded = None if bound.device.type == "meta" else check_ranges(bound, call.tensors)
     graph = lower(bound, padded)
-    problem = problem_for(bound, call.tensors, call.fact, padded)
+    facts = [] if bound.device.type == "meta" else call.facts
+    problem = problem_for(bound, call.tensors, call.fact, padded, facts)
     ways = () if bound.is_empty else candidates(problem)
     if not ways:
         why = "no product is formed" if bound.is_empty else "no scatter in one kernel is deterministic"

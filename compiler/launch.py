@@ -62,36 +62,56 @@ class Launcher:
     seed: int  # the output tensor's number among the tensors, -1 without a seed
     runners: dict[int, Callable[..., None]] = field(default_factory=dict)  # by which pointers are not aligned
 
+    def __post_init__(self) -> None:
+        self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
+        self.size, self.device = self.bound.size, self.bound.device
+        self.strides = torch.empty(self.size, device="meta").stride()
+
     def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor:
-        output = self.allocate(tensors, facts)
+        if self.is_covered:
+            output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
+        else:
+            output = self.allocate(tensors, facts)
         self.launch((*tensors, *facts, output))
-        return output if self.sum_dtype == self.bound.dtype else output.to(self.bound.dtype)
+        return output.to(self.bound.dtype) if self.is_wide else output
 
     def allocate(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Tensor:
         """The output with whatever the kernel will not write itself already in it."""
-        size, device = self.bound.size, self.bound.device
-        if self.schedule.covers_output:
-            return torch.empty(size, dtype=self.sum_dtype, device=device)
+        size, device = self.size, self.device
         if self.bound.is_seeded:
             return tensors[self.seed].to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
         if self.schedule.strategy == "store-or-atomic":
-            output = torch.empty(size, dtype=self.sum_dtype, device=device)
+            output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
             return output.index_fill_(self.scatter_dim, facts[2], 0) if facts[2].numel() else output
         return torch.zeros(size, dtype=self.sum_dtype, device=device)
 
     def launch(self, pool: Sequence[Tensor]) -> None:
-        tensors = [pool[position] for position in self.order]
-        if SEVERAL_GPUS and self.bound.device.index != torch.cuda.current_device():
-            with torch.cuda.device(self.bound.device):
-                self.runner(tensors)(*tensors, *self.numbers)
+        arguments: list[Any] = [pool[position] for position in self.order]
+        # Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here
+        pointers = [tensor.data_ptr() for tensor in arguments]
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        unaligned = _unaligned(pointers) if bits & 15 else 0
+        runner = self.runners.get(unaligned)
+        if runner is None:
+            runner = self.runners[unaligned] = self.compile(arguments)
+        if not INTERPRETED:
+            arguments = pointers  # half a microsecond less for each than a tensor, which Triton asks for its pointer
+        if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):
+                runner(*arguments, *self.numbers)
         else:
-            self.runner(tensors)(*tensors, *self.numbers)
+            runner(*arguments, *self.numbers)
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
         output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)  # as aligned as any new tensor
         pool = (*tensors, *facts, output)
-        self.runner([pool[position] for position in self.order])
+        arguments = [pool[position] for position in self.order]
+        unaligned = _unaligned([tensor.data_ptr() for tensor in arguments])
+        if unaligned not in self.runners:
+            self.runners[unaligned] = self.compile(arguments)
 
     @property
     def spills(self) -> int:
@@ -100,17 +120,6 @@ class Launcher:
             (getattr(getattr(runner, "compiled", None), "n_spills", 0) or 0 for runner in self.runners.values()),
             default=0,
         )
-
-    def runner(self, tensors: list[Tensor]) -> Callable[..., None]:
-        """Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here."""
-        unaligned = 0
-        for position, tensor in enumerate(tensors):
-            if tensor.data_ptr() & 15:
-                unaligned |= 1 << position
-        runner = self.runners.get(unaligned)
-        if runner is None:
-            runner = self.runners[unaligned] = self.compile(tensors)
-        return runner
 
     def compile(self, tensors: list[Tensor]) -> Callable[..., None]:
         function = load(self.kernel.source, self.kernel.name)
@@ -164,6 +173,11 @@ def launcher(
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
     used = sum_dtype if schedule.is_atomic else bound.dtype
     return Launcher(bound, schedule, kernel, used, tuple(order), tuple(numbers), programs, dim, seed)
+
+
+def _unaligned(pointers: Sequence[int]) -> int:
+    """Which pointers are no multiple of 16 bytes, as bits."""
+    return sum(1 << at for at, pointer in enumerate(pointers) if pointer & 15)
 
 
 def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:

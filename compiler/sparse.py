@@ -52,6 +52,8 @@ class SparseFormat(Protocol):
     def has_padding(self) -> bool: ...
     @property
     def facts(self) -> Facts | None: ...
+    @property
+    def memory(self) -> dict[Any, Any]: ...  # lives as long as the pattern, whatever its values
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def with_values(self, values: Tensor) -> SparseFormat: ...
 
@@ -77,6 +79,10 @@ class Recipe:
     final: tuple[int, ...]  # of the output as the user wrote it
     fact: str  # the index tensor that the format's facts are about, "" without any
     blocks: tuple[int, ...] | None
+
+    def split(self, tensor: Tensor, splits: Splits) -> Tensor:
+        """One of the user's tensors as the indirect statement reads it."""
+        return _split(tensor, splits, self.blocks)
 
     def split_output(self, output: Tensor) -> Tensor:
         """A tensor of the output's shape as the user wrote it, split into blocks like the indirect one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,7 +80,8 @@ class SparseFormat(FromTensors):
     def _with(self: Format, **parts: object) -> Format:
         """A copy with other parts, which are known to fit."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self), **parts)
+        for name in ("coords", "values", "shape", "group_dim", "block_size", "_known"):
+            object.__setattr__(made, name, parts[name] if name in parts else getattr(self, name))
         return made
 
     def to_dense(self) -> Tensor:
@@ -156,6 +157,11 @@ class SparseFormat(FromTensors):
         if self._known.facts is None and rows is not None:
             self._known.facts = row_facts(rows, block_grid(self.shape, self.block_size)[self.group_dim])
         return self._known.facts
+
+    @property
+    def memory(self) -> dict[Any, Any]:
+        """What is worth remembering as long as the pattern lives, whatever its values."""
+        return self._known.memory
 
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:

@@ -215,6 +215,7 @@ def problem_of(found: Explanation, tensors: dict[str, torch.Tensor]) -> Problem:
 @pytest.mark.skipif(IS_INTERPRETED, reason="interpreted kernels are never tuned")
 def test_a_tuned_config_is_shown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("INSUM_TUNE", "default")
     tensors = {"A": torch.ones(64, 64), "B": torch.ones(64, 64)}
     expr = "C[i,j] += A[i,k] * B[k,j]"
     found = explain(expr, **tensors)
@@ -254,6 +255,7 @@ def test_a_tuning_prints_as_a_table() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tuning_on_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("INSUM_TUNE", "default")
     A, B = GroupCOO.from_dense(matrix().cuda(), group_size=2), torch.rand(6, 40, device="cuda")
     found = tune(SPMM, A=A, B=B)
     times = [timing.milliseconds for timing in found.timings if timing.milliseconds is not None]

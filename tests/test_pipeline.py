@@ -7,7 +7,7 @@ import torch
 from tolerances import TOLERANCE
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline
+from insum_ops.compiler import pipeline, ready
 from insum_ops.compiler.autotune import candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import UnsupportedError
@@ -62,6 +62,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
     monkeypatch.setattr(pipeline, "_has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "choose", refuse)
     pipeline._plans.clear()
+    ready._plans.clear()
     given = tensors()
     message = (
         "^no config of this statement fits a small GPU: OutOfResources; "
@@ -72,6 +73,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
     torch.testing.assert_close(result, dense(**given), **TOLERANCE[torch.float32])
     insum(SPMM, size=(4, 3), **given)  # said once
     pipeline._plans.clear()
+    ready._plans.clear()
 
 
 @pytest.mark.parametrize("is_seeded", [False, True])

@@ -1,0 +1,136 @@
+"""A call like one before goes straight to its plan: all that it depends on is compared, nothing is worked out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .pipeline import Plan, plan_for
+from .sparse import Recipe, SparseFormat
+
+__all__ = ["is_watched", "recall", "remember", "remember_sparse"]
+
+CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
+PLAIN = (Tensor, torch.nn.Parameter)
+
+# asked at every call, so without the Python functions around them
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
+_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
+
+_plans: dict[object, Plan] = {}
+
+
+def is_watched() -> bool:
+    """Somebody follows what happens (a tracer, a mode, a transform), so it must happen through a torch operator."""
+    return torch.compiler.is_compiling() or _modes() > 0 or _transforms() is not None
+
+
+def recall(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Tensor | None:
+    """The result of a call like one remembered; None: there is none, or it is to be watched or differentiated."""
+    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
+        return None
+    try:
+        found, form = _find(expr, operands, size, torch.is_grad_enabled())
+    except (RuntimeError, AttributeError, TypeError):  # a tensor without strides, no tensor, no size: others say so
+        return None
+    if found is None:
+        return None
+    return found(list(operands.values()), []) if form is None else found(form, operands)  # type: ignore[no-any-return]
+
+
+def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:
+    """Calls over plain tensors like these need no second look."""
+    key, form = _key(expr, tensors, size, tracked=False)
+    if key is not None and form is None:
+        if len(_plans) >= CALLS:
+            _plans.clear()
+        _plans[key] = plan_for(expr, ",".join(tensors), size, list(tensors.values()), "")
+
+
+def remember_sparse(
+    expr: str,
+    operands: Mapping[str, Any],
+    size: Sequence[int] | None,
+    group_dim: int,
+    how: Recipe,
+    tensors: Mapping[str, Tensor],
+    facts: list[Tensor],
+) -> None:
+    """Calls over this format's pattern and dense tensors like these are `how` over `tensors`."""
+    key, form = _key(expr, operands, size, tracked=False)
+    if key is None or form is None:
+        return
+    plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
+    views = {name: (original, splits) for name, original, splits in how.views}
+    fixed: list[Tensor | None] = []
+    moving: list[tuple[int, str, Any]] = []
+    for at, (name, tensor) in enumerate(tensors.items()):
+        moves = name == how.values or name in views
+        fixed.append(None if moves else tensor)
+        if name in views:
+            moving.append((at, *views[name]))
+    call = SparseCall(plan, how, group_dim, list(tensors).index(how.values), fixed, tuple(moving), facts)
+    if len(form.memory) >= CALLS:
+        form.memory.clear()
+    form.memory[key] = call
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCall:
+    """A format-agnostic statement over one pattern, ready for values and dense tensors."""
+
+    plan: Plan
+    how: Recipe
+    group_dim: int
+    values_at: int
+    fixed: list[Tensor | None]  # the format's coordinates, in the order of the plan's tensors
+    moving: tuple[tuple[int, str, Any], ...]  # (place, the user's name, splits)
+    facts: list[Tensor]
+
+    def __call__(self, form: SparseFormat, operands: Mapping[str, Any]) -> Tensor:
+        if form.group_dim != self.group_dim:
+            form = form.regroup(self.group_dim)
+        tensors: list[Any] = self.fixed.copy()
+        tensors[self.values_at] = form.values
+        for at, name, splits in self.moving:
+            tensors[at] = self.how.split(operands[name], splits) if splits else operands[name]
+        output = self.plan(tensors, self.facts)
+        return self.how.finish(output) if self.how.output_splits else output
+
+
+def _find(
+    expr: str, operands: Mapping[str, Any], size: Sequence[int] | None, tracked: bool
+) -> tuple[Any, SparseFormat | None]:
+    key, form = _key(expr, operands, size, tracked)
+    if key is None:
+        return None, None
+    return (_plans if form is None else form.memory).get(key), form
+
+
+def _key(
+    expr: str, operands: Mapping[str, Any], size: Sequence[int] | None, tracked: bool
+) -> tuple[tuple[Any, ...] | None, SparseFormat | None]:
+    """What decides how a call runs, and the format among its operands; `tracked`: no key where a gradient is wanted."""
+    form = None
+    parts = [
+        expr,
+        None if size is None else tuple(size),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    ]
+    for name, operand in operands.items():
+        kind = type(operand)
+        if kind not in PLAIN:
+            form, operand = operand, operand.values
+            if type(operand) not in PLAIN:
+                return None, None
+            name = f"{kind.__name__} {name}"
+        if tracked and operand.requires_grad:
+            return None, None
+        parts += (name, operand.shape, operand.stride(), operand.dtype, operand.device)
+    return tuple(parts), form

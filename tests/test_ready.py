@@ -1,0 +1,156 @@
+"""A remembered call gives what the first one gave, and is forgotten when anything that decides it changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from insum_ops import insum
+from insum_ops.compiler import autograd, ready
+from insum_ops.compiler.errors import IndexRangeError, ShapeError
+from insum_ops.formats import BlockCOO, GroupCOO
+
+SPMM = "C[m,n] += A[m,k] * B[k,n]"
+
+
+@pytest.fixture
+def long_way(monkeypatch):
+    """Counts the calls that are worked out from their beginning."""
+    seen = []
+
+    def count(name):
+        original = getattr(autograd, name)
+        monkeypatch.setattr(autograd, name, lambda *given: (seen.append(name), original(*given))[1])
+
+    count("_evaluate_plain")
+    count("_evaluate_sparse")
+    ready._plans.clear()
+    return seen
+
+
+def matrix(rows=6, columns=5):
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    return dense * (torch.rand(rows, columns, generator=generator) < 0.5)
+
+
+def test_a_plain_call_is_worked_out_once(long_way):
+    A = matrix()
+    for _ in range(3):
+        B = torch.randn(5, 4, dtype=torch.float64)
+        torch.testing.assert_close(insum(SPMM, A=A, B=B), A @ B)
+    assert long_way == ["_evaluate_plain"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda B: B[:, :2],
+        lambda B: B.T.contiguous().T,
+        lambda B: B.float().double().to(torch.float32),
+    ],
+    ids=["shape", "strides", "dtype"],
+)
+def test_a_call_over_other_tensors_is_worked_out_anew(long_way, change):
+    A, B = matrix(), torch.randn(5, 4, dtype=torch.float64)
+    insum(SPMM, A=A, B=B)
+    other = change(B)
+    torch.testing.assert_close(insum(SPMM, A=A, B=other), A @ other.double(), check_dtype=False, rtol=1e-6, atol=1e-6)
+    assert len(long_way) == 2
+
+
+def test_settings_are_part_of_a_call(long_way):
+    A, B = matrix(), torch.randn(5, 4, dtype=torch.float64)
+    insum(SPMM, A=A, B=B)
+    torch.use_deterministic_algorithms(True)
+    try:
+        insum(SPMM, A=A, B=B)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(long_way) == 2
+
+
+@pytest.mark.parametrize("kind", [GroupCOO, BlockCOO])
+def test_a_pattern_remembers_its_calls_whatever_the_values(long_way, kind):
+    dense = matrix()
+    A = kind.from_dense(dense) if kind is GroupCOO else kind.from_dense(dense, block_size=(4, 2))
+    for factor in (1.0, 2.0, 3.0):
+        B = torch.randn(5, 4, dtype=torch.float64)
+        torch.testing.assert_close(insum(SPMM, A=A.with_values(A.values * factor), B=B), factor * dense @ B)
+    assert long_way.count("_evaluate_sparse") == 1
+
+
+def test_another_pattern_of_the_same_sizes_is_another_call():
+    one, other = torch.eye(4).double(), torch.eye(4).double().flip(0)
+    B = torch.randn(4, 3, dtype=torch.float64)
+    for dense in (one, other):
+        A = GroupCOO.from_dense(dense, group_size=1)
+        torch.testing.assert_close(insum(SPMM, A=A, B=B), dense @ B)
+
+
+def test_a_regrouped_pattern_moves_its_values(long_way):
+    dense = matrix()
+    A = GroupCOO.from_dense(dense)
+    for factor in (1.0, 2.0):
+        D = torch.randn(6, 3, dtype=torch.float64)
+        found = insum("dB[k,n] += A[m,k] * dC[m,n]", A=A.with_values(A.values * factor), dC=D)
+        torch.testing.assert_close(found, factor * dense.T @ D)
+    assert long_way.count("_evaluate_sparse") == 1
+
+
+def test_a_gradient_is_still_recorded_after_calls_without_one():
+    A, B = GroupCOO.from_dense(matrix()), torch.randn(5, 4, dtype=torch.float64)
+    insum(SPMM, A=A, B=B)
+    B.requires_grad_()
+    insum(SPMM, A=A, B=B).sum().backward()
+    torch.testing.assert_close(B.grad, matrix().sum(0)[:, None].expand(5, 4))
+    values = A.values.clone().requires_grad_()
+    assert insum(SPMM, A=A.with_values(values), B=B.detach()).requires_grad
+
+
+def test_an_index_changed_out_of_range_is_still_refused():
+    given = dict(I=torch.tensor([0, 1]), X=torch.ones(2), size=(2,))
+    insum("C[I[p]] += X[p]", **given)
+    given["I"][1] = 7
+    with pytest.raises(IndexRangeError, match=r"^I\[1\] is 7, outside C dimension 0, which has size 2;"):
+        insum("C[I[p]] += X[p]", **given)
+
+
+def test_a_mode_sees_a_remembered_call():
+    A = B = torch.eye(3)
+    insum(SPMM, A=A, B=B)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        insum(SPMM, A=A, B=B)
+    assert "insum_ops.run.default" in seen
+
+
+def test_autocast_takes_the_long_way():
+    A = B = torch.eye(3)
+    insum(SPMM, A=A, B=B)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert insum(SPMM, A=A, B=B).dtype == torch.bfloat16
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(ready, "CALLS", 3)
+    ready._plans.clear()
+    A = GroupCOO.from_dense(torch.eye(3))
+    for columns in range(1, 9):
+        insum(SPMM, A=torch.eye(3), B=torch.ones(3, columns))
+        insum(SPMM, A=A, B=torch.ones(3, columns))
+        assert len(ready._plans) <= 3
+        assert len(A.memory) <= 3
+
+
+def test_a_mistake_is_never_remembered():
+    for _ in range(2):
+        with pytest.raises(ShapeError):
+            insum(SPMM, A=torch.ones(2, 3), B=torch.ones(4, 2))

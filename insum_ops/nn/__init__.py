@@ -1,0 +1,7 @@
+"""Layers, each of which holds one statement."""
+
+from .block_sparse_linear import BlockSparseLinear
+from .load import load_patterns_
+from .sparsify import LayerReport, Sparsified, sparsify
+
+__all__ = ["BlockSparseLinear", "LayerReport", "Sparsified", "load_patterns_", "sparsify"]

@@ -1,0 +1,299 @@
+"""BlockSparseLinear: a linear layer that stores and trains only some blocks of its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..compiler.errors import OperandError, ShapeError
+from ..formats import BlockCOO
+from ..functional import insum
+from .known_weight import KnownWeight, known_weight
+from .patterns import (
+    block_grid,
+    block_norms,
+    check_block_size,
+    check_density,
+    check_dtype,
+    check_features,
+    check_mask,
+    check_threshold,
+    inside,
+    largest,
+    num_blocks,
+    random_mask,
+    row_bounds,
+    split_blocks,
+    uniform,
+    weight_and_bias,
+)
+from .remap import remap_optimizer, resize_, sources, take
+from .state import misfit
+
+__all__ = ["BlockSparseLinear"]
+
+Layer = TypeVar("Layer", bound="BlockSparseLinear")
+
+# whether any device's autocast is on, at a fraction of the cost of asking for one device
+_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+class BlockSparseLinear(nn.Module):
+    """`Y[t,o] += X[t,i] * W[o,i]`: `nn.Linear` with only some blocks of the weight stored and trained.
+
+    `weight` [blocks, *block_size] holds the stored blocks, `coords` [2, blocks] their block rows and columns, in
+    ascending order. The bias is what the sum starts from. Any leading dimensions, any features: a last block that
+    sticks out of the matrix is filled up with zeros. Blocks of 16 to 128 suit Tensor Cores.
+
+    A random pattern has `density` of all blocks, rounded, and one in every block row unless `allow_empty_rows`, so a
+    very low density is exceeded rather than an output left without inputs. It comes from `generator`, or from
+    torch's global seed, and is the same on every device. `pattern`, a bool mask [out_blocks, in_blocks], takes the
+    place of a random one; `density` is not used then.
+
+    Compile after one ordinary call. Under DistributedDataParallel pass `broadcast_buffers=False`: otherwise the
+    pattern is sent, and compared, at every step.
+
+    >>> layer = BlockSparseLinear(256, 128, block_size=32, density=0.25)
+    >>> layer
+    BlockSparseLinear(in_features=256, out_features=128, block_size=(32, 32), blocks=8/32, density=0.25, bias=True, \
+Y[t,o] += X[t,i] * W[o,i])
+    >>> layer(torch.randn(2, 10, 256)).shape, layer.weight.shape
+    (torch.Size([2, 10, 128]), torch.Size([8, 32, 32]))
+    """
+
+    EXPR = "Y[t,o] += X[t,i] * W[o,i]"
+
+    bias: nn.Parameter | None
+    coords: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block_size: int | Sequence[int] = (32, 32),
+        density: float = 0.1,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        pattern: Tensor | None = None,
+        allow_empty_rows: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = check_features("in_features", in_features)
+        self.out_features = check_features("out_features", out_features)
+        self.block_size = check_block_size(block_size, (self.out_features, self.in_features))
+        self.grid = block_grid((self.out_features, self.in_features), self.block_size)
+        density = check_density(density)
+        check_dtype("dtype", dtype or torch.get_default_dtype())
+        start = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", start)
+        place = torch.empty((), device=device).device
+        if pattern is None:
+            pattern = random_mask(self.grid, density, allow_empty_rows, generator)
+        else:
+            check_mask("pattern", pattern, self.grid, place)
+        coords = pattern.nonzero().T.to(torch.int32).contiguous().to(place)
+        self.register_buffer("coords", coords)
+        self.weight = nn.Parameter(torch.empty(coords.shape[1], *self.block_size, device=device, dtype=dtype))
+        self._known: KnownWeight | None = None
+        self.reset_parameters(generator)
+
+    @classmethod
+    def from_dense(
+        cls: type[Layer],
+        dense: nn.Linear | Tensor,
+        block_size: int | Sequence[int] = (32, 32),
+        *,
+        density: float | None = None,
+        threshold: float | None = None,
+        bias: Tensor | None = None,
+    ) -> Layer:
+        """The blocks of a trained `nn.Linear`, or weight [out, in], that are largest by Frobenius norm.
+
+        Give `density`, the share of blocks to keep, or `threshold`, the norm that a kept block exceeds: 0 keeps every
+        block that is not all zeros. A block row whose blocks are all small is left empty. `bias` [out] goes with a
+        weight; a Linear brings its own.
+
+        >>> layer = BlockSparseLinear.from_dense(nn.Linear(64, 64), block_size=16, density=0.5)
+        >>> layer.mask.sum()
+        tensor(8)
+        """
+        weight, bias = weight_and_bias(dense, bias)
+        if (density is None) == (threshold is None):
+            given = "neither is given" if density is None else "both are given"
+            raise OperandError(f"one of density and threshold says which blocks to keep, but {given}")
+        out_features, in_features = weight.shape
+        block_size = check_block_size(block_size, (out_features, in_features))
+        blocks = split_blocks(weight, block_size)
+        norms = block_norms(blocks)
+        if density is not None:
+            mask = largest(norms, num_blocks(check_density(density), (norms.shape[0], norms.shape[1])))
+        else:
+            mask = ~(norms <= check_threshold(threshold))  # a NaN is kept, to be seen
+        apart = torch.Generator(weight.device)  # what it draws is overwritten, so the global seed should not move
+        has_bias = bias is not None
+        layer = cls(
+            *(in_features, out_features, block_size, 1.0, has_bias, weight.device, weight.dtype),
+            pattern=mask,
+            generator=apart,
+        )
+        with torch.no_grad():
+            layer.weight.copy_(blocks[mask])
+            if layer.bias is not None and bias is not None:
+                layer.bias.copy_(bias)
+        return layer
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Uniform within 1 / sqrt(inputs that the output really has), as `nn.Linear` with all of them."""
+        if self.coords.is_meta:
+            return
+        bound = row_bounds(self.coords, self.grid, self.block_size[1], self.in_features)
+        with torch.no_grad():
+            self.weight.copy_(self._drawn_blocks(self.coords, generator))
+            if self.bias is not None:
+                rows = bound.repeat_interleave(self.block_size[0])[: self.out_features]
+                self.bias.copy_(uniform(rows.to(self.bias.dtype), generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"
+            )
+        W = self.as_format()
+        bias: Tensor | None = self.bias
+        if (torch.compiler.is_compiling() or _may_autocast()) and torch.is_autocast_enabled(x.device.type):
+            if bias is not None and bias.dtype == torch.float32:
+                bias = bias.to(torch.get_autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
+        elif x.dtype != W.dtype:
+            raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
+        if x.device != W.device:
+            raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
+        X = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+        height, width = W.shape
+        if width != self.in_features:
+            X = pad(X, (0, width - self.in_features))
+        if bias is None:
+            Y = insum(self.EXPR, X=X, W=W)
+        else:
+            start = bias if height == self.out_features else pad(bias, (0, height - self.out_features))
+            Y = insum(self.EXPR, X=X, W=W, Y=start.expand(X.shape[0], height))
+        if height != self.out_features:
+            Y = Y.narrow(1, 0, self.out_features)
+        return Y if x.ndim == 2 else Y.view(*x.shape[:-1], self.out_features)
+
+    def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Keep the largest stored blocks by Frobenius norm, `density` of all blocks; see `set_pattern_`."""
+        count, stored = num_blocks(check_density(density), self.grid), self.coords.shape[1]
+        if count > stored:
+            raise OperandError(
+                f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
+            )
+        rows, columns = self.coords.long()
+        norms = torch.full(self.grid, -1.0, dtype=torch.float64, device=self.coords.device)
+        norms[rows, columns] = block_norms(self.weight.detach() * self._inside(self.coords)).double()
+        self.set_pattern_(largest(norms, count), optimizer=optimizer)
+
+    def set_pattern_(
+        self,
+        mask: Tensor,
+        *,
+        init: str = "zeros",
+        optimizer: torch.optim.Optimizer | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Store the blocks of a bool mask [out_blocks, in_blocks]: kept ones keep their values.
+
+        New blocks start at zero, or with `init="random"` like those of a new layer. `weight` stays the same Parameter;
+        its gradient is dropped. Pass the optimizer that holds it, and its state of kept blocks is kept too; if there
+        are several, or the optimizer is no torch.optim.Optimizer, forget it: `optimizer.state.pop(layer.weight, None)`.
+        A DistributedDataParallel wrapper must be made anew.
+        """
+        check_mask("mask", mask, self.grid, self.coords.device)
+        if init not in ("zeros", "random"):
+            raise OperandError(f"init is {init!r}; choose from 'zeros' and 'random'")
+        coords = mask.nonzero().T.to(torch.int32).contiguous()
+        source = sources(self.coords, coords, self.grid)
+        remap_optimizer(optimizer, self.weight, source)  # first, so that a wrong optimizer changes nothing
+        blocks = take(self.weight.detach(), source)
+        if init == "random":
+            blocks = torch.where((source < 0).view(-1, 1, 1), self._drawn_blocks(coords, generator), blocks)
+        resize_(self.weight, blocks)
+        self.coords = coords
+        self.as_format()  # known anew now, since the next call may be a compiled one
+
+    @property
+    def mask(self) -> Tensor:
+        """Which blocks are stored: bool [out_blocks, in_blocks]."""
+        mask = torch.zeros(self.grid, dtype=torch.bool, device=self.coords.device)
+        mask[tuple(self.coords.long())] = True
+        return mask
+
+    @property
+    def density(self) -> float:
+        """The share of blocks that are stored."""
+        return self.coords.shape[1] / (self.grid[0] * self.grid[1])
+
+    def as_format(self) -> BlockCOO:
+        """W as the statement reads it, its sides rounded up to whole blocks: for `explain(layer.EXPR, X=x, W=...)`.
+
+        What is worked out of a pattern is kept as long as the pattern.
+        """
+        known, weight, is_compiling = self._known, self.weight, torch.compiler.is_compiling()
+        if known is None or not (is_compiling or known.is_of(self.coords)):
+            known = self._known = known_weight(self.coords, weight, self.grid, known)
+        form = known.form
+        if form.values is not weight:  # another Parameter, or a call with other values by torch.func
+            form = form.with_values(weight)
+            if isinstance(weight, nn.Parameter) and not is_compiling:
+                self._known = replace(known, form=form)
+        return form
+
+    def to_dense(self) -> Tensor:
+        """The weight [out_features, in_features] with zeros where no block is stored; differentiable."""
+        return self.as_format().to_dense()[: self.out_features, : self.in_features]
+
+    def to_linear(self) -> nn.Linear:
+        """An `nn.Linear` that computes the same."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(self.to_dense().detach().contiguous(), self.weight.requires_grad)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.detach().clone(), self.bias.requires_grad)
+        return linear.train(self.training)
+
+    def extra_repr(self) -> str:
+        stored, total = self.coords.shape[1], self.grid[0] * self.grid[1]
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, block_size={self.block_size}, "
+            f"blocks={stored}/{total}, density={self.density:.3g}, bias={self.bias is not None}, {self.EXPR}"
+        )
+
+    def _inside(self, coords: Tensor) -> Tensor:
+        return inside(coords, self.block_size, (self.out_features, self.in_features))
+
+    def _drawn_blocks(self, coords: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Random blocks at `coords`, zero outside the matrix."""
+        bound = row_bounds(coords, self.grid, self.block_size[1], self.in_features)[coords[0].long()]
+        limits = bound.to(self.weight.dtype).view(-1, 1, 1).expand(-1, *self.block_size)
+        return uniform(limits, generator) * self._inside(coords)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        problem = misfit(state_dict, prefix, self.grid, self.coords.shape[1])
+        if problem:
+            lists[2].append(problem)
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        self._known = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what can be worked out again."""
+        return {**vars(self), "_known": None}

@@ -1,0 +1,47 @@
+"""A weight's blocks and their coordinates as a format that is kept, with all that is worked out of its pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..formats import BlockCOO
+
+__all__ = ["KnownWeight", "known_weight"]
+
+
+@dataclass(frozen=True, eq=False)
+class KnownWeight:
+    """The weight as a format, and the buffer that its pattern was read from."""
+
+    form: BlockCOO
+    pattern: Tensor  # the format's own copy of the buffer, which nobody writes to
+    coords: Tensor
+    version: int | None
+
+    def is_of(self, coords: Tensor) -> bool:
+        return self.coords is coords and self.version == _version(coords)
+
+    def has_pattern(self, coords: Tensor) -> bool:
+        mine, other = self.pattern, coords
+        is_alike = (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
+        return is_alike and torch.equal(mine, other)
+
+
+def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: KnownWeight | None) -> KnownWeight:
+    """`weight` [P, bo, bi] at `coords` [2, P]; what is known already stays if it has this pattern."""
+    if known is not None and known.has_pattern(coords):  # written to, but with what was there
+        return replace(known, coords=coords, version=_version(coords))
+    height, width = weight.shape[1:]
+    with torch.inference_mode(False), torch.no_grad():  # the pattern outlives this call
+        pattern = coords.clone()
+        rows, columns = pattern
+        form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
+        _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients
+    return KnownWeight(form, pattern, coords, _version(coords))
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

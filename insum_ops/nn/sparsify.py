@@ -1,0 +1,191 @@
+"""sparsify: the linear layers of a model become block-sparse ones, by magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..compiler.errors import OperandError
+from .block_sparse_linear import BlockSparseLinear
+from .patterns import DTYPES, check_block_size, check_density
+
+__all__ = ["LayerReport", "Sparsified", "sparsify"]
+
+Filter = Callable[[str, nn.Module], bool]
+HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What became of one linear layer."""
+
+    name: str  # "" for the model itself
+    shape: tuple[int, int]  # of the dense weight
+    blocks: int  # stored
+    all_blocks: int
+    norm_share: float  # of the weight's squared norm, that the stored blocks hold
+    parameters: int  # of the layer now
+    parameters_before: int
+    skipped: str  # why it was left as it was, "" if it was not
+
+    @property
+    def density(self) -> float:
+        return self.blocks / self.all_blocks if self.all_blocks else 1.0
+
+
+@dataclass(frozen=True)
+class Sparsified:
+    """The model, and what became of each linear layer; prints as a table."""
+
+    model: nn.Module
+    layers: tuple[LayerReport, ...]
+
+    def __str__(self) -> str:
+        rows = [HEAD, *map(_cells, self.layers)]
+        full = [row for row in rows if len(row) == len(HEAD)]
+        widths = [max(len(row[at]) for row in (rows if at < 2 else full)) for at in range(len(HEAD))]
+        now = sum(layer.parameters for layer in self.layers)
+        before = sum(layer.parameters_before for layer in self.layers)
+        share = f", {now / before:.1%}" if before else ""
+        total = f"linear layers: {now:,} of {before:,} parameters{share}"
+        return "\n".join([*(_line(row, widths) for row in rows), total])
+
+    __repr__ = __str__
+
+
+def sparsify(
+    model: nn.Module,
+    block_size: int | Sequence[int] = (32, 32),
+    density: float = 0.1,
+    filter: Filter | None = None,
+) -> Sparsified:
+    """Swap the `nn.Linear` layers of a model, in place, for `BlockSparseLinear` with their largest blocks.
+
+    `filter(name, layer)` says which; without one it is all of them. What can't be swapped is left as it is, and the
+    table says why: a layer smaller than a block, with a shared weight, with hooks, of a subclass of nn.Linear. Make the
+    optimizer afterwards. If the model is a Linear itself, the result's `model` is the new layer.
+
+    >>> model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    >>> sparsify(model, block_size=32, density=0.25).layers[1].skipped
+    'smaller than a block'
+    """
+    if not isinstance(model, nn.Module):
+        raise OperandError(f"model is of type {type(model).__name__}; give a torch.nn.Module")
+    if filter is not None and not callable(filter):
+        raise OperandError(f"filter is of type {type(filter).__name__}; give a function (name, layer) -> bool")
+    density = check_density(density)
+    pair = check_block_size(block_size, (2**63, 2**63))
+    swaps: dict[str, BlockSparseLinear] = {}
+    layers = []
+    shared = _shared(model)
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, BlockSparseLinear)):
+            continue
+        reason = _obstacle(name, module, pair, filter, shared)
+        if isinstance(module, nn.Linear) and not reason:
+            swaps[name] = _swapped(module, pair, density)
+        layers.append(_report(name, module, swaps.get(name), reason))
+    for name, layer in swaps.items():
+        if name == "":
+            model = layer
+        else:
+            model.set_submodule(name, layer)
+    _keep_from_fused_kernels(model)
+    return Sparsified(model, tuple(layers))
+
+
+def _swapped(linear: nn.Linear, block_size: tuple[int, int], density: float) -> BlockSparseLinear:
+    layer = BlockSparseLinear.from_dense(linear, block_size, density=density)
+    layer.weight.requires_grad_(linear.weight.requires_grad)
+    if layer.bias is not None:
+        layer.bias.requires_grad_(linear.bias.requires_grad)
+    return layer.train(linear.training)
+
+
+def _obstacle(
+    name: str, module: nn.Module, block_size: tuple[int, int], filter: Filter | None, shared: set[int]
+) -> str:
+    """Why a linear layer stays as it is; "" if nothing speaks against swapping it."""
+    if isinstance(module, BlockSparseLinear):
+        return "block-sparse already"
+    if type(module) is not nn.Linear:
+        return f"a subclass, {type(module).__name__}"
+    if filter is not None and not filter(name, module):
+        return "left out by filter"
+    if id(module) in shared or any(id(parameter) in shared for parameter in module.parameters()):
+        return "shared with another layer"
+    if any(getattr(module, hooks, None) for hooks in HOOKS) or "weight" not in module._parameters:
+        return "has hooks, which would be lost"
+    if module.weight.is_meta:
+        return "has no values yet, on the meta device"
+    if module.weight.dtype not in DTYPES:
+        return f"its weight is {module.weight.dtype}"
+    if module.out_features < block_size[0] or module.in_features < block_size[1]:
+        return "smaller than a block"
+    return ""
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """The ids of modules and parameters that stand in several places of a model."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for parent in model.modules():
+        places = [child for child in parent._modules.values() if child is not None]
+        for part in (*places, *(p for p in parent._parameters.values() if p is not None)):
+            (twice if id(part) in seen else seen).add(id(part))
+    return twice
+
+
+def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reason: str) -> LayerReport:
+    before = sum(parameter.numel() for parameter in module.parameters())
+    shape = (int(module.out_features), int(module.in_features))  # type: ignore[arg-type]
+    if layer is None:
+        return LayerReport(name, shape, 0, 0, 1.0, before, before, reason)
+    wide = torch.promote_types(layer.weight.dtype, torch.float32)
+    kept, whole = (float(w.detach().to(wide).square().sum()) for w in (layer.weight, module.weight))  # type: ignore[operator]
+    return LayerReport(
+        name=name,
+        shape=shape,
+        blocks=layer.coords.shape[1],
+        all_blocks=layer.grid[0] * layer.grid[1],
+        norm_share=kept / whole if whole else 1.0,
+        parameters=sum(parameter.numel() for parameter in layer.parameters()),
+        parameters_before=before,
+        skipped="",
+    )
+
+
+def _keep_from_fused_kernels(model: nn.Module) -> None:
+    """For inference torch's transformer encoders read a Linear's weight themselves; make them call it."""
+    for module in model.modules():
+        if any(isinstance(part, BlockSparseLinear) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    name, shape = layer.name or "(model)", f"{layer.shape[0]} x {layer.shape[1]}"
+    if layer.skipped:
+        return name, shape, f"skipped: {layer.skipped}"
+    return (
+        name,
+        shape,
+        f"{layer.blocks}/{layer.all_blocks}",
+        f"{layer.density:.1%}",
+        f"{layer.norm_share:.1%}",
+        f"{layer.parameters:,}",
+        f"{layer.parameters_before:,}",
+    )
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Names to the left, numbers to the right; a reason takes all columns that are left."""
+    cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1])]
+    rest = row[2:] if len(row) == 3 else [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+    return "  ".join([*cells, *rest])

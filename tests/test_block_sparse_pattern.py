@@ -1,0 +1,565 @@
+"""Patterns of BlockSparseLinear: drawn, taken from dense weights, changed, saved and loaded; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from linear_twin import dense_weight, element_mask
+from tolerances import DTYPES, assert_matches
+from torch import nn
+
+from insum_ops.compiler.errors import InsumError, OperandError, ShapeError
+from insum_ops.nn import BlockSparseLinear, load_patterns_
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def assert_says(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=f"^{re.escape(words)}$"):
+        call()
+
+
+# random patterns and values
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.37, 0.5, 1.0])
+@pytest.mark.parametrize("grid", [(1, 1), (4, 4), (5, 13), (16, 3)])
+def test_a_random_pattern_has_the_density_and_no_empty_row(grid, density):
+    layer = BlockSparseLinear(grid[1] * 4, grid[0] * 2, (2, 4), density)
+    wanted = max(1, round(density * grid[0] * grid[1]))
+    assert layer.mask.sum() == max(wanted, grid[0])
+    assert layer.mask.any(1).all()
+    assert layer.weight.shape == (max(wanted, grid[0]), 2, 4)
+    loose = BlockSparseLinear(grid[1] * 4, grid[0] * 2, (2, 4), density, allow_empty_rows=True)
+    assert loose.mask.sum() == wanted
+
+
+def test_a_random_pattern_uses_every_block_alike():
+    counts = sum(BlockSparseLinear(8, 8, 2, 0.5, generator=seeded(seed)).mask.long() for seed in range(200))
+    assert counts.min() > 70
+    assert counts.max() < 130
+
+
+def test_a_layer_is_reproducible_from_a_generator_or_the_global_seed():
+    first, second = (BlockSparseLinear(64, 64, 8, 0.3, generator=seeded(3)) for _ in range(2))
+    third = BlockSparseLinear(64, 64, 8, 0.3, generator=seeded(4))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+    assert not torch.equal(first.mask, third.mask)
+
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    BlockSparseLinear(64, 64, 8, 0.3, generator=seeded(3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    fourth = BlockSparseLinear(64, 64, 8, 0.3)
+    torch.manual_seed(5)
+    fifth = BlockSparseLinear(64, 64, 8, 0.3)
+    assert torch.equal(fourth.mask, fifth.mask)
+    assert torch.equal(fourth.weight, fifth.weight)
+
+
+def test_values_start_within_the_bound_of_the_inputs_that_a_row_has():
+    pattern = torch.tensor([[True, False, False], [True, True, True], [False, False, False], [False, False, True]])
+    layer = BlockSparseLinear(300, 500, 128, pattern=pattern)
+    dense = dense_weight(layer)
+    for rows, inputs in ((slice(0, 128), 128), (slice(128, 256), 300), (slice(384, 500), 44)):
+        bound = 1 / math.sqrt(inputs)
+        assert 0.97 * bound < dense[rows].abs().max() <= bound * (1 + 1e-6)
+        assert 0.9 * bound < layer.bias[rows].abs().max() <= bound * (1 + 1e-6)
+        assert abs(float(dense[rows][dense[rows] != 0].std()) / bound - 1 / math.sqrt(3)) < 0.02
+    assert not layer.bias[256:384].any()
+    blocks = layer.weight.detach()
+    assert not blocks[layer.coords[1] == 2][:, :, 44:].any()
+    assert not blocks[layer.coords[0] == 3][:, 116:].any()
+
+
+def test_reset_parameters_draws_new_values_for_the_same_pattern():
+    layer = BlockSparseLinear(64, 64, 16, 0.5)
+    weight, mask = layer.weight.detach().clone(), layer.mask
+    layer.reset_parameters()
+    assert not torch.equal(layer.weight, weight)
+    assert torch.equal(layer.mask, mask)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtype_and_bias_are_as_asked(dtype):
+    layer = BlockSparseLinear(32, 32, 16, dtype=dtype, bias=False)
+    assert layer.weight.dtype == dtype
+    assert layer.bias is None
+    assert list(layer.state_dict()) == ["weight", "coords"]
+
+
+# from and to dense weights
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(64, 96), (50, 37)])
+def test_from_dense_keeps_the_largest_blocks(shape, dtype):
+    linear = nn.Linear(shape[1], shape[0], dtype=dtype)
+    layer = BlockSparseLinear.from_dense(linear, (16, 8), density=0.3)
+    norms = torch.zeros(layer.grid, dtype=torch.float64)
+    for row in range(layer.grid[0]):
+        for column in range(layer.grid[1]):
+            norms[row, column] = linear.weight[row * 16 : row * 16 + 16, column * 8 : column * 8 + 8].double().norm()
+    count = round(0.3 * norms.numel())
+    assert layer.mask.sum() == count
+    assert norms[layer.mask].min() >= norms[~layer.mask].max() * (1 - 1e-6)
+    assert torch.equal(dense_weight(layer), linear.weight.detach().double() * element_mask(layer))
+    assert torch.equal(layer.bias, linear.bias)
+    assert layer.bias is not linear.bias
+    assert layer.weight.dtype == dtype
+
+
+def test_from_dense_by_threshold_keeps_blocks_above_it():
+    weight = torch.zeros(8, 8)
+    weight[0, 0], weight[2, 4], weight[6, 7], weight[4, 1] = 3.0, 1.0, -2.0, math.nan
+    assert BlockSparseLinear.from_dense(weight, 2, threshold=0).mask.nonzero().tolist() == [
+        [0, 0],
+        [1, 2],
+        [2, 0],
+        [3, 3],
+    ]
+    layer = BlockSparseLinear.from_dense(weight, 2, threshold=2.0, bias=torch.arange(8.0))
+    assert layer.mask.nonzero().tolist() == [[0, 0], [2, 0]]  # not one that is equal; a NaN stays to be seen
+    assert torch.equal(layer.bias, torch.arange(8.0))
+    nothing = BlockSparseLinear.from_dense(torch.zeros(8, 8), 2, threshold=0)
+    assert nothing.density == 0
+    assert nothing.bias is None
+
+
+def test_from_dense_of_large_half_precision_does_not_overflow():
+    weight = torch.full((4, 4), 2.0**12, dtype=torch.float16)
+    weight[:2, :2] *= 2
+    assert BlockSparseLinear.from_dense(weight, 2, density=0.25).mask.nonzero().tolist() == [[0, 0]]
+
+
+def test_from_dense_draws_nothing_and_takes_no_part_in_autograd():
+    linear = nn.Linear(32, 32)
+    before = torch.random.get_rng_state()
+    layer = BlockSparseLinear.from_dense(linear, 16, density=0.5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert layer.weight.is_leaf
+    assert layer.weight.requires_grad
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(64, 48), (50, 37)])
+def test_to_dense_and_to_linear(shape, bias):
+    layer = BlockSparseLinear(*shape, (16, 32), 0.5, bias, dtype=torch.float64).eval()
+    assert torch.equal(layer.to_dense(), dense_weight(layer))
+    layer.to_dense().sum().backward()
+    assert torch.equal(dense_weight(layer, layer.weight.grad), element_mask(layer))
+    linear = layer.to_linear()
+    x = torch.randn(3, shape[0], dtype=torch.float64)
+    assert_matches(layer(x), linear(x))
+    assert type(linear) is nn.Linear
+    assert not linear.training
+    with torch.no_grad():
+        linear.weight += 1
+    assert torch.equal(layer.to_dense(), dense_weight(layer))
+
+
+def test_the_repr_shows_sizes_density_and_the_statement():
+    layer = BlockSparseLinear(100, 64, (32, 16), 0.5, bias=False)
+    assert repr(layer) == (
+        "BlockSparseLinear(in_features=100, out_features=64, block_size=(32, 16), blocks=7/14, density=0.5, "
+        "bias=False, Y[t,o] += X[t,i] * W[o,i])"
+    )
+    assert layer.density == 0.5
+
+
+# changing the pattern
+
+
+def test_set_pattern_keeps_kept_blocks_and_starts_new_ones_at_zero():
+    old = torch.tensor([[True, True, False], [False, True, True]])
+    new = torch.tensor([[False, True, True], [True, True, False]])
+    layer = BlockSparseLinear(6, 4, 2, pattern=old)
+    before = dense_weight(layer)
+    layer.set_pattern_(new)
+    expected = before * torch.tensor([[0.0, 1, 0], [0, 1, 0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    assert torch.equal(dense_weight(layer), expected)
+    assert torch.equal(layer.mask, new)
+    assert layer.coords.dtype == torch.int32
+    assert layer.weight.shape == (4, 2, 2)
+    assert layer.weight.requires_grad
+
+
+def test_new_blocks_may_start_at_random():
+    old, new = torch.eye(3).bool(), torch.ones(3, 3).bool()
+    layer = BlockSparseLinear(40, 40, 16, pattern=old)
+    before = dense_weight(layer)
+    layer.set_pattern_(new, init="random", generator=seeded(0))
+    added = dense_weight(layer) * (before == 0)
+    assert torch.equal(dense_weight(layer) * (before != 0), before)
+    assert 0.9 / math.sqrt(40) < added.abs().max() <= 1 / math.sqrt(40) * (1 + 1e-6)
+    assert not layer.weight.detach()[layer.coords[1] == 2][:, :, 8:].any()
+
+
+def test_prune_keeps_the_largest_blocks_counting_only_what_is_in_the_matrix():
+    layer = BlockSparseLinear(5, 4, 2, 1.0)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(1.0, 7.0).view(6, 1, 1).expand(6, 2, 2))
+        layer.weight[2, :, 1] = 100.0  # beyond the last input
+    layer.prune_(0.5)
+    assert layer.mask.nonzero().tolist() == [[1, 0], [1, 1], [1, 2]]
+    same = layer.weight.detach().clone()
+    layer.prune_(0.5)
+    assert torch.equal(layer.weight, same)
+
+
+def test_a_layer_can_lose_and_regain_all_its_blocks():
+    layer = BlockSparseLinear(8, 8, 2, 0.5, dtype=torch.float64)
+    x = torch.randn(3, 8, dtype=torch.float64)
+    layer.set_pattern_(torch.zeros(4, 4, dtype=torch.bool))
+    assert_matches(layer(x), layer.bias.expand(3, 8))
+    layer.set_pattern_(torch.ones(4, 4, dtype=torch.bool), init="random")
+    assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor])
+def test_an_optimizer_goes_on_after_a_change_of_pattern(make):
+    layer = BlockSparseLinear(8, 8, 2, 0.5)
+    options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+    optimizer = make(layer.parameters(), lr=0.1, **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(torch.randn(3, 8)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    layer.prune_(0.25, optimizer=optimizer)
+    for value in optimizer.state[layer.weight].values():
+        assert not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) == 4
+    step()
+    layer.set_pattern_(~layer.mask)
+    optimizer.state.pop(layer.weight, None)
+    step()
+    assert layer.weight.shape == (12, 2, 2)
+
+
+# saving, loading, copying, moving
+
+
+def test_a_state_dict_holds_values_and_pattern():
+    layer = BlockSparseLinear(32, 48, 16, 0.5)
+    state = layer.state_dict()
+    assert {key: (value.shape, value.dtype) for key, value in state.items()} == {
+        "weight": ((3, 16, 16), torch.float32),
+        "bias": ((48,), torch.float32),
+        "coords": ((2, 3), torch.int32),
+    }
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_dict_loads_strictly_into_another_pattern_of_the_same_size(dtype, assign):
+    source = BlockSparseLinear(32, 48, 16, 0.5, generator=seeded(0))
+    target = BlockSparseLinear(32, 48, 16, 0.5, dtype=dtype, generator=seeded(1))
+    assert not torch.equal(source.mask, target.mask)
+    x = torch.randn(3, 32)
+    target(x.to(dtype)).sum().backward()
+    buffer = io.BytesIO()
+    torch.save(source.state_dict(), buffer)
+    buffer.seek(0)
+    target.load_state_dict(torch.load(buffer), assign=assign)
+    assert torch.equal(target.mask, source.mask)
+    torch.testing.assert_close(target(x.to(target.weight.dtype)).float(), source(x))
+
+
+def test_a_state_dict_of_another_pattern_size_is_refused():
+    source, target = BlockSparseLinear(32, 48, 16, 1.0), BlockSparseLinear(32, 48, 16, 0.5)
+    model = nn.Sequential(target)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = nn.Sequential(source).state_dict()
+    assert_says(
+        RuntimeError,
+        "Error(s) in loading state_dict for Sequential:\n\tloading a state_dict of another pattern size: 0.weight has "
+        "6 blocks there but 3 here; call insum_ops.nn.load_patterns_(model, state_dict) first",
+        lambda: model.load_state_dict(state),
+    )
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    load_patterns_(model, state)
+    model.load_state_dict(state)
+    assert torch.equal(target.to_dense(), source.to_dense())
+
+
+def test_patterns_of_a_state_dict_are_checked():
+    layer = BlockSparseLinear(32, 48, 16, 0.5)
+    head = "Error(s) in loading state_dict for BlockSparseLinear:\n\t"
+    order = "coords in the state_dict does not list blocks of a [3, 2] grid in ascending order"
+    kind = "coords in the state_dict is no int32 tensor [2, blocks]; it was not saved by a BlockSparseLinear"
+    for coords, words in (
+        (torch.tensor([[0, 1, 3], [0, 0, 0]]), order),
+        (torch.tensor([[0, 1, 2], [0, -1, 0]]), order),
+        (torch.tensor([[0, 2, 1], [0, 0, 0]]), order),
+        (torch.tensor([[0, 1, 1], [0, 1, 1]]), order),
+        (torch.zeros(3, 3, dtype=torch.int32), kind),
+        (torch.zeros(2, 3), kind),
+        ("coords", kind),
+    ):
+        state = {**layer.state_dict(), "coords": coords}
+        assert_says(RuntimeError, head + words, lambda state=state: layer.load_state_dict(state))
+        assert_says(OperandError, words, lambda state=state: load_patterns_(layer, state))
+    assert_says(
+        OperandError,
+        "0.coords is not in the state_dict; it must be that of a model with the same layers",
+        lambda: load_patterns_(nn.Sequential(layer), layer.state_dict()),
+    )
+    assert_says(
+        RuntimeError,
+        head + "weight is dense, [48, 32], in the state_dict; load it into a torch.nn.Linear and pass that to "
+        "BlockSparseLinear.from_dense or insum_ops.nn.sparsify",
+        lambda: layer.load_state_dict(nn.Linear(32, 48).state_dict()),
+    )
+    with pytest.raises(RuntimeError, match="Missing key"):
+        layer.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+
+
+def test_copies_and_pickles_work_and_share_nothing():
+    layer = BlockSparseLinear(32, 48, 16, 0.5)
+    x = torch.randn(3, 32)
+    expected = layer(x)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), expected)
+        with torch.no_grad():
+            other.weight.zero_()
+        other.set_pattern_(~other.mask)
+    assert torch.equal(layer(x), expected)
+
+
+def test_it_follows_to_and_half_and_double():
+    layer = BlockSparseLinear(32, 48, 16, 0.5)
+    x = torch.randn(3, 32)
+    expected = x.double() @ dense_weight(layer).T + layer.bias.double()
+    assert_matches(layer(x), expected)
+    layer.double()
+    assert layer.coords.dtype == torch.int32
+    assert_matches(layer(x.double()), expected)
+    layer.to(torch.float16)
+    assert_matches(layer(x.half()), x.half().double() @ dense_weight(layer).T + layer.bias.double())
+
+
+def test_a_layer_on_the_meta_device_is_filled_by_a_state_dict():
+    source = BlockSparseLinear(32, 48, 16, 0.5)
+    layer = BlockSparseLinear(32, 48, 16, 0.5, device="meta")
+    assert layer.weight.is_meta
+    layer = layer.to_empty(device="cpu")
+    layer.load_state_dict(source.state_dict())
+    x = torch.randn(3, 32)
+    assert torch.equal(layer(x), source(x))
+
+
+def test_another_parameter_may_take_the_weights_place():
+    layer = BlockSparseLinear(32, 48, 16, 0.5, dtype=torch.float64)
+    x = torch.randn(3, 32, dtype=torch.float64)
+    layer(x)
+    layer.weight = nn.Parameter(torch.randn_like(layer.weight))
+    assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_a_pattern_written_in_place_is_seen():
+    """As DistributedDataParallel writes it: at every step, mostly what was there."""
+    layer = BlockSparseLinear(8, 8, 2, pattern=torch.eye(4, dtype=torch.bool), dtype=torch.float64)
+    x = torch.randn(3, 8, dtype=torch.float64)
+    layer(x)
+    known = layer._known.form
+    layer.coords.copy_(layer.coords.clone())
+    layer(x)
+    assert layer._known.form is known
+    layer.coords[1] = layer.coords[1].flip(0)
+    assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
+
+
+# what is refused
+
+CONSTRUCTOR = [
+    (dict(in_features=0), ShapeError, "in_features is 0; give a whole number of at least 1"),
+    (dict(out_features=2.5), ShapeError, "out_features is 2.5; give a whole number of at least 1"),
+    *(
+        (
+            dict(block_size=size),
+            ShapeError,
+            f"block_size is {size!r}; give a whole number of at least 1, or two of them (out, in)",
+        )
+        for size in (0, -1, (16, 0), (16,), (16, 16, 16), 1.5, "16", True, None)
+    ),
+    (
+        dict(block_size=64),
+        ShapeError,
+        "block_size is (64, 64) but the weight is [48, 100]; a block can't be larger than the matrix",
+    ),
+    (
+        dict(block_size=(16, 101)),
+        ShapeError,
+        "block_size is (16, 101) but the weight is [48, 100]; a block can't be larger than the matrix",
+    ),
+    *(
+        (
+            dict(density=density),
+            OperandError,
+            f"density is {density!r}; give a number above 0 and up to 1, the share of blocks to keep",
+        )
+        for density in (0, 0.0, -0.1, 1.01, math.nan, "0.5", True, None)
+    ),
+    *(
+        (
+            dict(dtype=dtype),
+            OperandError,
+            f"dtype is {dtype}; a weight is torch.float16, torch.bfloat16, torch.float32 or torch.float64",
+        )
+        for dtype in (torch.int32, torch.complex64, torch.bool)
+    ),
+    (dict(pattern=[[True]]), OperandError, "pattern is of type list; give a bool tensor [3, 7], one per block"),
+    (
+        dict(pattern=torch.ones(3, 7)),
+        OperandError,
+        "pattern is torch.float32; give torch.bool, as in pattern=pattern != 0",
+    ),
+    (
+        dict(pattern=torch.ones(7, 3, dtype=torch.bool)),
+        ShapeError,
+        "pattern is [7, 3] but the blocks are [3, 7]; give one bool per block",
+    ),
+    (
+        dict(pattern=torch.ones(3, 7, dtype=torch.bool, device="meta")),
+        OperandError,
+        "pattern is on meta but the layer is on cpu; move one with .to()",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), CONSTRUCTOR)
+def test_a_layer_that_can_not_be_is_refused(options, error, words):
+    given = {"in_features": 100, "out_features": 48, "block_size": 16, **options}
+    assert_says(error, words, lambda: BlockSparseLinear(**given))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (torch.ones(4, 31), ShapeError, "x is [4, 31] but in_features is 32; its last dimension must be in_features"),
+        (torch.ones(()), ShapeError, "x is [] but in_features is 32; its last dimension must be in_features"),
+        (
+            torch.ones(4, 32, dtype=torch.float16),
+            OperandError,
+            "x is torch.float16 but the weight is torch.float32; convert one with .to(), or use autocast",
+        ),
+        (
+            torch.ones(4, 32, dtype=torch.int64),
+            OperandError,
+            "x is torch.int64 but the weight is torch.float32; convert one with .to(), or use autocast",
+        ),
+        (
+            torch.ones(4, 32, device="meta"),
+            OperandError,
+            "x is on meta but the layer is on cpu; move one with .to()",
+        ),
+    ],
+)
+def test_an_input_that_does_not_fit_is_refused(x, error, words):
+    assert_says(error, words, lambda: BlockSparseLinear(32, 48, 16)(x))
+
+
+WEIGHT = torch.ones(48, 32)
+FROM_DENSE = [
+    (dict(), OperandError, "one of density and threshold says which blocks to keep, but neither is given"),
+    (
+        dict(density=0.5, threshold=1.0),
+        OperandError,
+        "one of density and threshold says which blocks to keep, but both are given",
+    ),
+    (
+        dict(density=2),
+        OperandError,
+        "density is 2; give a number above 0 and up to 1, the share of blocks to keep",
+    ),
+    *(
+        (
+            dict(threshold=threshold),
+            OperandError,
+            f"threshold is {threshold!r}; give a number of at least 0, which a kept norm exceeds",
+        )
+        for threshold in (-1.0, math.nan, "1")
+    ),
+    (
+        dict(dense=[1.0]),
+        OperandError,
+        "dense is of type list; give a torch.nn.Linear or its weight [out, in]",
+    ),
+    (dict(dense=torch.ones(3)), ShapeError, "dense is [3]; give a weight [out, in]"),
+    (
+        dict(dense=torch.ones(48, 32, dtype=torch.complex64)),
+        OperandError,
+        "dense is torch.complex64; a weight is torch.float16, torch.bfloat16, torch.float32 or torch.float64",
+    ),
+    (
+        dict(density=0.5, block_size=33),
+        ShapeError,
+        "block_size is (33, 33) but the weight is [48, 32]; a block can't be larger than the matrix",
+    ),
+    (
+        dict(dense=nn.Linear(32, 48), density=0.5, bias=torch.ones(48)),
+        OperandError,
+        "bias goes with a weight, but dense is a Linear, which brings its own; leave bias out",
+    ),
+    (
+        dict(density=0.5, bias=torch.ones(32)),
+        ShapeError,
+        "bias is [32] but dense is [48, 32]; give one number per output",
+    ),
+    (
+        dict(density=0.5, bias=torch.ones(48, dtype=torch.float64)),
+        OperandError,
+        "bias is torch.float64 on cpu but dense is torch.float32 on cpu; move one with .to()",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), FROM_DENSE)
+def test_a_dense_weight_that_can_not_be_taken_is_refused(options, error, words):
+    assert_says(error, words, lambda: BlockSparseLinear.from_dense(**{"dense": WEIGHT, "block_size": 16, **options}))
+
+
+def test_a_change_that_can_not_be_made_changes_nothing():
+    layer = BlockSparseLinear(32, 48, 16, 0.5)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    for words, call in (
+        (
+            "optimizer does not hold this layer's weight; pass the one that trains it",
+            lambda: layer.prune_(0.2, optimizer=other),
+        ),
+        (
+            "density is 1.0, which is 6 blocks, but 3 are stored; set_pattern_ adds blocks",
+            lambda: layer.prune_(1.0),
+        ),
+        (
+            "density is 0; give a number above 0 and up to 1, the share of blocks to keep",
+            lambda: layer.prune_(0),
+        ),
+        ("init is 'ones'; choose from 'zeros' and 'random'", lambda: layer.set_pattern_(mask, init="ones")),
+        ("mask is [2, 3] but the blocks are [3, 2]; give one bool per block", lambda: layer.set_pattern_(mask.T)),
+        ("mask is torch.int64; give torch.bool, as in mask=mask != 0", lambda: layer.set_pattern_(mask.long())),
+        (
+            "mask is on meta but the layer is on cpu; move one with .to()",
+            lambda: layer.set_pattern_(mask.to("meta")),
+        ),
+    ):
+        assert_says(InsumError, words, call)
+    assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())

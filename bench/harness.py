@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-__all__ = ["check", "device_ms", "geomean", "host_us", "table"]
+__all__ = ["check", "device_ms", "geomean", "host_us", "peak_mib", "table", "wall_ms"]
 
 
 def device_ms(call: Callable[[], object], calls: int = 10, replays: int = 15) -> float:
@@ -48,6 +48,32 @@ def host_us(call: Callable[[], object], calls: int = 1000) -> float:
         if at % 100 == 99:
             torch.cuda.synchronize()
     return statistics.median(times) * 1e6
+
+
+def wall_ms(call: Callable[[], object], calls: int = 20, rounds: int = 7) -> float:
+    """Median milliseconds of one call among many in a row: what a user waits, for host or device."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        start = perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        times.append((perf_counter() - start) / calls)
+    return statistics.median(times) * 1e3
+
+
+def peak_mib(call: Callable[[], object]) -> float:
+    """The most memory that a call needs beyond what was allocated before."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def check(result: Tensor, reference: Tensor, limit: float) -> float:

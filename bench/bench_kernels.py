@@ -72,9 +72,8 @@ def spmm() -> None:
             base = 1 << max(round(degree) - 1, 0).bit_length()
             best = (float("inf"), 0, 0.0)
             sticks = []
-            for size in sorted(
-                {max(base // 4, 1), max(base // 2, 1), base, base * 2} & {1, 2, 4, 8, 16, 32, 64, 128, 256}
-            ):
+            chosen = GroupCOO.from_torch(csr).group_size
+            for size in sorted({chosen, max(base // 2, 1), base, base * 2} & {1, 2, 4, 8, 16, 32, 64, 128, 256}):
                 A = GroupCOO.from_torch(csr, group_size=size)
                 error = check(insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), reference, LIMIT[dtype])
                 best = min(best, (device_ms(lambda: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)), size, error))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .group_size import gpu_group_size
 from .group_size import group_size as choose_group_size
 
 Sizes = tuple[int, ...]
@@ -117,10 +118,16 @@ def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
     return Layout(tuple(c.to(_coord_dtype(size)) for c, size in zip(coords, grid, strict=True)), None)
 
 
-def lay_out_groups(coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
+def lay_out_groups(
+    coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None, is_blocked: bool = False
+) -> Layout:
     """GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
-    size = choose_group_size(occ) if group_size is None else group_size
+    if group_size is None:
+        is_gpu_matrix = len(grid) == 2 and not is_blocked and coords.is_cuda
+        size = gpu_group_size(occ) if is_gpu_matrix else choose_group_size(occ)
+    else:
+        size = group_size
     groups = (occ + size - 1) // size
     num_groups = int(groups.sum())
     position = _position_in_row(row_of, occ)

@@ -23,7 +23,7 @@ Format = TypeVar("Format", bound="FromTensors")
 class FromTensors(ABC):
     """What can be made from dense tensors, lists of entries, and sparse tensors of torch and scipy.
 
-    `group_dim` is the dimension that p walks along; `group_size` None lets the heuristic choose; `block_size`
+    `group_dim` is the dimension that p walks along; `group_size` None chooses from the row counts; `block_size`
     is for blocked formats and need not divide the shape. Explicit zeros are entries. Gradients reach values.
     """
 

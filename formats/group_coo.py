@@ -32,4 +32,4 @@ class GroupCOO(SparseFormat):
 
     @classmethod
     def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
-        return lay_out_groups(coords, grid, group_dim, group_size)
+        return lay_out_groups(coords, grid, group_dim, group_size, cls.is_blocked)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insum_ops.formats import GroupCOO, group_size
-from insum_ops.formats.group_size import group_size_candidates, indirect_accesses
+from insum_ops.formats.group_size import gpu_group_size, group_size_candidates, indirect_accesses
 
 row_counts = st.lists(st.integers(0, 300), max_size=30)
 
@@ -73,3 +73,15 @@ def test_group_coo_takes_the_heuristic_size():
         A[row, :count] = 1
     assert GroupCOO.from_dense(A).group_size == 8
     assert GroupCOO.from_dense(A).num_groups == 5 + 4 + 3 + 2
+
+
+@given(row_counts)
+def test_on_a_gpu_most_rows_are_one_group(occ):
+    g = gpu_group_size(occ)
+    filled = [count for count in occ if count]
+    assert g & (g - 1) == 0
+    assert 1 <= g <= 32
+    if filled:
+        mean = sum(filled) / len(filled)
+        assert g >= 1.5 * mean or g == 32 or g >= max(filled)
+        assert g == 1 or g < 3 * mean  # half of it would have been too small

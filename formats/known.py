@@ -25,6 +25,10 @@ class Known:
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: kernels stay behind."""
+        return {**vars(self), "memory": {}}
+
 
 @dataclass(frozen=True, eq=False)
 class Regrouped:

@@ -1,5 +1,6 @@
 """insum_ops: a sparse operator is one line, `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`."""
 
 from .functional import Insum, explain, insum, tune
+from .matmul import sddmm, spmm
 
-__all__ = ["Insum", "explain", "insum", "tune"]
+__all__ = ["Insum", "explain", "insum", "sddmm", "spmm", "tune"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -154,3 +157,11 @@ def test_a_mistake_is_never_remembered():
     for _ in range(2):
         with pytest.raises(ShapeError):
             insum(SPMM, A=torch.ones(2, 3), B=torch.ones(4, 2))
+
+
+def test_a_pattern_that_remembers_calls_can_be_copied_and_pickled():
+    A, B = GroupCOO.from_dense(matrix()), torch.randn(5, 4, dtype=torch.float64)
+    expected = insum(SPMM, A=A, B=B)
+    for twin in (copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
+        assert not twin.memory
+        torch.testing.assert_close(insum(SPMM, A=twin, B=B), expected)

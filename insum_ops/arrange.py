@@ -1,0 +1,87 @@
+"""Listed entries of a matrix -> the format that holds them, and the gather that brings their values along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .formats import BlockCOO, GroupCOO
+from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
+from .formats.sparse_format import SparseFormat
+
+__all__ = ["Arranged", "arrange", "merge_map"]
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Arranged:
+    """A[rows[e], columns[e]] += values[e], in the order that a source lists them, laid out as a format.
+
+    Every listed entry has a slot of its own, duplicates too, so values move by a gather alone.
+    """
+
+    pattern: SparseFormat
+    source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
+
+    def fill(self, values: Tensor) -> SparseFormat:
+        """The format over `values` [E, *block_size], in the order of the source; differentiable."""
+        if self.source is not None:  # slots of padding read some entry, which no statement looks at
+            values = values.index_select(0, self.source).view(self.pattern.values.shape)
+        return self.pattern.with_values(values)
+
+    def read(self, values: Tensor) -> Tensor:
+        """Values over the format's slots, back in the order of the source: [E, *block_size]; differentiable."""
+        if self.slots is None:
+            return values
+        return values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, self.slots)
+
+    @cached_property
+    def slots(self) -> Tensor | None:
+        """Where each entry lies among the flattened slots [E]; None: entry e lies in slot e."""
+        if self.source is None:
+            return None
+        taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
+        return torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+
+    @property
+    def coords(self) -> Tensor:
+        """The row and column of each entry, in the order of the source: [2, E]."""
+        AM, AK = self.pattern.AM, self.pattern.AK
+        rows = AM.unsqueeze(-1).expand(AK.shape) if AK.ndim > 1 else AM
+        coords = torch.stack([rows.flatten(), AK.flatten()]).long()
+        return coords if self.slots is None else coords.index_select(1, self.slots)
+
+
+def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Arranged:
+    """Entries `coords` [2, E] in a GroupCOO, or in a BlockCOO where `values` are blocks; `fill` brings the values.
+
+    `is_sorted`: rows ascend already, as those of a compressed matrix do. The coordinates must lie in the shape.
+    """
+    blocks = tuple(values.shape[1:])
+    grid = block_grid(shape, blocks or None)
+    order = None if is_sorted else sort_order(coords, grid, 0)
+    in_order = coords if order is None else coords[:, order]
+    nothing = values.new_zeros(())  # the pattern's own values, expanded: they take no memory
+    if blocks:
+        layout = lay_out_entries(in_order, grid)
+        return Arranged(BlockCOO(layout.coords, nothing.expand(values.shape), shape, block_size=blocks), order)
+    layout = lay_out_groups(in_order, grid, 0, None)
+    assert layout.gather is not None
+    gather = layout.gather if order is None else layout.gather.after(order)
+    return Arranged(GroupCOO(layout.coords, nothing.expand(gather.source.shape), shape), gather.source.flatten())
+
+
+def merge_map(coords: Tensor, shape: Sizes) -> tuple[Tensor, Tensor] | None:
+    """The distinct coordinates [2, D], sorted, and which of them each entry has [E]; None: they all differ."""
+    order = sort_order(coords, shape, 0)
+    in_order = coords[:, order]
+    is_new = (in_order[:, 1:] != in_order[:, :-1]).any(0)
+    if bool(is_new.all()):
+        return None
+    is_first = torch.cat([is_new.new_ones(1), is_new])
+    into = torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1)
+    return in_order[:, is_first], into

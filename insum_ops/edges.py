@@ -1,0 +1,130 @@
+"""Graphs in PyTorch Geometric's convention, (edge_index, edge_weight, size) -> formats, worked out once per pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from .arrange import Arranged, arrange
+from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .formats.check import VALUE_DTYPES
+from .formats.sparse_format import SparseFormat
+from .remember import ByIdentity
+
+__all__ = ["Edges", "edges_of"]
+
+
+@dataclass(eq=False)
+class Edges:
+    """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
+
+    arranged: Arranged
+    version: int | None
+    weights: ref[Tensor] | None = None  # whose values `filled` holds
+    weights_version: int | None = None
+    filled: SparseFormat | None = None
+    ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
+
+    def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
+        """The pattern with `edge_weight`, or with ones of `dtype`."""
+        if edge_weight is None:
+            if dtype not in self.ones:
+                pattern = self.arranged.pattern
+                with torch.inference_mode(False):  # what is kept must be good for training too
+                    self.ones[dtype] = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
+            return self.ones[dtype]
+        is_known = self.weights is not None and self.weights() is edge_weight
+        wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
+        if is_known and not wants_grad and self.filled is not None and self.weights_version == edge_weight._version:
+            return self.filled
+        _check_weights(edge_weight, self.arranged)
+        if wants_grad:
+            return self.arranged.fill(edge_weight)
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            filled = self.arranged.fill(edge_weight.detach())
+        if not edge_weight.is_inference():
+            self.weights, self.weights_version, self.filled = ref(edge_weight), edge_weight._version, filled
+        return filled
+
+
+def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
+    """What is known of (edge_index, edge_weight, size); `size` (sources, targets) is for a tuple without one.
+
+    Without either, the nodes are those that edge_index names.
+    """
+    if len(A) not in (2, 3) or not isinstance(A[0], Tensor) or not isinstance(A[1], (Tensor, type(None))):
+        kinds = ", ".join(type(part).__name__ for part in A)
+        raise OperandError(
+            f"{name} is a tuple of ({kinds}); pass (edge_index, edge_weight, size) with edge_index [2, E], "
+            "edge_weight [E] or None, and size (sources, targets), a number or None"
+        )
+    edge_index = A[0]
+    sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
+    known = _edges.get(edge_index)
+    found = None if known is None else known.get(sizes)
+    if found is not None and found.version == edge_index._version:
+        return found
+    found = _arranged_edges(edge_index, sizes)
+    if found.version is not None:
+        known = known if known is not None and all(e.version == found.version for e in known.values()) else {}
+        known[sizes] = found
+        _edges.keep(edge_index, known)
+    return found
+
+
+def _checked_sizes(size: Any) -> tuple[int, int]:
+    parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    try:
+        sources, targets = (index(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
+    if sources < 0 or targets < 0:
+        raise ShapeError(f"size is {size}; a size is at least 0")
+    return sources, targets
+
+
+@torch.inference_mode(False)
+def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise OperandError(f"edge_index is {edge_index.dtype}; node numbers are int32 or int64")
+    if edge_index.ndim != 2 or len(edge_index) != 2:
+        raise ShapeError(f"edge_index is {list(edge_index.shape)}; it must be [2, E], sources first, then targets")
+    if sizes is None:
+        nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        sizes = nodes, nodes
+    limits = edge_index.new_tensor(sizes, dtype=torch.int64)[:, None]
+    is_outside = (edge_index < 0) | (edge_index >= limits)
+    if bool(is_outside.any()):
+        row, edge = is_outside.nonzero()[0].tolist()
+        kind, count = ("sources", "targets")[row], sizes[row]
+        raise IndexRangeError(
+            f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
+            "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
+        )
+    version = None if edge_index.is_inference() else edge_index._version
+    ones = torch.ones(edge_index.shape[1], device=edge_index.device)
+    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), version)
+
+
+def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
+    num_edges = arranged.pattern.nnz
+    if edge_weight.dtype not in VALUE_DTYPES:
+        raise OperandError(f"edge_weight is {edge_weight.dtype}; convert it with edge_weight.float()")
+    if edge_weight.shape != (num_edges,):
+        raise ShapeError(
+            f"edge_weight is {list(edge_weight.shape)} but edge_index is [2, {num_edges}]; "
+            "give one weight for each edge"
+        )
+    if edge_weight.device != arranged.pattern.device:
+        raise OperandError(
+            f"edge_weight is on {edge_weight.device} but edge_index is on {arranged.pattern.device}; "
+            "move them to one device"
+        )
+
+
+_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity()

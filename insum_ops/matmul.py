@@ -1,0 +1,226 @@
+"""Sparse times dense, and dense times dense where a sparse pattern has entries: `spmm` and `sddmm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .compiler.errors import OperandError, ShapeError, UnsupportedError
+from .edges import edges_of
+from .formats.convert import block_grid
+from .formats.sparse_format import SparseFormat
+from .functional import insum
+from .operands import as_format
+from .sparse_source import sparse_source
+
+__all__ = ["sddmm", "spmm"]
+
+SUM = ("C[m] += A[m,k] * B[k]", "C[m,n] += A[m,k] * B[k,n]", "C[b,m,n] += A[m,k] * B[b,k,n]")
+MEAN = tuple(statement.replace("A[m,k]", "R[m] * A[m,k]") for statement in SUM)
+MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] = max(A[m,k] * B[b,k,n])")
+MIN = tuple(statement.replace("max", "min") for statement in MAX)
+STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
+    """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
+
+    A [M, K] is a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC), a scipy sparse
+    array, or a graph `(edge_index, edge_weight, size)`: edge_index [2, E] holds sources, then targets;
+    edge_weight [E] may be None, for ones; size is (sources, targets), a number for both, or left out, for as many
+    of both as B has rows. B is [K], [K, N] or [..., K, N].
+
+    `reduce` says what becomes of a row's products: "sum", "mean", "max" or "min" ("amax" and "amin" too). Rows
+    without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an uncoalesced
+    COO tensor lists twice is one entry.
+
+    Gradients reach B and the values of A: the format's, edge_weight, or the sparse tensor, whose gradient is
+    sparse, of its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and
+    values that a sparse tensor was made of get theirs for every layout).
+
+    A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the
+    tensor's version counter, so not one made through other tensors in the same memory. A scipy array and a tensor
+    made in inference mode are converted at every call: make a format of them. `torch.compile` traces formats alone.
+
+    >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
+    >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+    >>> spmm(A, B)
+    tensor([[ 10., 100.],
+            [  0.,   0.],
+            [ 27., 270.]])
+    >>> edge_index = torch.tensor([[1, 0, 2], [0, 2, 2]])  # 1 -> 0, 0 -> 2, 2 -> 2
+    >>> spmm((edge_index, None), B, reduce="mean")
+    tensor([[ 2., 20.],
+            [ 0.,  0.],
+            [ 2., 20.]])
+    """
+    statements = STATEMENTS.get(reduce)
+    if statements is None:
+        raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
+    if not isinstance(B, Tensor) or B.ndim == 0:
+        kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
+        raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
+    if isinstance(A, SparseFormat):
+        form = A
+    else:
+        _refuse_tracing("A")
+        form = as_format(A, B)
+    if len(form.shape) != 2:
+        raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+    if B.ndim > 3:
+        C = spmm(form, B.flatten(0, -3), reduce)
+        return C.view(*B.shape[:-2], *C.shape[1:])
+    statement = statements[B.ndim - 1]
+    if reduce != "mean":
+        return insum(statement, A=form, B=B)
+    C = insum(statement, R=_shares(form, B), A=form, B=B)
+    if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
+        return C.to(torch.promote_types(form.dtype, B.dtype))
+    return C
+
+
+def _refuse_tracing(name: str) -> None:
+    """What is remembered hangs on identities and version counters, which a tracer would take for constants."""
+    if torch.compiler.is_compiling():
+        raise UnsupportedError(
+            f"{name} is no format, and torch.compile can trace nothing else; "
+            f"convert {name} beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
+        )
+
+
+def _shares(form: SparseFormat, B: Tensor) -> Tensor:
+    """R[m] = 1 / how many entries row m holds, 0 where it holds none; worked out once per pattern.
+
+    Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
+    """
+    dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
+    shares: Tensor | None = form.memory.get(("shares", dtype))
+    if shares is None:
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            counts = _entry_counts(form).to(dtype)
+            shares = form.memory["shares", dtype] = torch.where(counts > 0, 1 / counts, 0)
+    return shares
+
+
+def _entry_counts(form: SparseFormat) -> Tensor:
+    """How many entries each row of a matrix holds: [M]; a block counts with what of it lies in the matrix."""
+    extents = form.values.shape[: len(form.value_axes)]
+    places = []
+    for coord, axes in zip(form.coords, form.coord_axes):
+        coord = torch.arange(extents[0], device=form.device) if coord is None else coord.long()
+        places.append((coord if len(axes) == len(extents) else coord.unsqueeze(-1)).expand(extents).flatten())
+    rows, columns = places
+    block_rows, block_columns = form.block_size or (1, 1)
+    width = (form.shape[1] - columns * block_columns).clamp(max=block_columns)
+    width = width.masked_fill((rows < 0) | (columns < 0), 0)
+    counts = width.new_zeros(block_grid(form.shape, form.block_size)[0]).index_add_(0, rows.clamp(min=0), width)
+    return counts.repeat_interleave(block_rows)[: form.shape[0]]
+
+
+def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
+    """V[m,k] = X[m,d] * Y[k,d], summed over d, only where the pattern has an entry: `X @ Y.T`, sampled.
+
+    X is [M, D], Y [K, D]. The values come back as the pattern came: in the same format, in a torch sparse tensor of
+    the same layout, or for `(edge_index, edge_weight, size)` as a tensor [E], one dot product of X[target] and
+    Y[source] for each edge. The pattern's own values are not read. Gradients reach X and Y, to any order.
+
+    >>> pattern = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+    >>> X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [10.0, 10.0]])
+    >>> sddmm(pattern, X, Y).to_dense()
+    tensor([[ 0., 30.],
+            [ 7.,  0.]])
+    >>> sddmm((torch.tensor([[1, 0], [0, 1]]), None), X, Y)
+    tensor([30.,  7.])
+    """
+    for name, operand in (("X", X), ("Y", Y)):
+        if not isinstance(operand, Tensor) or operand.ndim != 2:
+            kind = list(operand.shape) if isinstance(operand, Tensor) else f"of type {type(operand).__name__}"
+            raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")
+    if isinstance(pattern, SparseFormat):
+        return pattern.with_values(_sampled(pattern, X, Y))
+    _refuse_tracing("pattern")
+    if isinstance(pattern, Tensor):
+        source = sparse_source(pattern, "pattern")
+        return source.like(pattern.detach(), _sampled(source.arranged.pattern, X, Y))
+    if isinstance(pattern, tuple):
+        edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]))
+        return edges.arranged.read(_sampled(edges.arranged.pattern, X, Y))
+    remedy = "a format of insum_ops.formats, a torch sparse tensor or (edge_index, edge_weight, size)"
+    if hasattr(pattern, "tocoo"):
+        remedy = "insum_ops.formats.GroupCOO.from_scipy(pattern)"
+    raise OperandError(f"pattern is of type {type(pattern).__name__}; pass {remedy}")
+
+
+def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
+    """The values over the slots of `form`; padding is 0."""
+    wanted = (form.shape[0], X.shape[1]), (form.shape[-1], X.shape[1])
+    if len(form.shape) != 2 or (X.shape, Y.shape) != wanted:
+        raise ShapeError(
+            f"X is {list(X.shape)} and Y is {list(Y.shape)} but pattern is {list(form.shape)}; "
+            "for a pattern [M, K], X must be [M, D] and Y [K, D]"
+        )
+    for name, operand in (("X", X), ("Y", Y)):
+        if operand.device != form.device:
+            raise OperandError(
+                f"pattern is on {form.device} but {name} is on {operand.device}; move them to one device"
+            )
+    if torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad):
+        return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
+    return _sample(form, X, Y)
+
+
+class _Sampled(torch.autograd.Function):
+    """A sampled product, whose gradients are products with its pattern, grouped as each of them likes it."""
+
+    @staticmethod
+    def forward(ctx: Any, form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
+        ctx.form = form
+        ctx.save_for_backward(X, Y)
+        return _sample(form, X, Y)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        X, Y = ctx.saved_tensors
+        V, dX, dY = ctx.form.with_values(upstream), None, None
+        if ctx.needs_input_grad[1]:
+            dX = insum("dX[m,d] += V[m,k] * Y[k,d]", V=V, Y=Y).to(X.dtype)
+        if ctx.needs_input_grad[2]:
+            dY = insum("dY[k,d] += V[m,k] * X[m,d]", V=V, X=X).to(Y.dtype)
+        return None, dX, dY
+
+
+def _sample(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
+    is_stored = tuple(coord is not None for coord in form.coords)
+    statement = _sampling_statement(form.value_axes, form.coord_axes, is_stored, form.block_size is not None)
+    coords: dict[str, Any] = {name: coord for name, coord in zip(("AM", "AK"), form.coords) if coord is not None}
+    if form.block_size is not None:
+        X, Y = (_in_blocks(operand, block) for operand, block in zip((X, Y), form.block_size))
+    return insum(statement, **coords, X=X, Y=Y)
+
+
+def _sampling_statement(
+    value_axes: tuple[str, ...], coord_axes: tuple[tuple[str, ...], ...], is_stored: tuple[bool, ...], is_blocked: bool
+) -> str:
+    """The statement over plain coordinates.
+
+    >>> _sampling_statement(("p", "q"), (("p",), ("p", "q")), (True, True), False)
+    'V[p,q] += X[AM[p],d] * Y[AK[p,q],d]'
+    """
+    places = [
+        f"{name}[{','.join(axes)}]" if stored else axes[0]
+        for name, axes, stored in zip(("AM", "AK"), coord_axes, is_stored)
+    ]
+    i, j = (",i", ",j") if is_blocked else ("", "")
+    return f"V[{','.join(value_axes)}{i}{j}] += X[{places[0]}{i},d] * Y[{places[1]}{j},d]"
+
+
+def _in_blocks(operand: Tensor, block: int) -> Tensor:
+    """[rows, D] -> [blocks, block, D], the last block filled up with zeros."""
+    missing = -operand.shape[0] % block
+    if missing:
+        operand = pad(operand, (0, 0, 0, missing))
+    return operand.reshape(operand.shape[0] // block, block, operand.shape[1])

@@ -1,0 +1,112 @@
+"""`SpMM`: a layer that multiplies by one sparse matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..compiler.errors import ShapeError
+from ..formats import GroupCOO
+from ..formats.group_size import gpu_group_size
+from ..formats.sparse_format import SparseFormat
+from ..matmul import SUM, spmm
+from ..operands import as_format
+
+__all__ = ["SpMM"]
+
+
+class SpMM(nn.Module):
+    """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
+
+    A is anything that `insum_ops.spmm` takes; it is converted here, once. A graph without a size has as many nodes
+    as its edges name. Coordinates and values are copies: no gradient flows back to A, and training does not change it.
+    With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values.
+
+    >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
+    >>> layer
+    SpMM(C[m,n] += A[m,k] * B[k,n], shape=[2, 2], nnz=3, GroupCOO)
+    >>> layer(torch.tensor([[1.0], [10.0]]))
+    tensor([[50.],
+            [76.]])
+    """
+
+    AM: Tensor | None
+    AK: Tensor | None
+    AV: Tensor
+
+    def __init__(self, A: Any, trainable: bool = False) -> None:
+        super().__init__()
+        with torch.no_grad():
+            form = as_format(A)
+        if form.ndim != 2:
+            raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+        # copies: an optimizer and load_state_dict change them in place, and A is not the layer's to change
+        for name, coord in zip(("AM", "AK"), form.coords):
+            self.register_buffer(name, None if coord is None else coord.clone())
+        values = form.values.detach().clone()
+        if trainable:
+            self.AV = nn.Parameter(values)
+        else:
+            self.register_buffer("AV", values)
+        self._form: SparseFormat = form
+        self._gpu_size: int | None = None  # of groups, where the layer's own do not suit the GPU it has moved to
+        self._last: tuple[SparseFormat, int | None, SparseFormat] | None = None
+        self._form = self._rebuilt()
+
+    @property
+    def A(self) -> SparseFormat:
+        """The matrix, over the layer's present values; made anew after `.to()` and the like.
+
+        On a GPU groups have the size that suits it, whatever they have in the layer's own tensors.
+        """
+        form, AV, buffers = self._form, self.AV, self._buffers  # a module's own attributes are slow to reach
+        rows, columns = form.coords
+        if rows is not buffers["AM"] or columns is not buffers["AK"]:
+            form = self._form = self._rebuilt()
+        elif form.values is not AV:
+            form = self._form = form.with_values(AV)
+        return form if self._gpu_size is None else self._regrouped(form, self._gpu_size)
+
+    @property
+    def trainable(self) -> bool:
+        return isinstance(self.AV, nn.Parameter)
+
+    def forward(self, B: Tensor, reduce: str = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
+        return spmm(self.A, B, reduce)
+
+    def extra_repr(self) -> str:
+        form = self._form
+        trained = ", trainable=True" if self.trainable else ""
+        return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"
+
+    def _rebuilt(self) -> SparseFormat:
+        """The format over the layer's present tensors, its coordinates checked."""
+        form = self._form
+        made = type(form)((self.AM, self.AK), self.AV, form.shape, form.group_dim, form.block_size)
+        self._gpu_size = _other_size(made)
+        return made
+
+    def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
+        """`form` in groups of another size; a matrix that does not change is regrouped once."""
+        version = None if form.values.is_inference() else form.values._version
+        if self._last is not None and self._last[0] is form and self._last[1] == version is not None:
+            return self._last[2]
+        grouped = form.regroup(form.group_dim, size)
+        if not (form.values.requires_grad or torch.compiler.is_compiling()):
+            self._last = form, version, grouped
+        return grouped
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # which copies other coordinates into the same tensors
+        self._form = self._rebuilt()
+
+
+def _other_size(form: SparseFormat) -> int | None:
+    """The group size that suits a matrix on its GPU, None where it has it or is on none."""
+    if form.device.type != "cuda" or type(form) is not GroupCOO or form.num_groups == 0:
+        return None
+    counts = (form.AK >= 0).sum(1)
+    size = gpu_group_size(counts.new_zeros(form.shape[0]).index_add_(0, form.AM.long(), counts))
+    return None if size == form.group_size else size

@@ -1,0 +1,47 @@
+"""Whatever holds a sparse matrix -> its format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arrange import arrange
+from .compiler.errors import OperandError, ShapeError
+from .edges import edges_of
+from .formats.check import VALUE_DTYPES
+from .formats.sources import scipy_entries
+from .formats.sparse_format import SparseFormat
+from .sparse_source import remembered_format, sparse_source
+
+__all__ = ["as_format"]
+
+
+def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
+    """The format of a matrix A of any kind; what A leaves open comes from B, the dense tensor that it multiplies."""
+    if isinstance(A, SparseFormat):
+        return A
+    if isinstance(A, Tensor):
+        return remembered_format(A) or sparse_source(A, "A").format(A)
+    if isinstance(A, tuple):
+        size = None if B is None else (B.shape[-2 if B.ndim > 1 else 0],) * 2
+        dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else torch.get_default_dtype()
+        return edges_of(A, "A", size).format(A[1], dtype)
+    if hasattr(A, "tocoo"):
+        return _from_scipy(A, None if B is None else B.device)
+    raise OperandError(
+        f"A is of type {type(A).__name__}; pass a format of insum_ops.formats, a torch sparse tensor, "
+        "a scipy sparse array or (edge_index, edge_weight, size)"
+    )
+
+
+def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
+    """A copy of a scipy matrix, which can't tell when it changes, so that none is kept."""
+    coords, values = scipy_entries(A)
+    if len(A.shape) != 2:
+        raise ShapeError(f"A is a scipy array of shape {list(A.shape)}; pass a matrix")
+    if values.dtype not in VALUE_DTYPES:
+        raise OperandError(f"A holds values of {values.dtype}; convert them with A.astype('float32')")
+    coords, values = coords.to(device), values.to(device)
+    return arrange(coords, values, tuple(A.shape), is_sorted=A.format in ("csr", "bsr")).fill(values)

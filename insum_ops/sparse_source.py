@@ -1,0 +1,143 @@
+"""Torch sparse tensors -> formats: the pattern is worked out once per tensor, values are gathered when they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arrange import Arranged, arrange, merge_map
+from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .formats.check import VALUE_DTYPES
+from .formats.convert import block_grid
+from .formats.sources import torch_entries
+from .formats.sparse_format import SparseFormat
+from .remember import ByIdentity
+
+__all__ = ["SparseSource", "remembered_format", "sparse_source"]
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@dataclass(eq=False)
+class SparseSource:
+    """A torch sparse tensor's pattern as a format. Entries that an uncoalesced COO tensor lists twice are one."""
+
+    arranged: Arranged
+    merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
+    version: int | None = None  # of the tensor when the pattern was last known to be its own
+    filled: SparseFormat | None = None  # with the values of that version
+
+    def format(self, A: Tensor) -> SparseFormat:
+        """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
+        if A.requires_grad and torch.is_grad_enabled():
+            return self.arranged.fill(_Entries.apply(A, self.merged))
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            self.filled = self.arranged.fill(_entries(A, self.merged))
+        return self.filled
+
+    def like(self, A: Tensor, values: Tensor) -> Tensor:
+        """A torch sparse tensor of A's pattern and layout that holds `values`, one over each of the format's slots."""
+        return _with_entries(A, self.merged, self.arranged.read(values))
+
+
+def remembered_format(A: Tensor) -> SparseFormat | None:
+    """The format with A's values if nothing has changed since it was made and no gradient is wanted."""
+    found = _sources.get(A)
+    if found is None or found.version != A._version or (A.requires_grad and torch.is_grad_enabled()):
+        return None
+    return found.filled
+
+
+def sparse_source(A: Tensor, name: str) -> SparseSource:
+    """What is known of a torch sparse tensor, called `name` by the caller; sorted again only for a new pattern."""
+    version = None if A.is_inference() else A._version
+    found = _sources.get(A)
+    if found is not None and found.version == version:
+        return found
+    found = _refreshed(A.detach(), found, name)
+    if version is not None:  # an inference tensor does not tell when it changes
+        found.version = version
+        _sources.keep(A, found)
+    return found
+
+
+@torch.inference_mode(False)  # what is kept must be good for training too
+def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource:
+    """The pattern found before where it is still A's, else a new one."""
+    coords, values, is_sorted = _listed(A, name)
+    if found is not None and found.merged is None and torch.equal(found.arranged.coords, coords):
+        return SparseSource(found.arranged, None)
+    shape = tuple(A.shape)
+    _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
+    merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
+    if merged is not None:
+        coords, values, is_sorted = merged[0], _merge(values, merged), True
+    return SparseSource(arrange(coords, values, shape, is_sorted), merged)
+
+
+def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
+    """The coordinates [2, E] and values [E, *block_size] as they are stored, and whether the rows ascend."""
+    if A.layout not in LAYOUTS:
+        remedy = f"pass insum_ops.formats.GroupCOO.from_dense({name}), or {name}.to_sparse_csr()"
+        kind = "dense" if A.layout is torch.strided else str(A.layout)
+        raise OperandError(f"{name} is a {kind} tensor; {remedy}")
+    if A.ndim != 2 or A.dense_dim() != 0:
+        kind = f"of shape {list(A.shape)} with {A.dense_dim()} dense dimensions"
+        raise ShapeError(f"{name} is a {A.layout} tensor {kind}; pass a sparse matrix")
+    if A.dtype not in VALUE_DTYPES:
+        raise OperandError(f"{name} holds values of {A.dtype}; convert them with {name}.float()")
+    if A.layout is torch.sparse_coo:
+        return A._indices(), A._values(), A.is_coalesced()
+    coords, values = torch_entries(A)
+    return coords, values, A.layout in (torch.sparse_csr, torch.sparse_bsr)
+
+
+class _Entries(torch.autograd.Function):
+    """The values that a torch sparse tensor lists; their gradient is a sparse tensor of the same layout."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
+        ctx.pattern, ctx.merged = A.detach(), merged
+        return _entries(ctx.pattern, merged)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return _with_entries(ctx.pattern, ctx.merged, upstream), None
+
+
+def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
+    values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
+    return values if merged is None else _merge(values, merged)
+
+
+def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
+    distinct, into = merged
+    return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)
+
+
+def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
+    if A.layout is torch.sparse_coo:
+        indices = A._indices() if merged is None else merged[0]
+        is_coalesced = merged is not None or A.is_coalesced()
+        return torch.sparse_coo_tensor(
+            indices, values, A.shape, is_coalesced=is_coalesced or None, check_invariants=False
+        )
+    if A.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = A.crow_indices(), A.col_indices()
+    else:
+        parts = A.ccol_indices(), A.row_indices()
+    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, check_invariants=False)
+
+
+def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
+    is_outside = ((coords < 0) | (coords >= coords.new_tensor(grid)[:, None])).any(0)
+    if bool(is_outside.any()):
+        entry = int(is_outside.nonzero()[0])
+        place = coords[:, entry].tolist()
+        raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
+
+
+_sources: ByIdentity[SparseSource] = ByIdentity()

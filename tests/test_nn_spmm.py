@@ -1,0 +1,210 @@
+"""`nn.SpMM` holds a sparse matrix as a module does: it moves, saves, loads, trains and prints."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from sparse_inputs import (
+    BLOCKS,
+    EVERY_KIND,
+    FORMATS,
+    SPARSE_WARNINGS,
+    blocked,
+    csr,
+    edges,
+    is_entry,
+    random_dense,
+    random_matrix,
+)
+from statements import DEVICE
+from tolerances import assert_matches
+from torch.autograd import gradcheck
+
+from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.formats import COO, ELL, FormatError, GroupCOO
+from insum_ops.nn import SpMM
+
+pytestmark = SPARSE_WARNINGS
+KINDS = {**EVERY_KIND, **BLOCKS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_matrix(kind):
+    A, B = blocked(random_matrix(12, 8)), random_dense(8, 3)
+    layer = SpMM(KINDS[kind](A)).to(DEVICE)
+    assert_matches(layer(B), A @ B)
+    counts = is_entry(A, kind).sum(1, keepdim=True).clamp(min=1)
+    assert_matches(layer(B, reduce="mean"), A @ B / counts)
+    assert_matches(layer(random := random_dense(2, 8, 3)), A @ random)
+
+
+def test_a_graph_without_a_size_has_the_nodes_its_edges_name():
+    layer = SpMM((torch.tensor([[0, 2], [1, 3]]), None))
+    assert layer.A.shape == (4, 4)
+    assert layer(torch.ones(4, 1)).flatten().tolist() == [0, 1, 0, 1]
+    assert SpMM((torch.empty(2, 0, dtype=torch.int64), None)).A.shape == (0, 0)
+
+
+def test_what_it_prints():
+    A = torch.tensor([[0.0, 5.0], [6.0, 7.0]])
+    statement = "C[m,n] += A[m,k] * B[k,n]"
+    assert repr(SpMM(A.to_sparse())) == f"SpMM({statement}, shape=[2, 2], nnz=3, GroupCOO)"
+    assert (
+        repr(SpMM(COO.from_dense(A), trainable=True)) == f"SpMM({statement}, shape=[2, 2], nnz=3, COO, trainable=True)"
+    )
+
+
+def test_what_it_registers():
+    layer = SpMM(csr(random_matrix(6, 4)))
+    assert not list(layer.parameters())
+    assert list(layer.state_dict()) == ["AM", "AK", "AV"]
+    layer = SpMM(csr(random_matrix(6, 4)), trainable=True)
+    assert [name for name, _ in layer.named_parameters()] == ["AV"]
+    assert set(layer.state_dict()) == {"AM", "AK", "AV"}
+    assert layer.trainable
+    assert list(SpMM(ELL.from_dense(random_matrix(6, 4))).state_dict()) == ["AK", "AV"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_values_train(kind):
+    layer = SpMM(FORMATS[kind](random_matrix(5, 4)), trainable=True)
+    B = random_dense(4, 2).requires_grad_()
+    assert gradcheck(lambda values, B: torch.func.functional_call(layer, {"AV": values}, (B,)), (layer.AV, B))
+
+
+def test_training_leaves_the_matrix_it_was_made_of_alone():
+    for A in (csr(random_matrix(6, 4)), GroupCOO.from_dense(random_matrix(6, 4)), BLOCKS["bsr"](random_matrix(6, 4))):
+        values = A.values() if isinstance(A, torch.Tensor) else A.values
+        before = values.clone()
+        layer = SpMM(A, trainable=True)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        B = random_dense(4, 3)
+        layer(B).sum().backward()
+        optimizer.step()
+        assert torch.equal(values, before)
+        assert_matches(layer(B), layer.A.to_dense() @ B)
+
+
+def test_no_gradient_flows_back_to_a_source():
+    A = csr(random_matrix(6, 4)).requires_grad_()
+    assert not SpMM(A)(random_dense(4, 3)).requires_grad
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_dtypes_follow_the_module(trainable):
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(csr(A), trainable)
+    layer(B, "mean")
+    assert layer.float()(B.float()).dtype == torch.float32
+    assert layer.half()(B.half(), "mean").dtype == torch.float16
+    assert layer.AK.dtype == torch.int32
+    assert layer.A.dtype == torch.float16
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_it_moves(trainable):
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(csr(A).cpu(), trainable)
+    layer(B.cpu())
+    layer.to(DEVICE)
+    assert layer.A.device.type == DEVICE
+    assert_matches(layer(B), A @ B)
+    moved = copy.deepcopy(layer)
+    for name, tensor in [*moved._buffers.items(), *moved._parameters.items()]:  # as a move between devices would
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+            moved._buffers[name] = tensor.clone()
+    assert_matches(moved(B), A @ B)
+    assert moved.A.coords[0] is moved.AM
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_state_of_the_same_size_loads_with_its_pattern(trainable):
+    dense, B = random_matrix(6, 6), random_dense(6, 3)
+    one = SpMM(GroupCOO.from_dense(dense, group_size=2), trainable)
+    other = SpMM(GroupCOO.from_dense(dense.flip(1), group_size=2), trainable)
+    for reduce in ("sum", "mean"):
+        one(B, reduce)
+    source = one.A.coords[1].clone()
+    twin = SpMM(one.A)
+    one.load_state_dict(other.state_dict())
+    assert torch.equal(twin.AK, source)  # a layer made of another's matrix has its own
+    assert_matches(one(B), dense.flip(1) @ B)
+    C = one(B.requires_grad_())
+    assert_matches(*(torch.autograd.grad(C.sum(), B)[0], dense.flip(1).sum(0)[:, None].expand(6, 3)))
+    one.load_state_dict(SpMM(GroupCOO.from_dense(dense, group_size=2)).state_dict(), assign=True)
+    assert_matches(one(B), dense @ B)
+
+
+def test_counts_of_the_mean_follow_a_loaded_pattern():
+    first, second = torch.zeros(2, 3, device=DEVICE), torch.zeros(2, 3, device=DEVICE)
+    first[0], second[1] = 6, 6
+    layer, other = (SpMM(COO.from_dense(A)) for A in (first, second))
+    B = torch.ones(3, 1, device=DEVICE)
+    assert layer(B, "mean").flatten().tolist() == [6, 0]
+    layer.load_state_dict(other.state_dict())
+    assert layer(B, "mean").flatten().tolist() == [0, 6]
+
+
+def test_a_state_of_another_size_does_not_load():
+    layer = SpMM(COO.from_dense(torch.eye(3)))
+    state = SpMM(COO.from_dense(torch.ones(3, 3))).state_dict()
+    message = (
+        "size mismatch for AM: copying a param with shape torch.Size([9]) from checkpoint, "
+        "the shape in current model is torch.Size([3])."
+    )
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        layer.load_state_dict(state)
+    assert torch.equal(layer(torch.eye(3)), torch.eye(3))
+
+
+def test_a_state_that_points_outside_does_not_load():
+    layer = SpMM(COO.from_dense(torch.eye(3)))
+    state = SpMM(COO.from_dense(torch.eye(5)[:, [0, 1, 4]])).state_dict()
+    message = "coords[0][2] is 4; along dimension 0 it is at least 0 and less than 3"
+    with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
+        layer.load_state_dict(state)
+
+
+def test_copies_stand_on_their_own():
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(csr(A), trainable=True)
+    layer(B, "mean")
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert twin.A.values is twin.AV
+        with torch.no_grad():
+            twin.AV.mul_(2)
+        assert_matches(twin(B), 2 * A @ B)
+        assert_matches(layer(B), A @ B)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_it_is_traced_whole(reduce):
+    A, B = random_matrix(6, 4), random_dense(4, 3).requires_grad_()
+    layer = SpMM(csr(A), trainable=True)
+    expected = layer(B, reduce)
+    known = torch.autograd.grad(expected.sum(), (B, layer.AV))  # one ordinary call works out the pattern's facts
+    traced = torch.compile(layer, backend="eager", fullgraph=True)
+    C = traced(B, reduce)
+    assert_matches(C, expected)
+    for one, other in zip(torch.autograd.grad(C.sum(), (B, layer.AV)), known):
+        assert_matches(one, other)
+
+
+def test_the_format_is_made_once():
+    layer = SpMM(edges(random_matrix(6, 4)))
+    assert layer.A is layer.A
+    layer(random_dense(4, 3))
+    assert layer.A is layer.A
+
+
+def test_what_it_will_not_hold():
+    with pytest.raises(ShapeError, match=r"^A is a COO of shape \[2, 2, 2\]; pass a matrix$"):
+        SpMM(COO.from_dense(torch.ones(2, 2, 2)))
+    message = "A is a dense tensor; pass insum_ops.formats.GroupCOO.from_dense(A), or A.to_sparse_csr()"
+    with pytest.raises(OperandError, match=f"^{re.escape(message)}$"):
+        SpMM(torch.eye(3))

@@ -1,0 +1,139 @@
+"""Gradients of `spmm` for B and for the values of A, only where A has entries; what is kept serves every mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sparse_inputs import (
+    BLOCKS,
+    FORMATS,
+    SPARSE_WARNINGS,
+    TENSORS,
+    blocked,
+    csr,
+    edges,
+    is_entry,
+    random_dense,
+    random_matrix,
+)
+from statements import DEVICE
+from tolerances import assert_matches
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from insum_ops import spmm
+from insum_ops.formats import GroupCOO
+
+pytestmark = SPARSE_WARNINGS
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_a_format_and_of_B(kind, reduce):
+    form = FORMATS[kind](random_matrix(5, 4))
+    values, B = form.values.clone().requires_grad_(), random_dense(4, 2).requires_grad_()
+    assert gradcheck(lambda v, B: spmm(form.with_values(v), B, reduce), (values, B))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_second_gradients(reduce):
+    form = GroupCOO.from_dense(random_matrix(4, 3))
+    values, B = form.values.clone().requires_grad_(), random_dense(3, 2).requires_grad_()
+    assert gradgradcheck(lambda v, B: spmm(form.with_values(v), B, reduce), (values, B))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (2, 4, 2), (2, 1, 4, 2)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_edge_weights(shape, reduce):
+    edge_index, weight, size = edges(random_matrix(5, 4))
+    B = random_dense(*shape).requires_grad_()
+    assert gradcheck(lambda w, B: spmm((edge_index, w, size), B, reduce), (weight.requires_grad_(), B))
+    assert gradgradcheck(lambda w, B: spmm((edge_index, w, size), B, reduce), (weight, B))
+
+
+@pytest.mark.parametrize("kind", {**TENSORS, **BLOCKS})
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_the_gradient_of_a_sparse_tensor_is_sparse_with_its_pattern(kind, reduce):
+    dense = blocked(random_matrix(6, 4))
+    A = {**TENSORS, **BLOCKS}[kind](dense).requires_grad_()
+    B, weight = random_dense(4, 3).requires_grad_(), random_dense(6, 3)
+    dA, dB = torch.autograd.grad((spmm(A, B, reduce) * weight).sum(), (A, B))
+    twin, B_twin = dense.clone().requires_grad_(), B.detach().clone().requires_grad_()
+    stored = is_entry(dense, kind)
+    C = twin @ B_twin
+    if reduce == "mean":
+        C = C / stored.sum(1, keepdim=True).clamp(min=1)
+    expected, expected_dB = torch.autograd.grad((C * weight).sum(), (twin, B_twin))
+    assert dA.layout == A.layout
+    assert dA._nnz() == (A.detach().coalesce() if A.layout is torch.sparse_coo else A)._nnz()
+    assert_matches(dA.to_dense(), expected * stored)
+    assert_matches(dB, expected_dB)
+
+
+@pytest.mark.parametrize("kind", ["coo", "uncoalesced", "csr"])  # torch accumulates .grad for no other sparse layout
+def test_a_sparse_tensor_accumulates_its_gradient(kind):
+    dense = random_matrix(6, 4)
+    A, B = TENSORS[kind](dense).requires_grad_(), random_dense(4, 3)
+    spmm(A, B).sum().backward()
+    assert A.grad.layout == A.layout
+    assert_matches(A.grad.to_dense(), B.sum(1) * (dense != 0))
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_gradients_flow_through_a_sparse_tensor_to_its_values(kind):
+    dense = random_matrix(5, 4)
+    pattern, B = dense.to_sparse_csr(), random_dense(4, 3)
+
+    def product(values: Tensor) -> Tensor:
+        if kind == "csr":
+            A = torch.sparse_csr_tensor(pattern.crow_indices(), pattern.col_indices(), values, pattern.shape)
+        else:
+            A = torch.sparse_coo_tensor(dense.nonzero().T, values, dense.shape)
+        return spmm(A, B)
+
+    assert gradcheck(product, (dense[dense != 0].clone().requires_grad_(),))
+
+
+def test_a_mixed_second_gradient_reaches_B_through_a_sparse_gradient():
+    A, B = csr(random_matrix(5, 4)).requires_grad_(), random_dense(4, 3).requires_grad_()
+    (dA,) = torch.autograd.grad(spmm(A, B).pow(2).sum() / 2, A, create_graph=True)
+    (got,) = torch.autograd.grad(dA.values().sum(), B)
+    dense, twin = A.detach().to_dense().requires_grad_(), B.detach().clone().requires_grad_()
+    (dA,) = torch.autograd.grad((dense @ twin).pow(2).sum() / 2, dense, create_graph=True)
+    (expected,) = torch.autograd.grad(dA[dense != 0].sum(), twin)
+    assert_matches(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_half_precision_trains(dtype, reduce):
+    edge_index, weight, size = edges(random_matrix(6, 5, dtype) / 4)
+    weight, B = weight.requires_grad_(), (random_dense(5, 4, dtype=dtype) / 4).requires_grad_()
+    spmm((edge_index, weight, size), B, reduce).sum().backward()
+    assert weight.grad.dtype == B.grad.dtype == dtype
+    counts = edge_index[1].bincount(minlength=6).clamp(min=1).double() if reduce == "mean" else torch.ones(6)
+    share = 1 / counts.to(DEVICE)[edge_index[1]]
+    assert_matches(weight.grad, share * B.detach().double().sum(1)[edge_index[0]])
+
+
+def test_nothing_is_recorded_without_grad():
+    A, B = csr(random_matrix(5, 4)).requires_grad_(), random_dense(4, 3)
+    with torch.no_grad():
+        assert not spmm(A, B).requires_grad
+    assert spmm(A, B).requires_grad
+    with torch.inference_mode():
+        expected = spmm(csr(A.detach().to_dense()), B)
+    assert_matches(spmm(A, B), expected.cpu())
+
+
+def test_what_is_remembered_in_inference_mode_serves_training():
+    dense = random_matrix(5, 4)
+    A, graph, B = csr(dense), edges(dense), random_dense(4, 3)
+    with torch.inference_mode():
+        for reduce in ("sum", "mean"):
+            spmm(A, B, reduce), spmm(graph, B, reduce), spmm((graph[0], None, graph[2]), B, reduce)
+    B.requires_grad_()
+    for reduce in ("sum", "mean"):
+        for operand in (A, graph, (graph[0], None, graph[2])):
+            spmm(operand, B, reduce).sum().backward()
+    assert B.grad.isfinite().all()

@@ -1,0 +1,58 @@
+"""`spmm` and `sddmm` through the generated kernels: tiny shapes, for Triton's interpreter and for a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sparse_inputs import EVERY_KIND, SPARSE_WARNINGS, edges, is_entry, random_dense, random_matrix
+from tolerances import assert_matches
+
+from insum_ops import sddmm, spmm
+
+pytestmark = SPARSE_WARNINGS
+KINDS = ["GroupCOO", "ELL", "BlockCOO", "csr int32", "uncoalesced", "edges"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_products(kind, reduce):
+    A, B = random_matrix(5, 4, torch.float32), random_dense(4, 3, dtype=torch.float32)
+    expected = A.double() @ B.double()
+    if reduce == "mean":
+        expected = expected / is_entry(A, kind).sum(1, keepdim=True).clamp(min=1)
+    assert_matches(spmm(EVERY_KIND[kind](A), B, reduce), expected)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4, 3)], ids=str)
+def test_vectors_and_batches(shape):
+    A, B = random_matrix(5, 4, torch.float32), random_dense(*shape, dtype=torch.float32)
+    assert_matches(spmm(EVERY_KIND["csr"](A), B), torch.matmul(A.double(), B.double()))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients(reduce):
+    edge_index, weight, size = edges(random_matrix(5, 4, torch.float32))
+    weight, B = weight.requires_grad_(), random_dense(4, 3, dtype=torch.float32).requires_grad_()
+    upstream = random_dense(5, 3, dtype=torch.float32)
+    got = torch.autograd.grad(spmm((edge_index, weight, size), B, reduce), (weight, B), upstream)
+    twins = [operand.detach().double().requires_grad_() for operand in (weight, B)]
+    C = torch.zeros_like(upstream, dtype=torch.float64)
+    C = C.index_add(0, edge_index[1], twins[0][:, None] * twins[1][edge_index[0]])
+    if reduce == "mean":
+        C = C / edge_index[1].bincount(minlength=5).clamp(min=1)[:, None]
+    for one, other in zip(got, torch.autograd.grad(C, twins, upstream.double())):
+        assert_matches(one, other)
+
+
+@pytest.mark.parametrize("kind", ["GroupCOO", "BlockCOO", "csr"])
+def test_sampled_products_and_their_gradients(kind):
+    A = random_matrix(5, 4, torch.float32)
+    X, Y = (random_dense(rows, 3, dtype=torch.float32).requires_grad_() for rows in (5, 4))
+    V = sddmm(EVERY_KIND[kind](A), X, Y)
+    twins = [operand.detach().double().requires_grad_() for operand in (X, Y)]
+    expected = twins[0] @ twins[1].T * is_entry(A, kind)
+    assert_matches(V.to_dense(), expected)
+    values = V.values() if isinstance(V, torch.Tensor) else V.values
+    got = torch.autograd.grad(values.sum(), (X, Y))
+    for one, other in zip(got, torch.autograd.grad(expected.sum(), twins)):
+        assert_matches(one, other)

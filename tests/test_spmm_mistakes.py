@@ -1,0 +1,197 @@
+"""What `spmm` says when it is handed something it will not multiply."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import scipy.sparse
+import torch
+from sparse_inputs import SPARSE_WARNINGS
+from torch import Tensor
+
+from insum_ops import spmm
+from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from insum_ops.formats import GroupCOO
+
+pytestmark = SPARSE_WARNINGS
+
+
+def sample() -> tuple[Tensor, Tensor]:
+    return torch.tensor([[0.0, 5.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse_csr(), torch.ones(3, 2)
+
+
+def fails(error: type[Exception], message: str, A: object, B: object, reduce: str = "sum") -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        spmm(A, B, reduce)
+
+
+def test_an_unknown_reduce_lists_the_choices():
+    A, B = sample()
+    fails(OperandError, "reduce is 'prod'; choose from 'sum', 'mean', 'max', 'min', 'amax', 'amin'", A, B, "prod")
+
+
+def test_shapes_that_do_not_fit():
+    A, _ = sample()
+    fails(
+        ShapeError,
+        "index k is 3 in A dimension 1 but 4 in B dimension 0; they must agree\n"
+        "    C[m,n] += A[m,k] * B[k,n]\n"
+        "                         ^",
+        A,
+        torch.ones(4, 2),
+    )
+    fails(
+        ShapeError,
+        "index k is 3 in A dimension 1 but 4 in B dimension 0; they must agree\n"
+        "    C[m] += A[m,k] * B[k]\n"
+        "                       ^",
+        A,
+        torch.ones(4),
+    )
+
+
+def test_what_B_must_be():
+    A, _ = sample()
+    fails(OperandError, "B is of type list; pass a dense tensor [K], [K, N] or [..., K, N]", A, [1.0])
+    fails(OperandError, "B is a number; pass a dense tensor [K], [K, N] or [..., K, N]", A, torch.tensor(1.0))
+    fails(
+        OperandError,
+        "B holds values, so it must be float16, bfloat16, float32 or float64, not int64; convert it with B.float()\n"
+        "    C[m,n] += A[m,k] * B[k,n]\n"
+        "                       ^",
+        A,
+        torch.ones(3, 2, dtype=torch.int64),
+    )
+
+
+def test_what_A_must_be():
+    A, B = sample()
+    fails(
+        OperandError,
+        "A is of type list; pass a format of insum_ops.formats, a torch sparse tensor, a scipy sparse array "
+        "or (edge_index, edge_weight, size)",
+        [1.0],
+        B,
+    )
+    fails(
+        OperandError,
+        "A is a dense tensor; pass insum_ops.formats.GroupCOO.from_dense(A), or A.to_sparse_csr()",
+        A.to_dense(),
+        B,
+    )
+    cube = torch.ones(2, 2, 2).to_sparse()
+    fails(
+        ShapeError,
+        "A is a torch.sparse_coo tensor of shape [2, 2, 2] with 0 dense dimensions; pass a sparse matrix",
+        cube,
+        B,
+    )
+    fails(
+        ShapeError,
+        "A is a torch.sparse_coo tensor of shape [2, 3] with 1 dense dimensions; pass a sparse matrix",
+        torch.ones(2, 3).to_sparse(1),
+        B,
+    )
+    fails(ShapeError, "A is a GroupCOO of shape [2, 2, 2]; pass a matrix", GroupCOO.from_dense(torch.ones(2, 2, 2)), B)
+    fails(ShapeError, "A is a scipy array of shape [3]; pass a matrix", scipy.sparse.coo_array([1.0, 0.0, 2.0]), B)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_values_that_are_no_floats(dtype):
+    A, B = sample()
+    fails(
+        OperandError, f"A holds values of {dtype}; convert them with A.float()", A.to_dense().to_sparse().to(dtype), B
+    )
+
+
+def test_scipy_values_that_are_no_floats():
+    fails(
+        OperandError,
+        "A holds values of torch.int64; convert them with A.astype('float32')",
+        scipy.sparse.csr_array([[1, 0, 2]]),
+        torch.ones(3, 2),
+    )
+
+
+def test_another_device():
+    A, B = sample()
+    for operand in (A, GroupCOO.from_torch(A)):
+        fails(
+            OperandError,
+            "A is on cpu but B is on meta; move them to one device\n"
+            "    C[m,n] += A[m,k] * B[k,n]\n"
+            "                       ^",
+            operand,
+            B.to("meta"),
+        )
+    edge_index = torch.tensor([[0], [1]])
+    weight = torch.ones(1, device="meta")
+    fails(
+        OperandError,
+        "edge_weight is on meta but edge_index is on cpu; move them to one device",
+        (edge_index, weight, 3),
+        B,
+    )
+
+
+def test_indices_outside_the_shape():
+    B = torch.ones(3, 2)
+    A = torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([1, 7]), torch.ones(2), (2, 3))
+    fails(IndexRangeError, "A lists an entry at [1, 7], but its shape holds [2, 3]; mend its indices", A, B)
+    remedy = "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
+    edge_index = torch.tensor([[0, 1], [1, 4]])
+    fails(IndexRangeError, f"edge_index[1, 1] is 4 but there are 3 targets; {remedy}", (edge_index, None), B)
+    fails(IndexRangeError, f"edge_index[0, 1] is 1 but there are 1 sources; {remedy}", (edge_index, None, (1, 9)), B)
+    fails(IndexRangeError, f"edge_index[0, 0] is -1 but there are 3 sources; {remedy}", (edge_index - 1, None), B)
+
+
+def test_wrong_tuples():
+    B, edge_index, weight = torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]), torch.ones(2)
+    remedy = (
+        "pass (edge_index, edge_weight, size) with edge_index [2, E], edge_weight [E] or None, "
+        "and size (sources, targets), a number or None"
+    )
+    fails(OperandError, f"A is a tuple of (Tensor); {remedy}", (edge_index,), B)
+    fails(OperandError, f"A is a tuple of (list, Tensor); {remedy}", ([0], weight), B)
+    fails(OperandError, f"A is a tuple of (Tensor, int); {remedy}", (edge_index, 3), B)
+    fails(OperandError, f"A is a tuple of (Tensor, Tensor, int, int); {remedy}", (edge_index, weight, 3, 3), B)
+    fails(OperandError, "edge_index is torch.float32; node numbers are int32 or int64", (weight, None), B)
+    fails(ShapeError, "edge_index is [2]; it must be [2, E], sources first, then targets", (edge_index[0], None), B)
+    fails(
+        ShapeError,
+        "edge_index is [3, 2]; it must be [2, E], sources first, then targets",
+        (edge_index[[0, 1, 0]], None),
+        B,
+    )
+    fails(
+        ShapeError,
+        "size is (3, 3, 3); pass (sources, targets), a number for both, or None",
+        (edge_index, None, (3, 3, 3)),
+        B,
+    )
+    fails(ShapeError, "size is 3.0; pass (sources, targets), a number for both, or None", (edge_index, None, 3.0), B)
+    fails(ShapeError, "size is (3, -1); a size is at least 0", (edge_index, None, (3, -1)), B)
+    fails(
+        ShapeError,
+        "edge_weight is [3] but edge_index is [2, 2]; give one weight for each edge",
+        (edge_index, torch.ones(3)),
+        B,
+    )
+    fails(
+        OperandError,
+        "edge_weight is torch.int64; convert it with edge_weight.float()",
+        (edge_index, torch.ones(2, dtype=torch.int64)),
+        B,
+    )
+
+
+def test_a_tracer_needs_a_format():
+    edge_index, B = torch.tensor([[0, 1], [1, 2]]), torch.ones(3, 2)
+    traced = torch.compile(lambda e, B: spmm((e, None), B), backend="eager")
+    message = (
+        "A is no format, and torch.compile can trace nothing else; "
+        "convert A beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
+    )
+    with pytest.raises(UnsupportedError, match=f"^{re.escape(message)}"):
+        traced(edge_index, B)

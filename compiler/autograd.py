@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .bind import Meta, TensorLike, bind
-from .differentiate import Term, terms
-from .op import call
+from .differentiate import Term, terms, winners
+from .op import call, call_with_winners
 from .parse import parse
-from .pipeline import run
+from .pipeline import run, run_with_winners
+from .ranges import remember_range
 from .ready import PLAIN, is_watched, recall, remember, remember_sparse
 from .rewrite import sparse_factor
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
@@ -59,17 +60,22 @@ def _evaluate_plain(
     names = ",".join(tensors)
     values = list(tensors.values())
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
-        return _Plain.apply(expr, names, size, fact, facts, *values)  # type: ignore[no-any-return]
+        function = _Plain if _is_sum(expr) else _Extremum
+        return function.apply(expr, names, size, fact, facts, *values)  # type: ignore[no-any-return]
     return _call(expr, names, size, values, fact, facts)
 
 
 def _call(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
-    """Through the operator where somebody watches (a tracer, a mode, a transform), else straight to the pipeline."""
-    if is_watched() or any([type(tensor) not in PLAIN for tensor in tensors]):
+    if _is_watched(tensors):
         return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
     return run(expr, names, size, tensors, fact, facts)
+
+
+def _is_watched(tensors: Sequence[Tensor]) -> bool:
+    """By a tracer, a mode or a transform: a call goes through the operator then, else straight to the pipeline."""
+    return is_watched() or any([type(tensor) not in PLAIN for tensor in tensors])
 
 
 class _Plain(torch.autograd.Function):
@@ -99,6 +105,64 @@ class _Plain(torch.autograd.Function):
         return None, None, None, None, None, *grads
 
 
+class _Extremum(torch.autograd.Function):
+    """A `max` or `min` over plain tensors: where its winners are is kept, and the gradients are read there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        expr: str,
+        names: str,
+        size: Sequence[int] | None,
+        fact: str,
+        facts: list[Tensor],
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.expr, ctx.names = expr, names
+        function = call_with_winners if _is_watched(tensors) else run_with_winners
+        result, won = function(expr, names, size, list(tensors), fact, facts)
+        ctx.save_for_backward(won, *tensors)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        won, *saved = ctx.saved_tensors
+        tensors = dict(zip(ctx.names.split(","), saved))
+        wanted = ctx.needs_input_grad[5:]
+        operands = {**tensors, **_split(ctx.expr, won, tensors)} if any(wanted) else tensors
+        grads = [
+            _gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(tensors)
+        ]
+        return None, None, None, None, None, *grads
+
+
+def _split(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The positions of winners as one index tensor for each name that was reduced, and ones along the first name."""
+    sources, ones = _winners(expr)
+    extents = [tensors[source].shape[dim] for _, source, dim in sources]
+    found, stride = {}, 1
+    for at in reversed(range(len(sources))):
+        place = won if stride == 1 else won.div(max(stride, 1), rounding_mode="floor")  # -1 stays -1
+        if at > 0:
+            place = torch.where(won < 0, -1, place.remainder(max(extents[at], 1)))
+        if not torch.compiler.is_compiling():
+            remember_range(place, -1, extents[at] - 1)
+        found[sources[at][0]] = place
+        stride *= extents[at]
+    if sources:
+        values = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
+        found[ones] = torch.ones((), dtype=values.dtype, device=values.device).expand(extents[0])
+    return found
+
+
+def _winners(expr: str) -> Any:
+    return winners(expr)
+
+
+def _is_sum(expr: str) -> bool:
+    return parse(expr).is_sum
+
+
 def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     """The gradient's terms, and whether the upstream gradient is one itself (of the output that sums start from)."""
     statement = parse(expr)
@@ -124,7 +188,7 @@ def _evaluate_sparse(
     form = operands[name]
     dense = {key: operand for key, operand in operands.items() if key != name}
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1
-    if wants_grad and any([tensor.requires_grad for tensor in dense.values()]):
+    if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and _is_sum(expr):
         return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
     if form.group_dim != group_dim:
         form = form.regroup(group_dim)
@@ -223,5 +287,5 @@ def _values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[st
 
 # What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:
 # a tracer calls these once and keeps what they return.
-for _constant in (_terms, _recipe, _grouping):
+for _constant in (_terms, _winners, _is_sum, _recipe, _grouping):
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

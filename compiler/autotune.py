@@ -55,7 +55,8 @@ class Problem:
     def launcher(self, candidate: Candidate) -> Launcher:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = self.flags.sum_dtype or self.bound.dtype
-        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype)
+        wants_winners = self.flags.wants_winners
+        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
 
     @cached_property
     def key(self) -> Key:
@@ -111,7 +112,9 @@ class Candidate:
         }
 
     def __str__(self) -> str:
-        return f"{self.schedule.strategy} {'dot' if self.schedule.uses_dot else 'fma'} {self.config}"
+        schedule = self.schedule
+        product = "dot" if schedule.uses_dot else "fma" if schedule.is_sum else schedule.reduction
+        return f"{schedule.strategy} {product} {self.config}"
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def _build_all(
         )
 
 
-def _time(call: Callable[[], Tensor], hopeless: float) -> float:
+def _time(call: Callable[[], object], hopeless: float) -> float:
     """Milliseconds of one call on the device, by replaying a graph of several."""
     call()
     single = _elapsed(call)

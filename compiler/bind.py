@@ -87,6 +87,14 @@ class Bound:
         """No product is ever formed: some index runs over nothing, or points into nothing."""
         return 0 in self.extents.values() or any(pointed.extent == 0 for pointed in self.pointed)
 
+    @cached_property
+    def winner_dtype(self) -> torch.dtype:
+        """Of the positions of winning products, counted over the names that are reduced."""
+        count = 1
+        for name in self.statement.reduced:
+            count *= self.extents[name]
+        return torch.int32 if count < 2**31 else torch.int64
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """Half precision is summed in float32 and rounded once."""

@@ -15,12 +15,13 @@ from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .products import Products
 from .schedule import Schedule, Strides
+from .winners import Winners
 
 __all__ = ["emit"]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+UNROLLED = 16  # an innermost loop of rivals up to this long is unrolled: ptxas for sm_90 left it rolled with winners
 
 
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
@@ -28,7 +29,7 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
     return _Emitter(schedule, strides, config, flags or Flags()).kernel()
 
 
-class _Emitter(Products):
+class _Emitter(Winners):
     """The kernel's frame: where a program stands, what it loops over, where its results go."""
 
     def kernel(self) -> Kernel:
@@ -38,29 +39,39 @@ class _Emitter(Products):
         grid = self.emit_grid()
         self.emit_level()
         loops = self.loops()
-        if loops:
+        is_sum = self.bound.statement.is_sum
+        if not is_sum:
+            self.emit_no_winner(root)
+        elif loops:
             self.line(f"acc = {self.zeros(root)}")
         if self.is_fused(loops):
             self.emit_fused_loop(loops)
         else:
             for loop in loops:
                 self.emit_loop(loop)
-        self.emit_update(root, bool(loops))
+        if is_sum:
+            self.emit_update(root, bool(loops))
+        else:
+            self.emit_rivals(root, loops)
         self.depth = 1
         for name in s.names("loop", "step", "segment"):
             self.forget(name)
         if loops and isinstance(s.tree, Dot) and self.tile.result("acc", root) != "acc":
             self.line(f"acc = {self.tile.result('acc', root)}")
-        self.emit_scatter(root)
+        if is_sum:
+            self.emit_scatter(root)
+        else:
+            self.emit_winner(root)
         return self.assemble(grid)
 
     def assemble(self, grid: tuple[tuple[str, int], ...]) -> Kernel:
         name = "insum_kernel"
         ordered = sorted(self.parameters, key=lambda p: p.kind in ("extent", "stride"))
         arguments = ", ".join(self.parameters[p] for p in ordered)
-        statement = f"{self.schedule.output} {self.bound.statement.op} " + (
-            " * ".join(map(str, self.schedule.factors)) or str(self.bound.statement.scale)
-        )
+        product = " * ".join(map(str, self.schedule.factors)) or str(self.bound.statement.scale)
+        if not self.bound.statement.is_sum:
+            product = f"{self.bound.statement.reduction}({product})"
+        statement = f"{self.schedule.output} {self.bound.statement.op} {product}"
         extents = [self.parameters[p] for p in ordered if p.kind == "extent"]
         head = [
             "import triton",
@@ -147,7 +158,9 @@ class _Emitter(Products):
         elif role == "loop":
             extent = self.schedule.extents[name]
             is_baked = extent <= BAKED_LOOP and not self.is_varying(name)
-            self.line(f"for {clean} in range({extent if is_baked else self.extent(name)}):")
+            is_short = is_baked and extent <= UNROLLED and name == self.loops()[-1]
+            function = "tl.static_range" if is_short and not self.bound.statement.is_sum else "range"
+            self.line(f"for {clean} in {function}({extent if is_baked else self.extent(name)}):")
             self.depth += 1
             self.names[name] = Value(clean)
         else:
@@ -197,12 +210,6 @@ class _Emitter(Products):
             clean = f"i_{self.clean(name)}"
             self.line(f"{clean} = {place}")
             self.names[name] = Value(clean)
-
-    def is_varying(self, name: str) -> bool:
-        """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
-        roots = (self.bound.statement.output, *self.bound.statement.accesses)
-        firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
-        return any(isinstance(first, Var) and first.name == name for first in firsts)
 
     def define_step(self, name: str, start: str = "") -> None:
         clean, block = f"i_{self.clean(name)}", self.block(name)

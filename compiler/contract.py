@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Union
 
-__all__ = ["Dot", "Leaf", "Node", "Product", "Sum", "contract", "dots"]
+__all__ = ["Dot", "Leaf", "Node", "Product", "Sum", "contract", "dots", "multiply"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ def contract(
             return None
         nodes = merged
     return nodes[0] if nodes else None
+
+
+def multiply(leaves: Sequence[frozenset[str]]) -> Node | None:
+    """All of the leaves multiplied, nothing summed: each product is needed by itself."""
+    nodes: list[Node] = [Leaf(at, axes) for at, axes in enumerate(leaves)]
+    return reduce(Product, nodes) if nodes else None
 
 
 def dots(node: Node | None) -> list[Dot]:

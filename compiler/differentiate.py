@@ -1,15 +1,19 @@
-"""The gradient of a statement is a statement: a factor and the output trade places."""
+"""The gradient of a statement is a statement: a factor and the output trade places.
+
+Of products that compete in `max` or `min`, only the winner has a gradient. Where it was is known after the forward, so
+every index name that the products differ in becomes an index tensor read at the output's position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from .ir import Access, Statement
+from .ir import Access, Index, Statement, Var, walk
 from .parse import parse
 
-__all__ = ["Term", "fresh_name", "gradient", "terms", "upstream_name"]
+__all__ = ["Term", "Winners", "fresh_name", "gradient", "terms", "upstream_name", "winners"]
 
 
 def fresh_name(wanted: str, taken: Iterable[str]) -> str:
@@ -28,14 +32,102 @@ def upstream_name(statement: Statement) -> str:
 def gradient(statement: Statement, wrt: int) -> Statement:
     """The statement accumulating d loss / d factors[wrt].
 
-    For `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]` and factor 1 it is `dB[AK[p,q],n] += dC[AM[p],n] * AV[p,q]`.
+    For `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]` and factor 1 it is `dB[AK[p,q],n] += dC[AM[p],n] * AV[p,q]`. With `max`
+    and the winners' places P and Q it is `dB[AK[P[i,n],Q[i,n]],n] += dC[i,n] * AV[P[i,n],Q[i,n]]`.
     """
     target = statement.factors[wrt]
     assert isinstance(target, Access), "a number has no gradient"
-    upstream = replace(statement.output, name=upstream_name(statement))
-    name = fresh_name(f"d{target.name}", (*statement.tensor_names, upstream.name))
     others = statement.factors[:wrt] + statement.factors[wrt + 1 :]
-    return Statement(replace(target, name=name), (upstream, *others))
+    upstream = replace(statement.output, name=upstream_name(statement))
+    taken = {*statement.tensor_names, upstream.name}
+    if statement.is_sum or not statement.reduced:  # without names to reduce no products compete
+        return Statement(replace(target, name=fresh_name(f"d{target.name}", taken)), (upstream, *others))
+    won = Winners(statement)
+    taken |= {won.ones, *won.names.values()}
+    target = won.place(replace(target, name=fresh_name(f"d{target.name}", taken)))
+    others = tuple(won.place(factor) if isinstance(factor, Access) else factor for factor in others)
+    derived = Statement(target, (replace(upstream, indices=won.output), *others))
+    return derived if won.is_seen(derived) else replace(derived, factors=(*derived.factors, won.one))
+
+
+@dataclass(frozen=True)
+class Winners:
+    """How the gradients of a `max` or `min` name where the winning products are."""
+
+    statement: Statement
+
+    @cached_property
+    def output(self) -> tuple[Index, ...]:
+        """The output's indices with a name of their own instead of each indirection."""
+        taken, found = set(self.statement.names), list[Index]()
+        for index in self.statement.output.indices:
+            if isinstance(index, Access):
+                index = Var(fresh_name("i", taken))
+                taken.add(index.name)
+            found.append(index)
+        return tuple(found)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """For each name that is reduced, the tensor that holds its value in the winning product."""
+        statement, found = self.statement, dict[str, str]()
+        taken = {*statement.tensor_names, statement.output.name, upstream_name(statement)}
+        for name in statement.reduced:
+            found[name] = fresh_name(name.upper(), (*taken, *found.values()))
+        return found
+
+    @cached_property
+    def ones(self) -> str:
+        """Ones along the first of the names, for a gradient that would not notice where nothing won."""
+        taken = (*self.statement.tensor_names, self.statement.output.name, *self.names.values())
+        return fresh_name("ones", (*taken, upstream_name(self.statement)))
+
+    @property
+    def one(self) -> Access:
+        return Access(self.ones, (self.winner(self.statement.reduced[0]),))
+
+    def winner(self, name: str) -> Access:
+        return Access(self.names[name], self.output)
+
+    def place(self, access: Access) -> Access:
+        """The access in the winning product."""
+
+        def index(item: Index) -> Index:
+            if isinstance(item, Access):
+                return self.place(item)
+            return self.winner(item.name) if isinstance(item, Var) and item.name in self.names else item
+
+        return replace(access, indices=tuple(map(index, access.indices)))
+
+    def is_seen(self, derived: Statement) -> bool:
+        """Some winner's -1 hides what no product reached."""
+        return not set(derived.tensor_names).isdisjoint(self.names.values())
+
+    @property
+    def extents(self) -> tuple[tuple[str, int], ...]:
+        """For each name that is reduced, a tensor and the dimension of it that the name runs over."""
+        found: dict[str, tuple[str, int]] = {}
+        for root in (*self.statement.output.indirections, *self.statement.accesses):
+            for access in walk(root):
+                for dim, index in enumerate(access.indices):
+                    if isinstance(index, Var):
+                        found.setdefault(index.name, (access.name, dim))
+        return tuple(found[name] for name in self.statement.reduced)
+
+
+# (the tensor of winners, a tensor and the dimension of it that tells the extent) for each reduced name; ones' name
+Split = tuple[tuple[tuple[str, str, int], ...], str]
+
+
+@lru_cache(maxsize=4096)
+def winners(expr: str) -> Split:
+    """What the gradients of a `max` or `min` call the places of the winners, as plain data.
+
+    >>> winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])")
+    ((('P', 'AM', 0), ('Q', 'AV', 1)), 'ones')
+    """
+    won = Winners(parse(expr))
+    return tuple((name, *extent) for name, extent in zip(won.names.values(), won.extents)), won.ones
 
 
 Term = tuple[str, str, tuple[str, ...]]  # gradient expression, the upstream's name in it, the other tensors it reads
@@ -47,6 +139,8 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
 
     >>> terms("C[i] += A[i,k] * B[k]", "B")
     (('dB[k] += dC[i] * A[i,k]', 'dC', ('A',)),)
+    >>> terms("C[i] = max(A[i,k] * B[k])", "B")
+    (('dB[K[i]] += dC[i] * A[i,K[i]]', 'dC', ('K', 'A')),)
     """
     statement = parse(expr)
     upstream = upstream_name(statement)

@@ -21,7 +21,7 @@ from .pipeline import plan_for, problem_for
 from .pipeline import tune as tune_plan
 from .ranges import check_ranges
 from .rewrite import sparse_factor
-from .schedule import Schedule
+from .schedule import Schedule, strategies
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
@@ -91,6 +91,11 @@ class _Call:
     fact: str
     facts: list[Tensor]
 
+    @property
+    def wants_winners(self) -> bool:
+        """A `max` or `min` whose gradient is wanted notes where its winners are."""
+        return not self.statement.is_sum and any(tensor.requires_grad for tensor in self.tensors.values())
+
 
 @torch.no_grad()
 def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
@@ -100,12 +105,12 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
     rewritten = None if call.expr is expr else bound.statement
     extents = {**call.bound.extents, **bound.extents}
     padded = None if bound.device.type == "meta" else check_ranges(bound, call.tensors)
-    graph = lower(bound, padded)
+    graph = lower(bound, padded, call.wants_winners)
     facts = [] if bound.device.type == "meta" else call.facts
-    problem = problem_for(bound, call.tensors, call.fact, padded, facts)
+    problem = problem_for(bound, call.tensors, call.fact, padded, facts, wants_winners=call.wants_winners)
     ways = () if bound.is_empty else candidates(problem)
     if not ways:
-        why = "no product is formed" if bound.is_empty else "no scatter in one kernel is deterministic"
+        why = "no product is formed" if bound.is_empty else _why_no_way(bound.statement)
         return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why)
     tuned = recall(problem)
     way = tuned or ways[0]
@@ -121,9 +126,11 @@ def tune(expr: str, operands: Operands, size: Sequence[int] | None = None, full:
         where = f"these are on {call.bound.device}"
         raise UnsupportedError(f"tuning needs CUDA tensors, but {where}; move them with .cuda()")
     values = list(call.tensors.values())
-    plan = plan_for(call.expr, ",".join(call.tensors), call.size, values, call.fact)
+    plan = plan_for(call.expr, ",".join(call.tensors), call.size, values, call.fact, call.wants_winners)
     if plan.bound.is_empty:
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
+    if not plan.bound.statement.is_sum and not strategies(plan.bound, plan.fact):
+        raise UnsupportedError(f"there is nothing to tune: {_why_no_way(plan.bound.statement)}")
     return Tuning(call.statement, tune_plan(plan, values, call.facts, full))
 
 
@@ -141,6 +148,15 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, known)
+
+
+def _why_no_way(statement: Statement) -> str:
+    if statement.is_sum:
+        return "no scatter in one kernel is deterministic"
+    return (
+        f"only a format knows which products meet in a row of {statement.output.name}, "
+        f"so {statement.reduction} runs as separate torch operations"
+    )
 
 
 def _table(extents: Mapping[str, int]) -> str:

@@ -80,15 +80,21 @@ Index = Union[Var, Const, Access]  # noqa: UP007 - evaluated before the classes 
 
 @dataclass(frozen=True)
 class Statement:
-    """`output op factor * factor * ...`; names that the output lacks are summed over."""
+    """`output op factor * factor * ...`: products that meet in one element are added, or compete in a max or min."""
 
     output: Access
     factors: tuple[Access | Number, ...]
     op: str = "+="
+    reduction: str = "sum"  # or max or min, which are written `C[i] = max(A[i,k] * B[k])`
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.output} {self.op} {' * '.join(map(str, self.factors))}"
+        product = " * ".join(map(str, self.factors))
+        return f"{self.output} {self.op} {product if self.is_sum else f'{self.reduction}({product})'}"
+
+    @property
+    def is_sum(self) -> bool:
+        return self.reduction == "sum"
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
@@ -142,6 +148,16 @@ class Statement:
     def summed(self) -> tuple[str, ...]:
         """Index names that only the right side has."""
         return tuple(name for name in self.names if name not in self.free)
+
+    @cached_property
+    def direct(self) -> tuple[str, ...]:
+        """Index names that stand on the left outside any indirection: an output element tells their values."""
+        return tuple(dict.fromkeys(index.name for index in self.output.indices if isinstance(index, Var)))
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Index names whose values meet in one output element."""
+        return tuple(name for name in self.names if name not in self.direct)
 
 
 def walk(access: Access) -> Iterator[Access]:

@@ -11,7 +11,7 @@ import torch
 __all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter"]
 
 # tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
-_GENERATOR = ("schedule", "contract", "configs", "broadcast", "loads", "products", "codegen")
+_GENERATOR = ("schedule", "contract", "configs", "broadcast", "loads", "products", "winners", "codegen")
 CODEGEN_VERSION = sha256(
     b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _GENERATOR)
 ).hexdigest()[:16]
@@ -45,17 +45,19 @@ class Flags:
     interpreted: bool = False
     lazy: bool = True
     padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
+    wants_winners: bool = False  # a max or min also stores where each of its winners is
 
     def __str__(self) -> str:
         padded = "all" if self.padded is None else ",".join(sorted(self.padded))
-        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}"
+        winners = " winners" if self.wants_winners else ""
+        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}{winners}"
 
 
 @dataclass(frozen=True)
 class Parameter:
     """An argument of the kernel: a tensor, an extent or a stride."""
 
-    kind: str  # tensor, output, seed, pointers, is_shared, extent, stride
+    kind: str  # tensor, output, winners, seed, pointers, is_shared, extent, stride
     name: str = ""
     dim: int = 0
 

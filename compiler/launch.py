@@ -55,11 +55,12 @@ class Launcher:
     schedule: Schedule
     kernel: Kernel
     sum_dtype: torch.dtype
-    order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, output)
+    order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, *winners, output)
     numbers: tuple[int, ...]  # extents and strides, fixed for this launcher
     programs: int
     scatter_dim: int  # the scattered dimension of the output
     seed: int  # the output tensor's number among the tensors, -1 without a seed
+    wants_winners: bool = False  # a second result: where each of a max's or min's winners is
     runners: dict[int, Callable[..., None]] = field(default_factory=dict)  # by which pointers are not aligned
 
     def __post_init__(self) -> None:
@@ -67,11 +68,15 @@ class Launcher:
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = torch.empty(self.size, device="meta").stride()
 
-    def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor:
+    def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor | tuple[Tensor, Tensor]:
         if self.is_covered:
             output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
         else:
             output = self.allocate(tensors, facts)
+        if self.wants_winners:
+            winners = self.allocate_winners()
+            self.launch((*tensors, *facts, winners, output))
+            return output, winners
         self.launch((*tensors, *facts, output))
         return output.to(self.bound.dtype) if self.is_wide else output
 
@@ -84,6 +89,10 @@ class Launcher:
             output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
             return output.index_fill_(self.scatter_dim, facts[2], 0) if facts[2].numel() else output
         return torch.zeros(size, dtype=self.sum_dtype, device=device)
+
+    def allocate_winners(self) -> Tensor:
+        winners = torch.empty(self.bound.size, dtype=self.bound.winner_dtype, device=self.bound.device)
+        return winners if self.schedule.covers_output else winners.fill_(-1)
 
     def launch(self, pool: Sequence[Tensor]) -> None:
         arguments: list[Any] = [pool[position] for position in self.order]
@@ -107,7 +116,8 @@ class Launcher:
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
         output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)  # as aligned as any new tensor
-        pool = (*tensors, *facts, output)
+        winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
+        pool = (*tensors, *facts, *winners, output)
         arguments = [pool[position] for position in self.order]
         unaligned = _unaligned([tensor.data_ptr() for tensor in arguments])
         if unaligned not in self.runners:
@@ -152,6 +162,7 @@ def launcher(
     strides: Mapping[str, tuple[int, ...]],
     names: Sequence[str],
     sum_dtype: torch.dtype,
+    wants_winners: bool = False,
 ) -> Launcher:
     """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
     order: list[int] = []
@@ -172,7 +183,7 @@ def launcher(
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
     used = sum_dtype if schedule.is_atomic else bound.dtype
-    return Launcher(bound, schedule, kernel, used, tuple(order), tuple(numbers), programs, dim, seed)
+    return Launcher(bound, schedule, kernel, used, tuple(order), tuple(numbers), programs, dim, seed, wants_winners)
 
 
 def _unaligned(pointers: Sequence[int]) -> int:
@@ -181,9 +192,9 @@ def _unaligned(pointers: Sequence[int]) -> int:
 
 
 def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:
-    """Where a kernel's tensor stands in (*tensors, *facts, output)."""
-    if parameter.kind == "output":
-        return -1
+    """Where a kernel's tensor stands in (*tensors, *facts, *winners, output)."""
+    if parameter.kind in ("output", "winners"):
+        return -1 if parameter.kind == "output" else -2
     if parameter.kind in ("pointers", "is_shared"):
         return len(names) + ("pointers", "is_shared").index(parameter.kind)
     return names.index(bound.statement.output.name if parameter.kind == "seed" else parameter.name)

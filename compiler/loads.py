@@ -9,7 +9,7 @@ import torch
 
 from .broadcast import Eager, Lazy, Value
 from .differentiate import fresh_name
-from .ir import Access, Const, Index, Var
+from .ir import Access, Const, Index, Var, walk
 from .kernel import Config, Flags, Parameter
 from .schedule import Factor, OneHot, Schedule, Strides
 
@@ -74,6 +74,7 @@ class Loads:
         text = {
             "tensor": f"{clean}_ptr",
             "output": "ptr_of_output",
+            "winners": "ptr_of_winners",
             "seed": "ptr_of_seed",
             "pointers": f"ptr_of_{clean}_segments",
             "is_shared": f"ptr_of_{clean}_is_shared",
@@ -95,6 +96,12 @@ class Loads:
 
     def extent(self, name: str) -> str:
         return self.parameter("extent", name)
+
+    def is_varying(self, name: str) -> bool:
+        """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+        roots = (self.bound.statement.output, *self.bound.statement.accesses)
+        firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
+        return any(isinstance(first, Var) and first.name == name for first in firsts)
 
     def is_known(self, names: Sequence[str]) -> bool:
         return all(name in self.names for name in names)
@@ -162,13 +169,14 @@ class Loads:
         return " & ".join(self.spread(mask, axes) for mask in joined)
 
     def pointer(self, access: Access, kind: str, axes: tuple[str, ...]) -> str:
-        is_output = kind in ("output", "seed")
+        is_output = kind in ("output", "winners", "seed")
         base = self.parameter(kind, "" if is_output else access.name)
         shape = self.bound.size if is_output else self.bound.shapes[access.name]
-        key = {"output": "", "seed": " seed"}.get(kind, access.name)
+        key = {"output": "", "winners": "", "seed": " seed"}.get(kind, access.name)
         strides = self.strides[key]
         dtype = self.bound.dtype if is_output else self.bound.dtypes[access.name]
-        is_wide = _span(shape, strides) * dtype.itemsize >= 2**31
+        itemsize = self.bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
+        is_wide = _span(shape, strides) * itemsize >= 2**31
         terms = []
         for dim, index in enumerate(access.indices):
             value = self.index_value(index)

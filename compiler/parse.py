@@ -23,6 +23,7 @@ _LANGUAGE = "a statement reads C[i,...] += A[i,...] * B[...]"
 _INDEX = "an index is a name, an integer or an access such as AK[p,q]"
 _PARENTHESES = "parentheses are not in the language (a full reduction is written C[()])"
 _COMMA = "commas stand between indices only; factors are joined by '*'"
+_REDUCTIONS = ("max", "min")
 _TOKEN = re.compile(r"[^\W\d]\w*|\.?\d[\w.]*(?:(?<=[eE])[+-]\d+)?|\+=|\S")
 _SIGNS = frozenset("[],*=()-") | {"+="}
 
@@ -86,9 +87,23 @@ class _Parser:
                 "the output needs its indices, such as C[i,j] (a full reduction is written C[()])",
                 self.column(target),
             )
-        statement = Statement(self.access(target), self.factors(node.value), op, self.text)
+        product, reduction = self.reduction(node.value)
+        if reduction != "sum" and op == "+=":
+            raise self.error(f"{reduction} has no sum to start from; write =", self.sign_after(target))
+        statement = Statement(self.access(target), self.factors(product), op, reduction, self.text)
         self.refuse_ghosts()
         return statement
+
+    def reduction(self, node: ast.expr) -> tuple[ast.expr, str]:
+        """What `max( )` or `min( )` stands around, and its name; any other right side is summed."""
+        name = _called(node)
+        if not isinstance(node, ast.Call) or name is None:
+            return node, "sum"
+        if len(node.args) > 1:
+            raise self.error(_COMMA, self.sign_after(node.args[0]))
+        if len(node.args) != 1 or node.keywords:
+            raise self.error(f"{name} stands around the factors, such as {name}(A[i,k] * B[k])", self.column(node))
+        return node.args[0], name
 
     def factors(self, node: ast.expr) -> tuple[Access | Number, ...]:
         found: list[Access | Number] = []
@@ -119,6 +134,10 @@ class _Parser:
             raise self.error(_PARENTHESES, self.column(node) - 1)
         if isinstance(node, ast.Tuple):
             raise self.error(_COMMA, self.sign_after(node.elts[0]) if node.elts else self.column(node))
+        name = _called(node)
+        if name is not None:
+            problem = f"{name} stands once, around all factors, such as C[i] = {name}(2 * A[i,k])"
+            raise self.error(problem, self.column(node))
         raise self.error("a factor is an access such as A[i,j] or a real number", self.column(node))
 
     def access(self, node: ast.Subscript) -> Access:
@@ -190,7 +209,9 @@ class _Parser:
                 raise self.error(f"{token[0]!r} is not in the language; {_LANGUAGE}", token.start())
             if token[0] == "]" and before is not None and before[0] == ",":
                 raise self.error("a comma with no index after it", before.start())
-            if token[0] == "(" and not self.is_unit(token):
+            if token[0] == ")" and before is not None and before[0] == ",":
+                raise self.error(_COMMA, before.start())
+            if token[0] == "(" and not self.is_unit(token) and not self.opens_reduction(token):
                 raise self.error(_PARENTHESES, token.start())
 
     def is_unit(self, token: re.Match[str]) -> bool:
@@ -198,18 +219,25 @@ class _Parser:
         before, after = self.text[: token.start()].rstrip(), self.text[token.end() :]
         return before.endswith("[") and re.match(r"\s*\)\s*\]", after) is not None
 
+    def opens_reduction(self, token: re.Match[str]) -> bool:
+        """`token` opens the `max(` or `min(` that follows the assignment."""
+        at = self.tokens.index(token)
+        return at > 1 and self.tokens[at - 1][0] in _REDUCTIONS and self.tokens[at - 2][0] in ("=", "+=")
+
     def diagnose(self, error: Exception) -> ParseError:
         """Python could not read the line: say why in the language's own terms."""
         if isinstance(error, (RecursionError, MemoryError)):
             return ParseError("the expression has too many operators in a row to be read")
         opened: list[str] = []
         before, is_assigned = "", False
+        reduction = ""  # the `max(` that is not closed yet
         for token in self.tokens:
             sign, at = token[0], token.start()
-            problem = self.problem(before, token, opened)
+            is_closing = sign == ")" and bool(reduction) and before != "("
+            problem = None if is_closing else self.problem(before, token, opened)
             if problem is not None:
                 return self.error(problem, at)
-            if sign in ("*", "+=", "=") and opened:
+            if (sign in ("*", "+=", "=") or is_closing) and opened:
                 return self.error(f"expected ']' to close {opened[-1]}", len(self.text[:at].rstrip()))
             if sign in ("+=", "="):
                 if is_assigned:
@@ -219,10 +247,16 @@ class _Parser:
                 opened.append(f"{before}[")
             elif sign == "]":
                 opened.pop()
+            elif sign == "(" and self.opens_reduction(token):
+                reduction = f"{before}("
+            elif is_closing:
+                reduction = ""
             before = sign
         end = len(self.text)
         if opened:
             return self.error(f"expected ']' to close {opened[-1]}", end)
+        if reduction and before != "*":
+            return self.error(f"expected ')' to close {reduction}", end)
         if before in ("*", "+=", "="):
             return self.error(f"nothing follows '{before}'; {_LANGUAGE}", end)
         at = (getattr(error, "offset", None) or 1) - 1
@@ -245,7 +279,8 @@ class _Parser:
             return "']' closes nothing"
         if sign == "]" and before == "[":
             return "empty brackets; a full reduction is written C[()]"
-        if (sign == "(" and not self.is_unit(token)) or (sign == ")" and before != "("):
+        is_opening = sign == "(" and not self.is_unit(token) and not self.opens_reduction(token)
+        if is_opening or (sign == ")" and before != "("):
             return _PARENTHESES
         if sign in ("]", ",", "*", "+=", "=") and before in ("", "[", ",", "*", "+=", "=", "+", "-"):
             return f"'{sign}' has nothing before it" if not before else f"'{sign}' can't follow '{before}'"
@@ -265,6 +300,12 @@ class _Parser:
 
     def error(self, problem: str, at: int) -> ParseError:
         return ParseError(problem, self.text, at)
+
+
+def _called(node: ast.expr) -> str | None:
+    """`max` or `min` where the node calls it."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REDUCTIONS
+    return node.func.id if is_call else None  # type: ignore[attr-defined]
 
 
 def _number_problem(digits: str) -> str | None:

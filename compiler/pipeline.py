@@ -22,7 +22,7 @@ from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
-__all__ = ["plan_for", "problem_for", "run", "tune"]
+__all__ = ["plan_for", "problem_for", "run", "run_with_winners", "tune"]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
@@ -34,14 +34,29 @@ def run(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
     """Evaluate a statement over plain tensors; `names` joins their names with commas, in the order of `tensors`."""
-    return plan_for(expr, names, size, tensors, fact)(tensors, facts)
+    return plan_for(expr, names, size, tensors, fact)(tensors, facts)  # type: ignore[return-value]
 
 
-def plan_for(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str) -> Plan:
+def run_with_winners(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The same for a `max` or `min`, and for each output element the position of the product that won; -1: none."""
+    return plan_for(expr, names, size, tensors, fact, True)(tensors, facts)  # type: ignore[return-value]
+
+
+def plan_for(
+    expr: str,
+    names: str,
+    size: Sequence[int] | None,
+    tensors: list[Tensor],
+    fact: str,
+    wants_winners: bool = False,
+) -> Plan:
     """The plan of a call, made once for each shape, layout and setting."""
     key = (
         expr,
         names,
+        wants_winners,
         None if size is None else tuple(size),
         fact,
         torch.get_float32_matmul_precision(),
@@ -53,7 +68,7 @@ def plan_for(expr: str, names: str, size: Sequence[int] | None, tensors: list[Te
         if len(_plans) >= PLANS:
             _plans.clear()
         order = tuple(names.split(",")) if names else ()
-        plan = _plans[key] = Plan(bind(parse(expr), dict(zip(order, tensors)), size), order, fact)
+        plan = _plans[key] = Plan(bind(parse(expr), dict(zip(order, tensors)), size), order, fact, wants_winners)
     return plan
 
 
@@ -64,6 +79,10 @@ def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = Fa
     return timings
 
 
+Result = Tensor | tuple[Tensor, Tensor]  # with the winners, where they are wanted
+Runner = Callable[[list[Tensor], list[Tensor]], Result]
+
+
 @dataclass
 class Plan:
     """A bound statement and what runs it, the FX graph or a launcher: one for each set of index tensors with a -1."""
@@ -71,13 +90,14 @@ class Plan:
     bound: Bound
     names: tuple[str, ...]
     fact: str
-    runners: dict[object, Callable[[list[Tensor], list[Tensor]], Tensor]] = field(default_factory=dict)
+    wants_winners: bool = False
+    runners: dict[object, Runner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pointed = tuple((self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed)
         self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
 
-    def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
+    def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
         key = self.variant(tensors)
         runner = self.runners.get(key)
         if runner is None:
@@ -96,15 +116,16 @@ class Plan:
 
     def problem(self, tensors: list[Tensor], facts: list[Tensor]) -> Problem:
         named = dict(zip(self.names, tensors))
-        return problem_for(self.bound, named, self.fact, check_ranges(self.bound, named), facts)
+        padded = check_ranges(self.bound, named)
+        return problem_for(self.bound, named, self.fact, padded, facts, self.wants_winners)
 
-    def runner(self, tensors: list[Tensor], facts: list[Tensor]) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+    def runner(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
         """What evaluates the statement on tensors like these."""
         padded = check_ranges(self.bound, dict(zip(self.names, tensors)))
         if self.bound.is_empty or not _has_kernels(self.bound.device):
             return self.graph(padded)
         if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
-            return self.ordered()
+            return self.ordered() if self.bound.statement.is_sum else self.graph(padded)
         try:
             launcher = choose(self.problem(tensors, facts), tensors, facts)
             launcher.build(tensors, facts)
@@ -113,13 +134,13 @@ class Plan:
             warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
             return self.graph(padded)
 
-    def graph(self, padded: frozenset[str]) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+    def graph(self, padded: frozenset[str]) -> Runner:
         """The statement's meaning in plain torch."""
-        module = lower(self.bound, padded)
+        module = lower(self.bound, padded, self.wants_winners)
         order = [self.names.index(name) for name in placeholders(self.bound)]
         return lambda tensors, facts: module(*(tensors[at] for at in order))
 
-    def ordered(self) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+    def ordered(self) -> Runner:
         """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter."""
         statement, bound = self.bound.statement, self.bound
         name = fresh_name("T", (*self.names, statement.output.name))
@@ -170,6 +191,7 @@ def problem_for(
     fact: str = "",
     padded: frozenset[str] | None = None,
     facts: Sequence[Tensor] = (),
+    wants_winners: bool = False,
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
     is_half = bound.dtype in (torch.float16, torch.bfloat16)
@@ -179,6 +201,7 @@ def problem_for(
         sum_dtype=torch.float32 if needs_wide else None,
         interpreted=INTERPRETED,
         padded=padded,
+        wants_winners=wants_winners,
     )
     strides = {name: tensor.stride() for name, tensor in tensors.items()}
     strides[""] = torch.empty(bound.size, device="meta").stride()

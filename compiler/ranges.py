@@ -10,7 +10,7 @@ from torch import Tensor
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
-__all__ = ["check_ranges", "remembered_range", "segment_lengths", "value_range"]
+__all__ = ["check_ranges", "remember_range", "remembered_range", "segment_lengths", "value_range"]
 
 _REMEMBERED = "_insum_value_range"
 
@@ -28,6 +28,11 @@ def value_range(index: Tensor) -> tuple[int, int]:
         found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
     setattr(index, _REMEMBERED, (version, found))
     return found
+
+
+def remember_range(index: Tensor, low: int, high: int) -> None:
+    """What `value_range` will say of a tensor whose values are known to lie between the two, without reading it."""
+    setattr(index, _REMEMBERED, (index._version, (low, high)))
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

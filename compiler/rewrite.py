@@ -71,6 +71,8 @@ def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
 def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
     """Replace the sparse factor `target`, stored as `form` says, by its values and coordinates."""
     names = _index_names(statement, target)
+    if not statement.is_sum:
+        _refuse_partial(statement, target, names, form)
     taken = {*statement.tensor_names, statement.output.name}
     axes = _fresh_axes(form, statement.names)
     values = fresh_name(f"{target.name}V", taken)
@@ -114,7 +116,8 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
             swap.used.add(name)
         else:
             stored[dim] = None
-    return Rewritten(Statement(output, tuple(factors), statement.op), values, tuple(stored), ones, swap.views)
+    written = Statement(output, tuple(factors), statement.op, statement.reduction)
+    return Rewritten(written, values, tuple(stored), ones, swap.views)
 
 
 def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:
@@ -135,6 +138,17 @@ def _index_names(statement: Statement, target: Access) -> list[str]:
         problem = f"{target.name} is sparse, so its indices must {must}; make it dense with to_dense()"
         raise UnsupportedError(problem, statement.text, index.at)
     return names
+
+
+def _refuse_partial(statement: Statement, target: Access, names: Sequence[str], form: Shape) -> None:
+    """What fills a last block is 0, which is nothing to a sum, but may be the largest or smallest of all products."""
+    for dim, name in enumerate(names):
+        if form.is_partial[dim] and name not in statement.direct:
+            problem = (
+                f"{statement.reduction} runs over {name}, but the last block of {target.name} dimension {dim} is not "
+                "full; choose a block_size that divides the shape"
+            )
+            raise UnsupportedError(problem, statement.text, target.indices[dim].at)
 
 
 def _fresh_axes(form: Shape, taken: Iterable[str]) -> dict[str, str]:

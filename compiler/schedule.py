@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import Union
 
 from .bind import Bound
-from .contract import Node, contract, dots
+from .contract import Node, contract, dots, multiply
 from .differentiate import fresh_name
 from .ir import Access, Index, Var
 
@@ -91,6 +91,14 @@ class Schedule:
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
 
+    @property
+    def reduction(self) -> str:
+        return self.bound.statement.reduction
+
+    @property
+    def is_sum(self) -> bool:
+        return self.bound.statement.is_sum
+
     @cached_property
     def is_atomic(self) -> bool:
         return self.strategy in ("atomic", "store-or-atomic")
@@ -111,12 +119,15 @@ class Schedule:
     def __str__(self) -> str:
         rows = [f"{'index':10}{'extent':>10}  role"]
         rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
-        product = "tl.dot" if self.uses_dot else "multiply-add"
+        product = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
         return "\n".join([f"scatter: {self.strategy}, product: {product}", *rows])
 
 
 def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
-    """How the result may reach the output, the most promising first; empty: nothing deterministic fits."""
+    """How the result may reach the output, the most promising first.
+
+    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
+    """
     indices = bound.statement.output.indices
     scattered = [index for index in indices if isinstance(index, Access)]
     if not scattered:
@@ -129,15 +140,16 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
         and not set(direct) & set(scattered[0].names)
     )
     found = []
-    if is_simple and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
+    is_sum = bound.statement.is_sum
+    if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
     if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
         found.append("owner")
-        if not deterministic and not bound.is_seeded:
+        if is_sum and not deterministic and not bound.is_seeded:
             found.append("store-or-atomic")
-    if not deterministic and "store-or-atomic" not in found:
+    if is_sum and not deterministic and "store-or-atomic" not in found:
         found.append("atomic")
     return tuple(found)
 
@@ -156,7 +168,8 @@ def schedules(
     """
     start = _Start.of(bound, strategy, fact)
     found = []
-    dotted = _dot_schedule(start, strides) if use_dot is not False else None
+    may_dot = use_dot is not False and bound.statement.is_sum
+    dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         found.append(dotted)
     if not found:
@@ -274,6 +287,8 @@ def _finish(
 def _tree(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
     axes = {*tiles, *steps}
     leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
+    if not start.bound.statement.is_sum:
+        return multiply(leaves)
     return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
 
 
@@ -366,6 +381,6 @@ def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Sch
     strategy = start.strategy
     results = math.prod(start.extents[name] for name in start.free)
     is_long = any(start.extents[name] >= SPLIT_EXTENT >= results for name in steps)
-    if strategy == "store" and not deterministic and is_long:
+    if strategy == "store" and start.bound.statement.is_sum and not deterministic and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -33,6 +33,10 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
     tensor, on the right to gather, on the left to scatter and add. A negative position means "no entry" and
     contributes nothing. A sparse format of `insum_ops.formats` may stand for one factor.
 
+    `C[m,n] = max(A[m,k] * B[k,n])` takes the largest (`min`: the smallest) of the products that meet in an element
+    instead of their sum. An element that no product reaches is 0, and a NaN wins. The gradient goes to the winner; of
+    equal products that is the first, by the values of the reduced indices in the order in which the text names them.
+
     With `+=` and the output given, the result starts from it; no tensor that is passed in is ever changed.
     The output's size comes from the output tensor, from `size`, or from the indices when none of them is an
     indirection.
@@ -45,6 +49,8 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
     tensor([  0.,   0., 160.])
     >>> insum("C[()] += B[k] * B[k]", B=B)
     tensor(500.)
+    >>> insum("C[i] = max(A[i,k] * B[k])", A=A, B=B)
+    tensor([40., 80.])
     """
     known = recall(expr, tensors, size)
     if known is not None:

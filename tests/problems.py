@@ -50,9 +50,11 @@ class Application:
     uses_dot: bool
     blocks: tuple[int, ...]  # of each tile axis, in the schedule's order
     padded: frozenset[str] = field(default=frozenset())
+    wants_winners: bool = False
 
     def problem(self, flags: Flags | None = None) -> Problem:
-        return problem(self.expr, self.tensors, self.size, self.fact, flags or Flags(padded=self.padded))
+        flags = flags or Flags(padded=self.padded, wants_winners=self.wants_winners)
+        return problem(self.expr, self.tensors, self.size, self.fact, flags)
 
 
 def _group_spmm() -> dict[str, Tensor]:
@@ -60,6 +62,7 @@ def _group_spmm() -> dict[str, Tensor]:
 
 
 GROUP_SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
+GROUP_MAX = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
 APPLICATIONS = {
     "gather_matmul_scatter": Application(
         "C[D[y],x] += A[y,E[r]] * B[r,x]",
@@ -75,6 +78,12 @@ APPLICATIONS = {
     ),
     "group_spmm_store_or_atomic": Application(
         GROUP_SPMM, _group_spmm(), (2000, 128), "AM", "store-or-atomic", False, (4, 128), frozenset({"AK"})
+    ),
+    "group_max_owner": Application(
+        GROUP_MAX, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"})
+    ),
+    "group_max_winners_owner": Application(
+        GROUP_MAX, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"}), True
     ),
     "block_spmm_owner": Application(
         "C[AM[p],bm,n] += AV[p,bm,bk] * B[AK[p],bk,n]",

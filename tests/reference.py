@@ -30,6 +30,7 @@ class Sentence:
     output: Read
     is_added: bool  # '+=' and not '='
     factors: tuple[Read | float, ...]
+    reduction: str = "sum"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ def read_sentence(expr: str) -> Sentence:
     is_added = isinstance(node, ast.AugAssign)
     target = node.target if is_added else node.targets[0]
     factors: list[Read | float] = []
-    pending = [node.value]
+    reduction, product = "sum", node.value
+    if isinstance(product, ast.Call):
+        reduction, (product,) = product.func.id, product.args
+    pending = [product]
     while pending:
         factor = pending.pop()
         if isinstance(factor, ast.BinOp):
@@ -62,7 +66,7 @@ def read_sentence(expr: str) -> Sentence:
             factors.append(_read(factor))
         else:
             factors.append(float(ast.literal_eval(factor)))
-    return Sentence(_read(target), is_added, tuple(factors))
+    return Sentence(_read(target), is_added, tuple(factors), reduction)
 
 
 def _read(node: Any) -> Read:
@@ -80,7 +84,8 @@ class LoopNest:
     """Every product of one statement over one set of tensors.
 
     A negative index value means that the whole product does not exist: `terms` leaves it out, and what only
-    such products would have read is not in `touched`.
+    such products would have read is not in `touched`. Products are walked in the order of a loop nest whose loops
+    stand in the order in which the text first names them, the output's first.
     """
 
     def __init__(self, expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None = None) -> None:
@@ -98,6 +103,8 @@ class LoopNest:
         if shape is None:
             shape = [self.extents[index] for index in self.sentence.output.indices if isinstance(index, str)]
         self.shape = tuple(shape)
+        order = dict.fromkeys(name for read in (self.sentence.output, *self.reads) for name in _names(read))
+        self.extents = {name: self.extents[name] for name in order}
         self.terms: list[Term] = list(self._walk())
 
     def _note_extents(self, read: Read, shape: Position | None) -> None:
@@ -168,13 +175,37 @@ class LoopNest:
         if seed is not None and self.sentence.is_added:
             value += seed.detach().cpu().double()
             magnitude += value.abs()
-        counts = self._accumulate(value, magnitude, [(output, self._product(places)) for output, places in self.terms])
+        products = [(output, self._product(places)) for output, places in self.terms]
+        if self.sentence.reduction != "sum":
+            for (output, _), product in zip(self.terms, products, strict=True):
+                magnitude[output] = max(abs(product[1]), float(magnitude[output]))
+            for at in self.winners().values():
+                value[products[at][0]] = products[at][1]
+            return Sum(value, magnitude, 1, len(self.sentence.factors), self.dtype)
+        counts = self._accumulate(value, magnitude, products)
         return Sum(value, magnitude, counts + 1, len(self.sentence.factors), self.dtype)
+
+    def winners(self) -> dict[Position, int]:
+        """For each output element that is reached, the number of the term that wins: the first NaN, else the best."""
+        found: dict[Position, tuple[int, float]] = {}
+        for at, (output, places) in enumerate(self.terms):
+            product = self._product(places)
+            if output not in found or self._beats(product, found[output][1]):
+                found[output] = at, product
+        return {output: at for output, (at, _) in found.items()}
+
+    def _beats(self, product: float, best: float) -> bool:
+        if math.isnan(product) or math.isnan(best):
+            return not math.isnan(best)
+        return product > best if self.sentence.reduction == "max" else product < best
 
     def gradients(self, upstream: Tensor) -> dict[str, Sum]:
         """d (result * upstream).sum() / d tensor for every tensor of values, summed over its places."""
         grad = _array(upstream)
         found = {}
+        terms = self.terms
+        if self.sentence.reduction != "sum":
+            terms = [self.terms[at] for at in self.winners().values()]
         for name in self.touched:
             tensor = self.tensors[name]
             value = torch.zeros(tensor.shape, dtype=torch.float64)
@@ -186,7 +217,7 @@ class LoopNest:
                 seeds = 1
             products = [
                 (place, grad[output] * self._product(places, without=k))
-                for output, places in self.terms
+                for output, places in terms
                 for k, (read, place) in enumerate(zip(self.reads, places, strict=True))
                 if read.name == name and place is not None
             ]
@@ -195,11 +226,11 @@ class LoopNest:
         return found
 
     def _product(self, places: Sequence[Position | None], without: int | None = None) -> float:
-        product = float(self.scale)
+        product = 1.0
         for k, (read, place) in enumerate(zip(self.reads, places, strict=True)):
             if k != without:
                 product *= float(self.data[read.name][place])
-        return product
+        return product * float(self.scale)
 
     @staticmethod
     def _accumulate(value: Tensor, magnitude: Tensor, products: list[tuple[Position, float]]) -> int:
@@ -210,6 +241,15 @@ class LoopNest:
             magnitudes[position] += abs(product)
             counts[position] = counts.get(position, 0) + 1
         return max(counts.values(), default=0)
+
+
+def _names(read: Read) -> Iterator[str]:
+    """Index names from left to right."""
+    for index in read.indices:
+        if isinstance(index, Read):
+            yield from _names(index)
+        elif isinstance(index, str):
+            yield index
 
 
 def _array(tensor: Tensor) -> Any:

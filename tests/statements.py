@@ -222,11 +222,13 @@ def statements(
     is_plain: bool = False,
     missing: Sequence[Sequence[float]] = ((0.0,), (0.0, 0.1, 0.3), (0.1, 0.4, 1.0)),
     largest: Mapping[int, int] = LARGEST_INTERPRETED if IS_INTERPRETED else LARGEST,
+    reductions: Sequence[str] = ("sum",),
+    is_whole: bool = False,
 ) -> Case:
     """A legal call.
 
     `is_plain`: no tensor occurs twice, none is a seed or a view. `missing`: the shares of -1 that the index
-    tensors of one call choose from.
+    tensors of one call choose from. `is_whole`: values are small integers, so that products are exact and often equal.
     """
     count = draw(st.sampled_from((1, 2, 2, 3, 3, 3, 4, 4, 5)))
     names = draw(st.lists(st.sampled_from(INDEX_NAMES), min_size=count, max_size=count, unique=True))
@@ -250,7 +252,8 @@ def statements(
     shape = tuple(extent for _, extent in indices)
     is_derivable = bool(factors) and all(text in known | author.known for text, _ in indices)
     left = f"{output}[{','.join(text for text, _ in indices) or '()'}]"
-    op = "+=" if is_number_only else draw(st.sampled_from(("+=", "=")))
+    reduction = draw(st.sampled_from(reductions)) if reductions != ("sum",) else "sum"
+    op = "=" if reduction != "sum" else "+=" if is_number_only else draw(st.sampled_from(("+=", "=")))
     ways = ["size"] if is_plain else ["seed"] if is_number_only else ["seed", "size"]
     way = draw(st.sampled_from([*ways, *["derived"] * is_derivable]))
     right = draw(st.permutations([*factors, *numbers])) if factors else numbers
@@ -268,8 +271,10 @@ def statements(
             base = random_index(memory, author.targets[name], share, generator).to(dtype)
         else:
             base = random_values(memory, draw(st.sampled_from(dtypes)), generator)
+            base = (3 * base).round() if is_whole else base
         operands[name] = Operand(base.to(DEVICE), layout, own_shape)
-    expr = f"{left}{space}{op}{space}{star.join(right)}"
+    product = star.join(right) if reduction == "sum" else f"{reduction}({star.join(right)})"
+    expr = f"{left}{space}{op}{space}{product}"
     return Case(expr, operands, shape if way == "size" else None)
 
 

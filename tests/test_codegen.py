@@ -99,13 +99,13 @@ def assigned(source: str) -> list[str]:
             found += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             found.append(node.target.id)
-    return [name for name in found if name not in ("acc", "pid")]
+    return [name for name in found if name not in ("acc", "pid", "place", "found")]
 
 
 def assert_no_clash(source: str) -> None:
     names = assigned(source)
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
-    assert not {"tl", "triton", "range", "insum_kernel"} & set(names)
+    assert not {"tl", "triton", "range", "float", "insum_kernel"} & set(names)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -116,14 +116,16 @@ def test_tensors_and_indices_may_bear_the_names_of_the_kernel(name: str) -> None
         f"C[E[p],{name}] += V[p] * B[F[p],{name}]",
         f"C[E[p],n] += {name}[p] * B[F[p],n]",
         f"{name}[E[p],n] += V[p] * B[F[p],n]",
+        f"C[E[p],n] = max({name}[p] * B[F[p],n])",
     ):
         shapes = {"E": positions(99), "F": positions(99), "V": values(99), "B": values(50, 40)}
         if f"{name}[p]" in expr.partition("=")[0]:
             shapes[name] = shapes.pop("E")
         elif f"{name}[p] *" in expr:
             shapes[name] = shapes.pop("V")
-        for source in every(problem(expr, shapes, (30, 40))):
-            assert_no_clash(source)
+        for flags in (Flags(), Flags(wants_winners=True)) if "max" in expr else (Flags(),):
+            for source in every(problem(expr, shapes, (30, 40), fact="E" * ("max" in expr), flags=flags)):
+                assert_no_clash(source)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,41 @@ def test_a_large_expanded_tensor_is_small() -> None:
     B = values(1, 64).expand(2**25, 64)
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": B}
     assert "tl.int64" not in first(problem(GROUP_SPMM, tensors, (500, 64), flags=NO_PADDING))
+
+
+# max and min
+
+
+def extremum(expr: str, wants_winners: bool = False, padded: frozenset[str] = frozenset(), **tensors: Any) -> str:
+    return first(problem(expr, tensors, flags=Flags(padded=padded, wants_winners=wants_winners)))
+
+
+def test_winners_are_stored_only_when_they_are_wanted() -> None:
+    A, B = values(64, 32), values(32, 64)
+    plain = extremum("C[i,j] = max(A[i,k] * B[k,j])", A=A, B=B)
+    assert "place" not in plain
+    assert "ptr_of_winners" not in plain
+    won = extremum("C[i,j] = max(A[i,k] * B[k,j])", True, A=A, B=B)
+    assert "tl.store(ptr_of_winners" in won
+    assert "tl.int64" not in won
+
+
+def test_every_element_is_known_to_have_a_product_where_nothing_is_missing() -> None:
+    A, E = values(64, 32), positions(64, 32)
+    assert "found" not in extremum("C[i] = max(A[i,k])", A=A)
+    assert "found" not in extremum("C[i] = max(A[E[i,k],k])", A=A, E=E)
+    assert "found" in extremum("C[i] = max(A[E[i,k],k])", padded=frozenset({"E"}), A=A, E=E)
+
+
+def test_ties_are_compared_by_position_only_where_loops_meet_them_out_of_order() -> None:
+    A = values(64, 9, 40)
+    assert "< place)" not in extremum("C[k] = max(A[k,i,j])", True, A=A)
+    assert "< place)" in extremum("C[k] = max(A[k,j,i] * B[i])", True, A=A.transpose(1, 2), B=values(9))
+
+
+def test_a_number_is_multiplied_before_products_are_compared() -> None:
+    source = extremum("C[i] = max(-2 * A[i,k])", A=values(64, 32))
+    assert source.index("tl.full((), -2.0, tl.float32)") < source.index("tl.maximum")
 
 
 # types

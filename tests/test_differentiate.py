@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insum_ops.compiler.differentiate import fresh_name, gradient, terms, upstream_name
+from insum_ops.compiler.differentiate import fresh_name, gradient, terms, upstream_name, winners
 from insum_ops.compiler.parse import parse
 
 
@@ -24,6 +24,35 @@ from insum_ops.compiler.parse import parse
 )
 def test_a_factor_and_the_output_trade_places(expr: str, wrt: int, expected: str) -> None:
     assert str(gradient(parse(expr), wrt)) == expected
+
+
+@pytest.mark.parametrize(
+    ("expr", "wrt", "expected"),
+    [
+        ("C[i,j] = max(A[i,k] * B[k,j])", 0, "dA[i,K[i,j]] += dC[i,j] * B[K[i,j],j]"),
+        (
+            "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])",
+            1,
+            "dB[AK[P[i,n],Q[i,n]],n] += dC[i,n] * AV[P[i,n],Q[i,n]]",
+        ),
+        ("C[()] = min(0.5 * A[i,i])", 1, "dA[I[()],I[()]] += dC[()] * 0.5"),
+        ("C[i,i,0] = max(A[i,k])", 0, "dA[i,K[i,i,0]] += dC[i,i,0]"),
+        ("C[p,E[p]] = max(A[p,k])", 0, "dA[p,K[p,i]] += dC[p,i]"),
+        ("C[E[i],F[i_]] = max(A[i,i_])", 0, "dA[I[i__,i___],I_[i__,i___]] += dC[i__,i___]"),
+        ("C[i] = max(K[i,k] * dC[k])", 0, "dK[i,K_[i]] += dC_[i] * dC[K_[i]]"),
+        ("C[E[p]] = max(A[()])", 0, "dA[()] += dC[i] * ones[P[i]]"),  # or C where nothing won would count
+        ("C[E[p]] = max(A[()] * ones[()])", 0, "dA[()] += dC[i] * ones[()] * ones_[P[i]]"),
+        ("C[E[i]] = max(2 * A[i])", 1, "dA[I[i_]] += dC[i_] * 2"),
+        ("C[i,E[i]] = max(A[i])", 0, "dA[i] += dC[i,E[i]]"),  # no products meet
+    ],
+)
+def test_a_reduced_index_is_read_where_the_winner_is(expr: str, wrt: int, expected: str) -> None:
+    assert str(gradient(parse(expr), wrt)) == expected
+
+
+def test_winners_are_named_with_what_tells_their_extents() -> None:
+    assert winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])") == ((("P", "AM", 0), ("Q", "AV", 1)), "ones")
+    assert winners("C[i] = max(A[i])") == ((), "ones")
 
 
 def test_the_gradients_gradient_is_the_factor_again() -> None:

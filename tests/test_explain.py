@@ -235,6 +235,44 @@ def test_a_tuned_config_is_shown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
     assert explain(expr, **tensors).config == found.config
 
 
+MAX = "C[m,n] = max(A[m,k] * B[k,n])"
+
+
+def test_a_maximum_is_shown_down_to_its_kernel() -> None:
+    found = explain(MAX, A=GroupCOO.from_dense(matrix()), B=torch.rand(6, 40))
+    assert str(found.rewritten) == "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
+    assert found.schedule is not None
+    assert "scatter: owner, product: multiply-max" in str(found)
+    assert found.source is not None
+    assert "tl.maximum" in found.source
+    assert "ptr_of_winners" not in found.source
+    assert "torch.amax" in str(found)
+
+
+def test_winners_are_shown_where_a_gradient_would_need_them() -> None:
+    found = explain(MAX, A=GroupCOO.from_dense(matrix()), B=torch.rand(6, 40, requires_grad=True))
+    assert found.source is not None
+    assert "ptr_of_winners" in found.source
+    assert "return (" in found.graph.code
+
+
+def test_why_a_maximum_has_no_kernel() -> None:
+    tensors = {"E": torch.tensor([0, 1, 1]), "A": torch.ones(3)}
+    found = explain("C[E[p]] = max(A[p])", **tensors, size=(2,))
+    assert found.schedule is None
+    assert found.why_no_kernel == (
+        "only a format knows which products meet in a row of C, so max runs as separate torch operations"
+    )
+    assert str(found).endswith(f"kernel\n    none: {found.why_no_kernel}")
+
+
+def test_a_candidate_names_its_reduction() -> None:
+    found = explain(MAX, A=torch.ones(3, 6), B=torch.ones(6, 40))
+    assert found.schedule is not None
+    assert found.config is not None
+    assert str(Candidate(found.schedule, found.config)).startswith("store max ")
+
+
 def test_tuning_needs_a_gpu() -> None:
     with pytest.raises(UnsupportedError) as caught:
         tune(SPMM, A=GroupCOO.from_dense(matrix()), B=torch.ones(6, 40))
@@ -271,6 +309,17 @@ def test_nothing_to_tune() -> None:
     with pytest.raises(UnsupportedError) as caught:
         tune("C[i] += A[i,k]", A=torch.ones(3, 0, device="cuda"))
     assert str(caught.value) == "there is nothing to tune: no product is formed, so no kernel runs"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_maximum_without_a_kernel_can_not_be_tuned() -> None:
+    tensors = {"E": torch.tensor([0, 1, 1], device="cuda"), "A": torch.ones(3, device="cuda")}
+    with pytest.raises(UnsupportedError) as caught:
+        tune("C[E[p]] = min(A[p])", **tensors, size=(2,))
+    assert str(caught.value) == (
+        "there is nothing to tune: only a format knows which products meet in a row of C, "
+        "so min runs as separate torch operations"
+    )
 
 
 def test_both_are_public() -> None:

@@ -59,6 +59,84 @@ def test_calls_can_be_captured_in_a_graph_and_replayed_on_new_values():
     torch.testing.assert_close(C, (A.to_dense().double() @ B.double()).float(), rtol=1e-5, atol=1e-4)
 
 
+def largest(dense, B):
+    """max over the stored k of A[m,k] * B[k,n] in float64, by plain torch; 0 where nothing is stored."""
+    products = torch.where((dense != 0)[:, :, None], dense.double()[:, :, None] * B.double()[None], -torch.inf)
+    best = products.amax(1)
+    return torch.where(best == -torch.inf, 0, best)
+
+
+@pytest.mark.parametrize("is_tuned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_a_maximum_and_its_gradients(dtype, is_tuned, monkeypatch, tmp_path):
+    if is_tuned:
+        monkeypatch.setenv("INSUM_TUNE", "default")
+        monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    dense = graph(80, 60, 0.2, dtype)
+    dense[7] = 0
+    A = GroupCOO.from_dense(dense, group_size=4)
+    values = A.values.clone().requires_grad_()
+    B = torch.randn(60, 40, device="cuda", dtype=dtype, requires_grad=True)
+    upstream = torch.randn(80, 40, device="cuda", dtype=dtype)
+    C = insum("C[m,n] = max(A[m,k] * B[k,n])", A=A.with_values(values), B=B)
+    dvalues, dB = torch.autograd.grad(C, (values, B), upstream)
+
+    a, b = dense.double().requires_grad_(), B.detach().double().requires_grad_()
+    expected = largest(a, b)
+    da, db = torch.autograd.grad(expected, (a, b), upstream.double())
+    assert relative_error(C, expected) < (1e-3 if dtype == torch.float16 else 1e-6)
+    if dtype != torch.float16:  # whose products are often equal, and amax shares a gradient among them
+        assert relative_error(dB, db) < 1e-6
+        assert relative_error(A.with_values(dvalues).to_dense(), da) < 1e-6
+    with torch.no_grad():
+        assert torch.equal(insum("C[m,n] = max(A[m,k] * B[k,n])", A=A, B=B), C)
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_rivals_without_a_format_compete_in_torch(reduction, is_deterministic):
+    E, X = torch.randint(-1, 50, (1000,), device="cuda"), torch.randn(1000, 30, device="cuda")
+    X[3], E[3] = torch.nan, 5
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        leaf = X.clone().requires_grad_()
+        Y = insum(f"Y[E[p],c] = {reduction}(X[p,c])", E=E, X=leaf, size=(60, 30))
+        (grad,) = torch.autograd.grad(Y.nan_to_num().sum(), leaf)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Y[5].isnan().all()
+    assert (Y[50:] == 0).all()
+    for row in range(5):
+        rivals = X[row == E]
+        assert torch.equal(Y[row], getattr(torch, f"a{reduction}")(rivals, 0) if len(rivals) else 0 * Y[row])
+    assert int((grad != 0).sum()) == 30 * len(E[E >= 0].unique())
+
+
+def test_a_maximum_and_its_gradients_can_be_captured():
+    A = GroupCOO.from_dense(graph())
+    B = torch.randn(400, 64, device="cuda", requires_grad=True)
+
+    def step():
+        C = insum("C[m,n] = max(A[m,k] * B[k,n])", A=A, B=B)
+        return C, torch.autograd.grad(C.square().sum(), B)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    capture = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(capture):
+        C, dB = step()
+    with torch.no_grad():
+        B.normal_()
+    capture.replay()
+    b = B.detach().double().requires_grad_()
+    expected = largest(A.to_dense(), b)
+    assert relative_error(C, expected) < 1e-6
+    assert relative_error(dB, torch.autograd.grad(expected.square().sum(), b)[0]) < 1e-5
+
+
 def test_a_statement_first_met_during_capture_takes_a_default_config(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "default")
     tensors = convolution()

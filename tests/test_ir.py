@@ -18,6 +18,14 @@ def test_names_come_in_order_of_appearance_the_outputs_first() -> None:
     assert CONVOLUTION.summed == ("c",)
 
 
+def test_reduced_names_are_those_that_an_output_element_does_not_tell() -> None:
+    assert CONVOLUTION.direct == ("m",)
+    assert CONVOLUTION.reduced == ("p", "q", "c")
+    statement = parse("C[i,E[p,i],i] = max(A[q,p])")
+    assert statement.direct == ("i",)
+    assert statement.reduced == ("p", "q")
+
+
 def test_tensor_names_are_what_is_read() -> None:
     assert CONVOLUTION.tensor_names == ("MAPX", "MAPV", "MAPY", "In", "MAPZ", "Weight")
     assert parse("C[i] += C[i] * A[A_[i]]").tensor_names == ("C", "A_", "A")
@@ -61,6 +69,7 @@ def test_scale_is_the_product_of_the_numbers(text: str, scale: float) -> None:
         (Access("A", (Var("i"), Access("E", (Const(0), Var("j"))))), "A[i,E[0,j]]"),
         (Access("A", ()), "A[()]"),
         (Statement(Access("C", (Var("i"),)), (Number(2), Access("A", (Var("i"),))), "="), "C[i] = 2 * A[i]"),
+        (Statement(Access("C", (Var("i"),)), (Access("A", (Var("i"),)),), "=", "max"), "C[i] = max(A[i])"),
     ],
 )
 def test_str_gives_the_text(part: object, text: str) -> None:
@@ -73,6 +82,7 @@ def test_where_a_part_stands_is_no_part_of_what_it_is() -> None:
     assert hash(one) == hash(other)
     assert one.accesses[1].at != other.accesses[1].at
     assert one != parse("C[i] = A[i] * B[E[i]]")
+    assert len({parse("C[i] = A[i]"), parse("C[i] = max(A[i])"), parse("C[i] = min(A[i])")}) == 3
 
 
 @pytest.mark.parametrize("part", [CONVOLUTION, *CONVOLUTION.factors, *CONVOLUTION.output.indices])

@@ -61,6 +61,21 @@ def block_coo_spmm(dtype, wide):
     return "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", tensors, (3, 4, wide), "AM", A.facts
 
 
+def group_max(dtype, wide):
+    _, tensors, size, fact, facts = group_spmm(dtype, wide)
+    return "C[AM[p],n] = max(0.5 * AV[p,q] * B[AK[p,q],n])", tensors, size, fact, facts
+
+
+def block_max(dtype, wide):
+    _, tensors, size, fact, facts = block_spmm(dtype, wide)
+    return "C[AM[p],i,n] = max(AV[p,q,i,j] * B[AK[p,q],j,n])", tensors, size, fact, facts
+
+
+def neighbour_max(dtype, wide):
+    tensors = dict(NBR=positions(5, 6, 2), In=draw(5, wide, dtype=dtype), W=draw(2, wide, 5, dtype=dtype))
+    return "Out[x,m] = max(In[NBR[x,z],c] * W[z,c,m])", tensors, None, "", None
+
+
 def convolution(dtype, wide):
     tensors = dict(MX=positions(7, 2, 6), MY=positions(5, 2, 6), MZ=positions(2, 2))
     tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide, dtype=dtype))
@@ -125,6 +140,9 @@ CASES = [
     (block_spmm, "store-or-atomic"),
     (block_coo_spmm, "owner"),
     (block_coo_spmm, "store-or-atomic"),
+    (group_max, "owner"),
+    (block_max, "owner"),
+    (neighbour_max, "store"),
     (convolution, "atomic"),
     (convolution_weight, "atomic"),
     (convolution_weight, "on-chip"),

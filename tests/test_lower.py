@@ -165,6 +165,16 @@ def test_a_program_can_be_compiled() -> None:
     assert torch.equal(compiled(*arguments), lower(bound)(*arguments))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("A", "a"), ("rowMajor", "row_major"), ("range", "range_1"), ("\u00e9", "_"), ("tensor0_", "Tensor0_")],
+)
+def test_tensors_whose_names_torch_fx_would_spell_alike_stay_apart(one: str, other: str) -> None:
+    for first, second in ((one, other), (other, one)):
+        tensors = {first: torch.full((2,), 3.0), second: torch.full((2,), 5.0)}
+        assert run(f"C[i] = {first}[i] * {second}[i]", **tensors).tolist() == [15, 15]
+
+
 def test_more_index_names_than_letters() -> None:
     tensor = torch.ones(1, 1)
     factors = " * ".join(f"A[i{k},i{k + 1}]" for k in range(52))

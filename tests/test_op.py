@@ -5,10 +5,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from insum_ops import insum
-from insum_ops.compiler.op import call
+from insum_ops.compiler.op import call, call_with_winners
 from insum_ops.formats import GroupCOO
 
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
+MAX = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
 
 
 def tensors(groups=5, dtype=torch.float64):
@@ -29,6 +30,23 @@ def test_the_operator_passes_torchs_own_checks():
     torch.library.opcheck(call, (SPMM, ",".join(given), (4, 3), list(given.values()), "", []))
 
 
+def maximum(AM, AK, AV, B):
+    return insum(MAX, AM=AM, AK=AK, AV=AV, B=B, size=(4, 3))
+
+
+def test_the_operator_with_winners_passes_torchs_own_checks():
+    given = tensors()
+    torch.library.opcheck(call_with_winners, (MAX, ",".join(given), (4, 3), list(given.values()), "", []))
+
+
+def test_winners_are_as_wide_as_their_positions_need():
+    with FakeTensorMode():
+        for rows, dtype in ((2**15, torch.int32), (2**16, torch.int64)):
+            A, B = torch.empty(rows), torch.empty(rows)
+            value, won = call_with_winners("C[()] = max(A[i] * B[j])", "A,B", None, [A, B], "", [])
+            assert (value.shape, won.shape, won.dtype) == ((), (), dtype)
+
+
 def test_fake_tensors_get_a_shape_and_a_dtype():
     with FakeTensorMode() as mode:
         fake = {name: mode.from_tensor(tensor) for name, tensor in tensors(dtype=torch.float16).items()}
@@ -38,15 +56,16 @@ def test_fake_tensors_get_a_shape_and_a_dtype():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("function", [spmm, maximum])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_without_a_graph_break_it_has_the_same_value_and_gradients(backend):
+def test_compiled_without_a_graph_break_it_has_the_same_value_and_gradients(backend, function):
     torch._dynamo.reset()
-    compiled = torch.compile(spmm, fullgraph=True, backend=backend)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     given = tensors()
     results = []
-    for function in (spmm, compiled):
+    for either in (function, compiled):
         leaves = {n: t.clone().requires_grad_() if t.is_floating_point() else t for n, t in given.items()}
-        result = function(**leaves)
+        result = either(**leaves)
         result.square().sum().backward()
         results.append((result.detach(), leaves["AV"].grad, leaves["B"].grad))
     for expected, actual in zip(*results):
@@ -95,10 +114,11 @@ def test_autocast_casts_as_for_a_matrix_product(is_sparse):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_format_that_has_been_used_compiles_without_a_graph_break():
+@pytest.mark.parametrize("expr", ["C[m,n] += A[m,k] * B[k,n]", "C[m,n] = max(A[m,k] * B[k,n])"])
+def test_a_format_that_has_been_used_compiles_without_a_graph_break(expr):
     torch._dynamo.reset()
     A = GroupCOO.from_dense(torch.randn(5, 7) * (torch.rand(5, 7) < 0.5), group_size=2)
-    layer = lambda values, B: insum("C[m,n] += A[m,k] * B[k,n]", A=A.with_values(values), B=B).square().sum()
+    layer = lambda values, B: insum(expr, A=A.with_values(values), B=B).square().sum()
     results = []
     leaves = [A.values.clone(), torch.randn(7, 3)]
     for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):

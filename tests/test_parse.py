@@ -15,6 +15,8 @@ from insum_ops.compiler.errors import InsumError, ParseError
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
 from insum_ops.compiler.parse import DEEPEST, LONGEST, parse
 
+EVERY = ("sum", "max", "min")
+
 MESSAGES = messages(
     """
 an index has no arithmetic; put the computed positions in an index tensor
@@ -64,6 +66,94 @@ only a tensor's name can be indexed
 a factor is an access such as A[i,j] or a real number
     C[i] += f(x)
             ^
+
+a factor is an access such as A[i,j] or a real number
+    C[i] = sum(A[i,k])
+           ^
+
+a factor is an access such as A[i,j] or a real number
+    C[i] = max(*A[i,k])
+               ^
+
+max has no sum to start from; write =
+    C[i] += max(A[i,k])
+         ^
+
+min has no sum to start from; write =
+    C[i]+=min(A[i,k] * 2)
+        ^
+
+max stands once, around all factors, such as C[i] = max(2 * A[i,k])
+    C[i] = 2 * max(A[i,k])
+               ^
+
+min stands once, around all factors, such as C[i] = min(2 * A[i,k])
+    C[i] = min(A[i,k]) * B[i]
+           ^
+
+max stands once, around all factors, such as C[i] = max(2 * A[i,k])
+    C[i] = min(max(A[i,k]))
+               ^
+
+max stands around the factors, such as max(A[i,k] * B[k])
+    C[i] = max()
+           ^
+
+min stands around the factors, such as min(A[i,k] * B[k])
+    C[i] = min(x=A[i,k])
+           ^
+
+commas stand between indices only; factors are joined by '*'
+    C[i] = max(A[i,k], B[k])
+                     ^
+
+commas stand between indices only; factors are joined by '*'
+    C[i] = max(A[i,k],)
+                     ^
+
+factors are joined by '*' alone; sums, quotients and powers are separate statements
+    C[i] = max(A[i,k] + B[k])
+                      ^
+
+expected ')' to close max(
+    C[i] = max(A[i,k] * B[k]
+                            ^
+
+expected ')' to close min(
+    C[i] = min(
+               ^
+
+expected ']' to close A[
+    C[i] = max(A[i,k)
+                    ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = max(A[i,k] *
+                       ^
+
+'B' can't follow ']'; factors are joined by '*'
+    C[i] = max(A[i,k] B[k])
+                      ^
+
+parentheses are not in the language (a full reduction is written C[()])
+    C[i] = max((A[i,k]))
+               ^
+
+parentheses are not in the language (a full reduction is written C[()])
+    C[i] = (max(A[i,k]))
+           ^
+
+parentheses are not in the language (a full reduction is written C[()])
+    C[i] = max(A[i,k]))
+                      ^
+
+'max' needs indices, such as max[i]; a scalar tensor is max[()]
+    C[i] = max
+           ^
+
+an index is a name, an integer or an access such as AK[p,q]
+    C[i] = A[max(i)]
+             ^
 
 a factor is an access such as A[i,j] or a real number
     C[i] += A[i] * 2j
@@ -385,6 +475,24 @@ def test_surrounding_space_does_not_move_the_caret() -> None:
     assert message(" \t C[i] += A[i+1] \n") == message("C[i] += A[i+1]")
 
 
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("C[i]=max(A[i,k]*B[k])", "C[i] = max(A[i,k] * B[k])"),
+        ("C [()] = min ( -2 * A[i] )", "C[()] = min(-2 * A[i])"),
+        ("C[E[p]] = max(1)", "C[E[p]] = max(1)"),
+        ("max[min] = max(max[min,max])", "max[min] = max(max[min,max])"),
+        ("C[i] = max[i] * min[max[i]]", "C[i] = max[i] * min[max[i]]"),
+        ("C[i] = max(A[()])", "C[i] = max(A[()])"),
+    ],
+)
+def test_max_and_min_are_reductions_and_names(text: str, canonical: str) -> None:
+    statement = parse(text)
+    assert str(statement) == canonical
+    assert parse(canonical) == statement
+    assert statement.is_sum == (statement.reduction == "sum") == ("max(" not in canonical and "min(" not in canonical)
+
+
 def test_a_message_is_a_value_error() -> None:
     assert issubclass(ParseError, InsumError)
     assert issubclass(InsumError, ValueError)
@@ -437,14 +545,14 @@ def test_a_text_is_parsed_once() -> None:
 
 
 @settings(max_examples=200)
-@given(statements())
+@given(statements(reductions=EVERY))
 def test_a_statements_text_gives_the_statement_back(case: Case) -> None:
     statement = parse(case.expr)
     assert parse(str(statement)) == statement
 
 
 @settings(max_examples=200)
-@given(statements())
+@given(statements(reductions=EVERY))
 def test_every_part_knows_where_it_stands(case: Case) -> None:
     statement = parse(case.expr)
     for root in (statement.output, *statement.accesses):
@@ -474,6 +582,8 @@ PIECES = [
     "[i]",
     "[()]",
     "A[i]",
+    "max",
+    "min(",
     "1e",
     "0x",
     "if",
@@ -487,14 +597,14 @@ PIECES = [
 @settings(max_examples=500)
 @given(
     st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
-    st.sampled_from(["", "C[i] += ", "C[i] = A["]),
+    st.sampled_from(["", "C[i] += ", "C[i] = A[", "C[i] = max("]),
 )
 def test_no_text_gets_anything_but_a_statement_or_a_message(tail: str, head: str) -> None:
     check_refusal(head + tail)
 
 
 @settings(max_examples=300)
-@given(statements(), st.data())
+@given(statements(reductions=EVERY), st.data())
 def test_a_statement_with_a_slip_of_the_pen(case: Case, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(case.expr) - 1))
     slip = data.draw(st.sampled_from(["", *PIECES]))

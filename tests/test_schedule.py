@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import APPLICATIONS, GROUP_SPMM, positions, problem, values
+from problems import APPLICATIONS, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.autotune import Problem
+from insum_ops.compiler.contract import Product
 from insum_ops.compiler.schedule import Schedule, schedules, strategies
 
 
@@ -77,6 +78,39 @@ def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
     assert dict(scheduled(strict, "store").roles) == {"i": "step"}
 
 
+def maximum(fact: str = "AM", deterministic: bool = False) -> Problem:
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
+    return problem(GROUP_MAX, tensors, (200, 128), fact, deterministic=deterministic)
+
+
+def test_rivals_meet_in_the_program_that_owns_their_row_or_nowhere() -> None:
+    for deterministic in (False, True):
+        assert ways(maximum(deterministic=deterministic)) == ("owner",)
+        assert ways(maximum("", deterministic)) == ()
+    few = {"E": positions(50), "V": values(256, 50, 16)}
+    assert ways(problem("Z[b,E[p],w] = max(V[b,p,w])", few, (256, 8, 16))) == ()
+    dense = problem("C[i,j] = min(A[i,k] * B[k,j])", {"A": values(64, 32), "B": values(32, 64)})
+    assert ways(dense) == ("store",)
+
+
+def test_rivals_are_never_added_by_a_dot_nor_cut_over_programs() -> None:
+    dense = problem("C[i,j] = max(A[i,k] * B[k,j])", {"A": values(64, 64), "B": values(64, 64)})
+    for use_dot in (None, True):
+        assert not scheduled(dense, "store", use_dot).uses_dot
+    long = problem("C[()] = max(A[i] * B[i])", {"A": values(10000), "B": values(10000)})
+    assert scheduled(long, "store").strategy == "store"
+    assert dict(scheduled(long, "store").roles) == {"i": "step"}
+
+
+def test_rivals_are_multiplied_one_by_one() -> None:
+    """A sum may be taken over k before B is multiplied in; the largest product may not."""
+    tensors = {"A": values(64, 64), "B": values(64), "D": values(64)}
+    tree = scheduled(problem("C[i] = max(A[i,k] * B[i] * D[k])", tensors), "store").tree
+    assert isinstance(tree, Product)
+    assert isinstance(tree.left, Product)
+    assert tree.axes == {"i", "k"}
+
+
 @pytest.mark.parametrize(
     ("expr", "size"),
     [
@@ -97,6 +131,8 @@ ROLES = {
     "gather_matmul_scatter": {"y": "tile", "x": "tile", "r": "step"},
     "group_spmm_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "group_spmm_store_or_atomic": {"p": "tile", "n": "tile", "q": "loop"},
+    "group_max_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
+    "group_max_winners_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
     "tensor_product_on_chip": {"b": "grid", "s": "tile", "w": "tile", "p": "loop", "q": "step", "u": "step"},
@@ -167,6 +203,7 @@ n                128  tile
 p                300  segment
 q                  8  loop"""
     )
+    assert str(scheduled(maximum(), "owner")).splitlines()[0] == "scatter: owner, product: multiply-max"
     application = APPLICATIONS["tensor_product_on_chip"]
     found = scheduled(application.problem(), "on-chip")
     assert str(found).splitlines()[0] == "scatter: on-chip, product: tl.dot"

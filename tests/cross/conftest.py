@@ -109,6 +109,7 @@ def _type(parameter: Parameter, launcher: Launcher, value: int | None) -> str:
             return "constexpr"
         return "i32" if value < 2**31 else "i64"
     facts = {"pointers": torch.int32, "is_shared": torch.bool, "output": launcher.sum_dtype}
+    facts["winners"] = launcher.bound.winner_dtype
     return POINTERS[facts.get(parameter.kind) or launcher.bound.dtypes[parameter.name]]
 
 

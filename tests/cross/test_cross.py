@@ -39,6 +39,7 @@ class Case:
     padded: frozenset[str] = frozenset()  # the index tensors that hold a -1
     sum_dtype: torch.dtype | None = None
     precision: str = "ieee"
+    wants_winners: bool = False
 
     def gradient(self, wrt: str, fact: str = "") -> Case:
         ((expr, upstream, _),) = terms(self.expr, wrt)
@@ -55,7 +56,7 @@ class Case:
             for name in statement.tensor_names
         }
         bound = bind(statement, tensors, self.shapes[statement.output.name])
-        flags = Flags(self.precision, self.sum_dtype, padded=self.padded)
+        flags = Flags(self.precision, self.sum_dtype, padded=self.padded, wants_winners=self.wants_winners)
         return replace(problem_for(bound, tensors, self.fact), flags=flags, deterministic=False)
 
     @property
@@ -66,13 +67,25 @@ class Case:
     def __str__(self) -> str:
         sums = f" summed in {str(self.sum_dtype)[6:]}" if self.sum_dtype is not None else ""
         precision = f" {self.precision}" if self.dtype == SINGLE else ""
-        return f"{self.name} {str(self.dtype)[6:]}{sums}{precision}"
+        return f"{self.name} {str(self.dtype)[6:]}{sums}{precision}{' with winners' if self.wants_winners else ''}"
 
 
 def group_spmm(dtype: torch.dtype) -> Case:
     shapes = {"AM": (90_000,), "AK": (90_000, 8), "AV": (90_000, 8), "B": (40_000, 128), "C": (40_000, 128)}
     expr = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
     return Case("GroupCOO SpMM", expr, shapes, dtype, "AM", frozenset({"AK"}))
+
+
+def group_max(dtype: torch.dtype, wants_winners: bool) -> Case:
+    expr = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
+    return replace(group_spmm(dtype), name="GroupCOO max", expr=expr, wants_winners=wants_winners)
+
+
+def group_max_gradient(wrt: str) -> Case:
+    """Of a max the winners' places are index tensors, which hold a -1 where a row is empty."""
+    case = group_max(SINGLE, False)
+    case = replace(case, shapes={**case.shapes, "P": case.shapes["C"], "Q": case.shapes["C"]})
+    return replace(case.gradient(wrt), padded=frozenset({"AK", "P", "Q"}))
 
 
 def block_spmm(edge: int) -> Case:
@@ -115,10 +128,13 @@ def cases() -> Iterator[Case]:
     for dtype in (SINGLE, HALF):
         forward = group_spmm(dtype)
         yield from (forward, forward.gradient("AV"))
+    for dtype in (SINGLE, HALF, torch.float64):
+        yield from (group_max(dtype, wants_winners) for wants_winners in (False, True))
+    yield from map(group_max_gradient, ("AV", "B"))
 
 
 CASES = tuple(cases())
-NEWEST = (tensor_product("tf32"), block_spmm(128), convolution(128, HALF), group_spmm(HALF))
+NEWEST = (tensor_product("tf32"), block_spmm(128), convolution(128, HALF), group_spmm(HALF), group_max(SINGLE, True))
 
 
 def chosen(problem: Problem, count: int) -> list[Candidate]:

@@ -15,11 +15,11 @@ from .op import call, call_with_winners
 from .parse import parse
 from .pipeline import run, run_with_winners
 from .ranges import remember_range
-from .ready import PLAIN, is_watched, recall, remember, remember_sparse
+from .ready import PLAIN, find, is_watched, remember, remember_sparse, run_found
 from .rewrite import sparse_factor
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "recall"]
 
 # whether any device's autocast is on, at a tenth of the cost of asking for one device
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -30,8 +30,29 @@ Operand = Any  # a Tensor or a SparseFormat
 def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
     known = recall(expr, operands, size)
-    if known is not None:
-        return known
+    return _evaluate(expr, operands, size) if known is None else known
+
+
+def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor | None:
+    """The result of a call like one before, without a second look at it; None: it has to be worked out."""
+    found = find(expr, operands, size)
+    if found is None:
+        return None
+    _, form, wants_grad = found
+    if not wants_grad:
+        return run_found(found, operands)
+    if not _is_sum(expr):
+        return None
+    if form is None:
+        return _Plain.apply(expr, ",".join(operands), size, "", [], *operands.values())  # type: ignore[no-any-return]
+    dense = {name: operand for name, operand in operands.items() if operand is not form}
+    if not any([tensor.requires_grad for tensor in dense.values()]):
+        return None
+    name = next(name for name in operands if name not in dense)
+    return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+
+
+def _evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
     if (torch.compiler.is_compiling() or _may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
         if torch.is_autocast_enabled(kind):
@@ -173,10 +194,10 @@ def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: T
     """d loss / d operands[name], for a dense tensor: a sum over the places where it stands."""
     tensor = operands[name]
     parts, is_seed = _terms(expr, name)
-    total = upstream.to(tensor.dtype) if is_seed else None
+    total = _as_type(upstream, tensor.dtype) if is_seed else None
     for derived, upstream_as, others in parts:
         needed = {upstream_as: upstream, **{key: operands[key] for key in others}}
-        part = evaluate(derived, needed, tuple(tensor.shape)).to(tensor.dtype)
+        part = _as_type(evaluate(derived, needed, tuple(tensor.shape)), tensor.dtype)
         total = part if total is None else total + part
     return torch.zeros_like(tensor) if total is None else total
 
@@ -282,7 +303,11 @@ def _values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[st
     tensors = how.tensors(form, dense)
     ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
     needed = {upstream_as: how.split_output(upstream), **{key: tensors[key] for key in others}}
-    return evaluate(derived, needed, tuple(form.values.shape)).to(form.values.dtype)
+    return _as_type(evaluate(derived, needed, tuple(form.values.shape)), form.values.dtype)
+
+
+def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)  # `to` takes microseconds to find out
 
 
 # What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .pipeline import Plan, plan_for
 from .sparse import Recipe, SparseFormat
 
-__all__ = ["is_watched", "recall", "remember", "remember_sparse"]
+__all__ = ["Found", "find", "is_watched", "remember", "remember_sparse", "run_found"]
 
 CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -22,6 +22,8 @@ _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
 
+Found = tuple[Any, "SparseFormat | None", bool]  # what runs the call, its format, whether a gradient is wanted
+
 _plans: dict[object, Plan] = {}
 
 
@@ -30,22 +32,26 @@ def is_watched() -> bool:
     return torch.compiler.is_compiling() or _modes() > 0 or _transforms() is not None
 
 
-def recall(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Tensor | None:
-    """The result of a call like one remembered; None: there is none, or it is to be watched or differentiated."""
+def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Found | None:
+    """A call like one that is remembered; None: there is none, or somebody watches."""
     if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
         return None
     try:
-        found, form = _find(expr, operands, size, torch.is_grad_enabled())
+        key, form, wants_grad = _key(expr, operands, size)
+        call = None if key is None else (_plans if form is None else form.memory).get(key)
     except (RuntimeError, AttributeError, TypeError):  # a tensor without strides, no tensor, no size: others say so
         return None
-    if found is None:
-        return None
-    return found(list(operands.values()), []) if form is None else found(form, operands)  # type: ignore[no-any-return]
+    return None if call is None else (call, form, wants_grad and torch.is_grad_enabled())
+
+
+def run_found(found: Found, operands: Mapping[str, Any]) -> Tensor:
+    call, form, _ = found
+    return call(list(operands.values()), []) if form is None else call(form, operands)  # type: ignore[no-any-return]
 
 
 def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:
     """Calls over plain tensors like these need no second look."""
-    key, form = _key(expr, tensors, size, tracked=False)
+    key, form, _ = _key(expr, tensors, size)
     if key is not None and form is None:
         if len(_plans) >= CALLS:
             _plans.clear()
@@ -62,7 +68,7 @@ def remember_sparse(
     facts: list[Tensor],
 ) -> None:
     """Calls over this format's pattern and dense tensors like these are `how` over `tensors`."""
-    key, form = _key(expr, operands, size, tracked=False)
+    key, form, _ = _key(expr, operands, size)
     if key is None or form is None:
         return
     plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
@@ -100,23 +106,14 @@ class SparseCall:
         for at, name, splits in self.moving:
             tensors[at] = self.how.split(operands[name], splits) if splits else operands[name]
         output: Any = self.plan(tensors, self.facts)  # a plan without winners returns one tensor
-        return self.how.finish(output) if self.how.output_splits else output  # type: ignore[no-any-return]
-
-
-def _find(
-    expr: str, operands: Mapping[str, Any], size: Sequence[int] | None, tracked: bool
-) -> tuple[Any, SparseFormat | None]:
-    key, form = _key(expr, operands, size, tracked)
-    if key is None:
-        return None, None
-    return (_plans if form is None else form.memory).get(key), form
+        return self.how.finish(output) if self.how.output_splits else output
 
 
 def _key(
-    expr: str, operands: Mapping[str, Any], size: Sequence[int] | None, tracked: bool
-) -> tuple[tuple[Any, ...] | None, SparseFormat | None]:
-    """What decides how a call runs, and the format among its operands; `tracked`: no key where a gradient is wanted."""
-    form = None
+    expr: str, operands: Mapping[str, Any], size: Sequence[int] | None
+) -> tuple[tuple[Any, ...] | None, SparseFormat | None, bool]:
+    """What decides how a call runs, the format among its operands, and whether one of them requires a gradient."""
+    form, wants_grad = None, False
     parts = [
         expr,
         None if size is None else tuple(size),
@@ -128,9 +125,8 @@ def _key(
         if kind not in PLAIN:
             form, operand = operand, operand.values
             if type(operand) not in PLAIN:
-                return None, None
+                return None, None, False
             name = f"{kind.__name__} {name}"
-        if tracked and operand.requires_grad:
-            return None, None
+        wants_grad = wants_grad or operand.requires_grad
         parts += (name, operand.shape, operand.stride(), operand.dtype, operand.device)
-    return tuple(parts), form
+    return tuple(parts), form, wants_grad

@@ -140,13 +140,15 @@ class SparseFormat(FromTensors):
 
         `group_size` None: the same along the same dimension, the heuristic's along another.
         """
-        dim = normal_dim("group_dim", group_dim, self.shape)
-        check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
-        if dim == self.group_dim and group_size in (None, self.group_size):
-            return self
-        found = self._known.regrouped.get((dim, group_size))
+        found = self._known.regrouped.get((group_dim, group_size))
+        dim = group_dim
         if found is None:
-            found = self._known.regrouped[dim, group_size] = self._regrouped(dim, group_size)
+            dim = normal_dim("group_dim", group_dim, self.shape)
+            check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
+            if dim == self.group_dim and group_size in (None, self.group_size):
+                return self
+            found = self._known.regrouped.get((dim, group_size)) or self._regrouped(dim, group_size)
+            self._known.regrouped[dim, group_size] = found
         values = found.gather(self._flat_values)
         return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
 

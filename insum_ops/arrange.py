@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +30,15 @@ class Arranged:
 
     def fill(self, values: Tensor) -> SparseFormat:
         """The format over `values` [E, *block_size], in the order of the source; differentiable."""
-        if self.source is not None:  # slots of padding read some entry, which no statement looks at
-            values = values.index_select(0, self.source).view(self.pattern.values.shape)
-        return self.pattern.with_values(values)
+        if values.requires_grad and torch.is_grad_enabled():
+            return self.pattern.with_values(_Slots.apply(values, self))
+        return self.pattern.with_values(self.write(values))
+
+    def write(self, values: Tensor) -> Tensor:
+        """Values [E, *block_size] over the format's slots; those of padding hold any, which no statement looks at."""
+        if self.source is None:
+            return values
+        return values.index_select(0, self.source).view(self.pattern.values.shape)
 
     def read(self, values: Tensor) -> Tensor:
         """Values over the format's slots, back in the order of the source: [E, *block_size]; differentiable."""
@@ -54,6 +61,19 @@ class Arranged:
         rows = AM.unsqueeze(-1).expand(AK.shape) if AK.ndim > 1 else AM
         coords = torch.stack([rows.flatten(), AK.flatten()]).long()
         return coords if self.slots is None else coords.index_select(1, self.slots)
+
+
+class _Slots(torch.autograd.Function):
+    """`write`, with `read` for its gradient: a gather, where torch would add up what the slots of padding never get."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, arranged: Arranged) -> Tensor:
+        ctx.arranged = arranged
+        return arranged.write(values)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return ctx.arranged.read(upstream), None
 
 
 def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Arranged:

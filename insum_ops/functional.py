@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.autograd import evaluate
+from .compiler.autograd import evaluate, recall
 from .compiler.bind import bind
 from .compiler.errors import OperandError, ShapeError
 from .compiler.explain import Explanation, Tuning
@@ -17,7 +17,6 @@ from .compiler.explain import explain as _explain
 from .compiler.explain import tune as _tune
 from .compiler.ir import walk
 from .compiler.parse import parse
-from .compiler.ready import recall
 from .compiler.sparse import is_sparse
 
 __all__ = ["Insum", "explain", "insum", "tune"]

@@ -33,7 +33,7 @@ class SparseSource:
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and torch.is_grad_enabled():
-            return self.arranged.fill(_Entries.apply(A, self.merged))
+            return self.arranged.pattern.with_values(_Slots.apply(A, self))
         with torch.inference_mode(False):  # what is kept must be good for training too
             self.filled = self.arranged.fill(_entries(A, self.merged))
         return self.filled
@@ -95,17 +95,17 @@ def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
     return coords, values, A.layout in (torch.sparse_csr, torch.sparse_bsr)
 
 
-class _Entries(torch.autograd.Function):
-    """The values that a torch sparse tensor lists; their gradient is a sparse tensor of the same layout."""
+class _Slots(torch.autograd.Function):
+    """The values that a torch sparse tensor lists, over a format's slots; their gradient is of the same layout."""
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
-        ctx.pattern, ctx.merged = A.detach(), merged
-        return _entries(ctx.pattern, merged)
+    def forward(ctx: Any, A: Tensor, source: SparseSource) -> Tensor:
+        ctx.pattern, ctx.source = A.detach(), source
+        return source.arranged.write(_entries(ctx.pattern, source.merged))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        return _with_entries(ctx.pattern, ctx.merged, upstream), None
+        return ctx.source.like(ctx.pattern, upstream), None
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -45,13 +45,13 @@ def counted(monkeypatch) -> dict[str, int]:
             return arrange(*args, **kwargs)
 
         monkeypatch.setattr(module, "arrange", counting)
-    fill = Arranged.fill
+    write = Arranged.write
 
-    def counting_fill(self, values):
+    def counting_write(self, values):
         counts["filled"] += 1
-        return fill(self, values)
+        return write(self, values)
 
-    monkeypatch.setattr(Arranged, "fill", counting_fill)
+    monkeypatch.setattr(Arranged, "write", counting_write)
     return counts
 
 

@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/installed
 TYPED := build/typecheck
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
-INTERPRETED := tests/test_kernels.py tests/test_pipeline.py tests/test_statements.py tests/test_paper_statements.py tests/test_gradients.py tests/test_block_sparse_linear.py tests/test_spmm_kernels.py tests/test_reductions.py
+INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels pipeline statements paper_statements gradients \
+    reductions block_sparse_linear spmm_kernels tensor_product_kernels))
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores.
 JOBS ?= 2

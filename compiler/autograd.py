@@ -205,8 +205,9 @@ def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: T
 def _evaluate_sparse(
     expr: str, operands: Mapping[str, Operand], sparse: list[str], size: Sequence[int] | None
 ) -> Tensor:
-    name, group_dim = _grouping(expr, tuple(sparse), operands[sparse[0]].group_dim)
-    form = operands[name]
+    form = operands[sparse[0]]
+    has_groups = form.coords[form.group_dim] is not None
+    name, group_dim = _grouping(expr, tuple(sparse), form.group_dim, has_groups)
     dense = {key: operand for key, operand in operands.items() if key != name}
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and _is_sum(expr):
@@ -256,12 +257,12 @@ def _recipe(*key: Any) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int) -> tuple[str, int]:
+def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
     statement = parse(expr)
     found = [access for access in statement.accesses if access.name in sparse]
     if len(sparse) != 1 or len(found) != 1:
         return sparse[0], group_dim  # a mistake, of which the recipe will say more
-    return sparse[0], best_group_dim(statement, found[0], group_dim)
+    return sparse[0], best_group_dim(statement, found[0], group_dim, has_groups)
 
 
 def _grouping(*key: Any) -> tuple[str, int]:

@@ -143,7 +143,8 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
         return _Call(statement, bound, expr, tensors, size, "", [])
     target = sparse_factor(statement, sparse)
     form = sparse[target.name]
-    form = form.regroup(best_group_dim(statement, target, form.group_dim))
+    has_groups = form.coords[form.group_dim] is not None
+    form = form.regroup(best_group_dim(statement, target, form.group_dim, has_groups))
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
     facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]

@@ -165,14 +165,15 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
     )
 
 
-def best_group_dim(statement: Statement, target: Access, group_dim: int) -> int:
+def best_group_dim(statement: Statement, target: Access, group_dim: int, has_groups: bool = True) -> int:
     """A matrix is grouped along the dimension that the output keeps, so that groups meet their output row together.
 
-    With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so.
+    With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so. Without
+    groups, p being the row, rows that the output lacks would turn every entry into a scatter of its own.
     """
     names = set(map(str, statement.output.indices))
     kept = [dim for dim, index in enumerate(target.indices) if str(index) in names]
-    if len(target.indices) != 2 or not kept or group_dim in kept:
+    if (len(target.indices) != 2 and has_groups) or not kept or group_dim in kept:
         return group_dim
     return kept[0]
 

@@ -2,5 +2,6 @@
 
 from .functional import Insum, explain, insum, tune
 from .matmul import sddmm, spmm
+from .tensor_product import tensor_product
 
-__all__ = ["Insum", "explain", "insum", "sddmm", "spmm", "tune"]
+__all__ = ["Insum", "explain", "insum", "sddmm", "spmm", "tensor_product", "tune"]

@@ -1,0 +1,52 @@
+"""What equivariant products take from e3nn: irreps as it reads them, Clebsch-Gordan coefficients in float64."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .compiler.errors import OperandError
+
+__all__ = ["Irreps", "clebsch_gordan", "e3nn_o3", "read_irreps"]
+
+Irreps = Any  # e3nn.o3.Irreps; e3nn ships no types
+
+ZERO = 1e-12  # e3nn computes coefficients in float64 by sums whose zeros come out as rounding errors
+
+
+@cache
+def e3nn_o3() -> Any:
+    """The module `e3nn.o3`; an extra, and it takes over a second to import, so only who needs it loads it."""
+    try:
+        return importlib.import_module("e3nn.o3")
+    except ModuleNotFoundError as error:
+        if error.name not in ("e3nn", "e3nn.o3"):
+            raise
+        raise ImportError(
+            "equivariant tensor products read irreps with e3nn, which is not installed; "
+            "install it with pip install 'insum_ops[e3nn]'"
+        ) from None
+
+
+def read_irreps(name: str, irreps: object) -> Irreps:
+    """Irreps from all that e3nn takes: its own class, a string, a list of (multiplicity, (l, parity))."""
+    o3 = e3nn_o3()
+    if isinstance(irreps, o3.Irreps):
+        return irreps
+    try:
+        return o3.Irreps(irreps)
+    except (ValueError, TypeError, AssertionError):  # e3nn asserts
+        remedy = "write multiplicities, degrees and parities, as in '16x0e + 8x1o'"
+        raise OperandError(f"{name} is {irreps!r}, which e3nn can't read as irreps; {remedy}") from None
+
+
+@cache
+def clebsch_gordan(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
+    """The nonzeros of C[i,j,k], norm 1, e3nn's real basis: positions [3, n] and values [n], float64."""
+    dense = e3nn_o3().wigner_3j(l1, l2, l3, dtype=torch.float64, device="cpu")
+    positions = (dense.abs() > ZERO).nonzero().T
+    return positions, dense[tuple(positions)]

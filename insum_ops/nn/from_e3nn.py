@@ -1,0 +1,116 @@
+"""`from_e3nn`: the tensor products of an e3nn model, replaced by ours, with their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.jit import ScriptModule
+
+from ..clebsch_gordan import e3nn_o3
+from ..compiler.errors import OperandError
+from ..tensor_paths import MODES, Instruction
+from .tensor_product import FullyConnectedTensorProduct, TensorProduct
+
+__all__ = ["Conversion", "from_e3nn"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of e3nn's tensor products: where it is, what it is, why it was left; "" if it was replaced."""
+
+    name: str
+    module: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model and what became of its tensor products; prints as a table."""
+
+    model: nn.Module
+    rows: tuple[Row, ...]
+
+    @property
+    def replaced(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.reason)
+
+    @property
+    def left(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.reason)
+
+    def __str__(self) -> str:
+        rows = [(row.name or "(itself)", f"left: {row.reason}" if row.reason else "replaced") for row in self.rows]
+        wide = [max(map(len, column)) for column in zip(*rows)]
+        lines = [f"{name:{wide[0]}}  {fate:{wide[1]}}  {row.module}" for (name, fate), row in zip(rows, self.rows)]
+        return "\n".join([f"{len(self.replaced)} replaced, {len(self.left)} left", *lines])
+
+
+def from_e3nn(model: nn.Module) -> Conversion:
+    """Replace e3nn's tensor products in a model, in place; of a tensor product itself, `.model` is the replacement.
+
+    Parameters stay the same objects, so optimizers and ties between modules hold. What can't be replaced is left as it
+    is, and the result, which prints as a table, says why.
+    """
+    o3 = e3nn_o3()
+    if not isinstance(model, nn.Module):
+        raise OperandError(f"model is of type {type(model).__name__}; pass a torch.nn.Module")
+    rows: list[Row] = []
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not _is_product(module, o3.TensorProduct):
+            continue
+        reason = _obstacle(module, (o3.TensorProduct, *_known_kinds(o3)))
+        rows.append(Row(name, _described(module), reason))
+        if reason:
+            continue
+        if module not in made:
+            made[module] = _converted(module, isinstance(module, o3.FullyConnectedTensorProduct))
+        if not name:
+            return Conversion(made[module], tuple(rows))
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, made[module])
+    return Conversion(model, tuple(rows))
+
+
+def _known_kinds(o3: Any) -> tuple[type, ...]:
+    """Subclasses that multiply as their base class does."""
+    return (o3.FullyConnectedTensorProduct, o3.ElementwiseTensorProduct, o3.FullTensorProduct)
+
+
+def _is_product(module: nn.Module, base: type) -> bool:
+    if isinstance(module, ScriptModule):
+        return str(getattr(module, "original_name", "")).endswith(("TensorProduct", "TensorSquare"))
+    return isinstance(module, base)
+
+
+def _described(module: nn.Module) -> str:
+    return str(module).partition("\n")[0] if not isinstance(module, ScriptModule) else str(module.original_name)
+
+
+def _obstacle(module: nn.Module, kinds: tuple[type, ...]) -> str:
+    """Why a tensor product can't be replaced; "" if it can."""
+    if isinstance(module, ScriptModule):
+        return "compiled by TorchScript; convert the model before it is compiled"
+    if type(module) not in kinds:
+        return f"{type(module).__name__} is a class of its own, whose forward may differ"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "it has hooks; remove them, convert, and register them again"
+    paths: Any = module.instructions
+    others = sorted({path.connection_mode for path in paths} - set(MODES))
+    if others:
+        return f"connection mode {', '.join(others)} is not supported"
+    return ""
+
+
+def _converted(module: Any, is_fully_connected: bool) -> TensorProduct:
+    """The same product with the same weights."""
+    kind = FullyConnectedTensorProduct if is_fully_connected else TensorProduct
+    made = kind.__new__(kind)
+    nn.Module.__init__(made)
+    irreps = (module.irreps_in1, module.irreps_in2, module.irreps_out)
+    paths = tuple(Instruction(*path) for path in module.instructions)
+    parts = (module.weight, module.output_mask)
+    made._set_up(irreps, paths, module.internal_weights, module.shared_weights, "mul_ir", parts)
+    return made.train(module.training)

@@ -1,0 +1,177 @@
+"""A whole tensor product: which statements, over which slots, with which part of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, chain, groupby
+from math import gcd, prod
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps
+from .formats import GroupCOO
+from .functional import insum
+from .tensor_paths import Instruction
+from .tensor_scalars import ScalarTerm, scalar_term
+from .tensor_shared import SharedTerm, shared_term
+from .tensor_slots import Constants, Slots, check_layout, make_slots
+from .tensor_terms import ChannelTerm, PathTerm, channel_term, path_key, path_term
+
+__all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
+
+MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one program holds on chip
+LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Statements by path, and how the flat weights are handed out to them."""
+
+    terms: tuple[PathTerm | SharedTerm, ...]
+    order: Constants | None  # weights put in the order of the terms; None: they are
+
+    def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
+        if weight is None:
+            return [None] * len(self.terms)
+        if self.order is not None:
+            weight = weight.index_select(0, self.order.on(weight.device)["order"])
+        if len(self.terms) == 1:
+            return [weight]
+        return list(weight.split([term.weight_numel for term in self.terms], -1))
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """z = sum over paths of weight * x (x) y, on two-dimensional tensors that are known to fit."""
+
+    slots: tuple[Slots, Slots | None, Slots]  # of in1, in2 (None: read as it is) and out
+    channels: ChannelTerm | None
+    shared: Terms  # one statement for each kind of path
+    scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
+    each: Terms  # weights of their own for each sample: one for each run of paths, so that weights are not copied
+
+    def __call__(
+        self,
+        x: Tensor,  # [b, in1.dim]; [n, in1.dim] with src
+        y: Tensor | GroupCOO,  # [b, in2.dim], or [b] positions of the one that is 1
+        weight: Tensor | None,  # [weight_numel] or [b, weight_numel]
+        src: Tensor | None = None,  # [b]
+        dst: Tensor | None = None,  # [b]
+        num_rows: int = 0,  # of z with dst
+    ) -> Tensor:
+        first, second, out = self.slots
+        num_products = y.shape[0]
+        if not isinstance(y, Tensor):
+            return self.with_sparse(x, y, weight)
+        num_rows = num_products if dst is None else num_rows
+        if self.channels is not None:
+            (X,) = first.split(x)
+            Y = y if second is None else second.split(y)[0]
+            size = (num_rows, out.counts[0], out.widths[0])
+            return out.join([self.channels(X, Y, weight, size, src, dst)])
+        Xs = first.split(x)
+        Ys = [] if y.dim() == 1 or second is None else second.split(y)
+        Zs: list[Tensor | None] = [None] * len(out.widths)
+        work = self.shared if weight is None or weight.dim() == 1 else self.each
+        for term, W in zip(work.terms, work.parts(weight)):
+            at1, at2, at3 = term.key[3]
+            size = (num_products, out.counts[at3], out.widths[at3])
+            Zs[at3] = term(Xs[at1], Ys[at2] if Ys else y, W, Zs[at3], size, src)
+        return out.join([_finished(Z, x, num_rows, out, at, dst) for at, Z in enumerate(Zs)])
+
+    def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None) -> Tensor:
+        """The same where y is a sparse format, of scalars."""
+        first, _, out = self.slots
+        Xs, num_rows = first.split(x), y.shape[0]
+        Zs: list[Tensor | None] = [None] * len(out.widths)
+        for term, scalars, W in zip(self.shared.terms, self.scalars, self.shared.parts(weight)):
+            at1, _, at3 = term.key[3]
+            assert W is not None
+            Zs[at3] = scalars(Xs[at1], y, W, Zs[at3], (num_rows, out.counts[at3], out.widths[at3]))
+        return out.join([_finished(Z, x, num_rows, out, at, None) for at, Z in enumerate(Zs)])
+
+
+def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, dst: Tensor | None) -> Tensor:
+    """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
+    size = (num_rows, out.counts[at], out.widths[at])
+    if Z is None:
+        return x.new_zeros(size)
+    return Z if dst is None else insum("Z[DST[b],i,w] += M[b,i,w]", DST=dst, M=Z, size=size)
+
+
+@lru_cache(maxsize=256)
+def make_plan(
+    in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str
+) -> TensorPlan | None:
+    """The plan for these paths; None: no path has any product in it."""
+    check_layout(layout)
+    irreps = (in1, in2, out)
+    paths = [path for path in instructions if 0 not in path.path_shape]
+    if not paths:
+        return None
+    width = _common_channels(paths, irreps)
+    if width:
+        is_uvu = paths[0].connection_mode == "uvu"
+        cut = (
+            make_slots(in1, layout, width),
+            None if is_uvu else make_slots(in2, layout, width),
+            make_slots(out, layout, width),
+        )
+        return TensorPlan(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
+    slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
+    scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
+    return TensorPlan(slots, None, _terms(paths, irreps, slots, True), scalars, _terms(paths, irreps, slots, False))
+
+
+def takes_one_hot(in2: Irreps, paths: Sequence[Instruction]) -> bool:
+    """Each column of the second input is a kind, with a weight matrix of its own for each path."""
+    return len(in2) == 1 and in2[0].ir.l == 0 and all(path.connection_mode == "uvw" for path in paths)
+
+
+def _common_channels(paths: Sequence[Instruction], irreps: Sequence[Irreps]) -> int:
+    """How many channels every block is a multiple of, if channels never mix; 0: they do, or too few are common."""
+    modes = {path.connection_mode for path in paths}
+    if modes not in ({"uvu"}, {"uuu"}) or len({path.has_weight for path in paths}) != 1:
+        return 0
+    is_uvu = "uvu" in modes
+    if is_uvu and any(irreps[1][path.i_in2].mul != 1 for path in paths):
+        return 0
+    muls = [mul for own in (irreps[::2] if is_uvu else irreps) for mul, _ in own if mul]
+    common = gcd(*muls)
+    return common if common >= LEAST_CHANNELS or len(set(muls)) == 1 else 0
+
+
+def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots], is_shared: bool) -> Terms:
+    """Weighted paths in runs as their weights lie, or in classes with the weights brought together; then the rest."""
+    keys = [path_key(path, irreps, slots) for path in paths]
+    weighted = [at for at, path in enumerate(paths) if path.has_weight]
+    plain = [at for at, path in enumerate(paths) if not path.has_weight]
+    numels = [prod(path.path_shape) if path.has_weight else 0 for path in paths]
+    starts = [0, *accumulate(numels)]
+    if is_shared:
+        weighted.sort(key=keys.__getitem__)
+    plain.sort(key=keys.__getitem__)
+    runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
+    has_kinds = takes_one_hot(irreps[1], paths)
+    terms: list[PathTerm | SharedTerm] = []
+    for key, run in runs:
+        mixes = is_shared and key[0] == "uvw" and key[1][1] == 1 and not has_kinds
+        make = shared_term if mixes else path_term
+        terms.append(make(key, [paths[at] for at in run], irreps, slots))
+    order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
+    is_ordered = torch.equal(order, torch.arange(len(order)))
+    return Terms(tuple(terms), None if is_ordered else Constants({"order": order}))
+
+
+def _scalar_terms(
+    paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> tuple[ScalarTerm, ...]:
+    """In the order of the shared terms."""
+    key = lambda path: path_key(path, irreps, slots)
+    return tuple(
+        scalar_term(muls, places, list(run), irreps, slots)
+        for (_, muls, _, places), run in groupby(sorted(paths, key=key), key)
+    )

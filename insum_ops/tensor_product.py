@@ -1,0 +1,227 @@
+"""`tensor_product`: an equivariant product of irreps on plain tensors, alone or along the edges of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps, read_irreps
+from .compiler.errors import OperandError, ShapeError, UnsupportedError
+from .formats import GroupCOO
+from .tensor_paths import Instruction, fully_connected, normalised
+from .tensor_plan import TensorPlan, make_plan, takes_one_hot
+
+__all__ = ["Product", "make_product", "tensor_product"]
+
+Lead = tuple[int, ...]
+
+
+def tensor_product(
+    x: Tensor,
+    y: Tensor | GroupCOO,
+    weight: Tensor | None = None,
+    *,
+    irreps_in1: Irreps,
+    irreps_in2: Irreps,
+    irreps_out: Irreps,
+    instructions: Sequence[Sequence[object]] | None = None,
+    irrep_normalization: str | None = None,
+    path_normalization: str | None = None,
+    layout: str = "mul_ir",
+    src: Tensor | None = None,
+    dst: Tensor | None = None,
+    num_nodes: int | None = None,
+) -> Tensor:
+    """`Z[b,w,k] += C[i,j,k] * W[u,v,w] * X[b,u,i] * Y[b,v,j]`, added up over the paths between irreps.
+
+    Every path that is allowed, or those that e3nn's `instructions` name. x is [..., irreps_in1.dim], y
+    [..., irreps_in2.dim], weight [weight_numel] for all or [..., weight_numel] for each; leading dimensions
+    broadcast. Where the second input is one block of scalars and one-hot, y may be the positions of its ones, integers
+    [...], or with shared weights a `GroupCOO` [rows, irreps_in2.dim] with `group_dim=1`: rows grouped by kind.
+
+    With `src` and `dst` [edges], x holds nodes, y and weight edges: edge e multiplies node `src[e]` and adds its
+    product to node `dst[e]` of `num_nodes` (as many as x has, unless told).
+    """
+    in1, in2 = read_irreps("irreps_in1", irreps_in1), read_irreps("irreps_in2", irreps_in2)
+    out = read_irreps("irreps_out", irreps_out)
+    given = None if instructions is None else tuple(map(tuple, instructions))
+    product = _known_product(in1, in2, out, given, irrep_normalization, path_normalization, layout)
+    return product(x, y, weight, src, dst, num_nodes)
+
+
+@lru_cache(maxsize=256)
+def _known_product(
+    in1: Irreps,
+    in2: Irreps,
+    out: Irreps,
+    given: tuple[tuple[object, ...], ...] | None,
+    irrep_rule: str | None,
+    path_rule: str | None,
+    layout: str,
+) -> Product:
+    paths = fully_connected(in1, in2, out) if given is None else given
+    instructions = normalised(in1, in2, out, paths, (None, None, None), irrep_rule, path_rule)
+    return make_product(in1, in2, out, instructions, layout)
+
+
+def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str) -> Product:
+    """A product for normalised instructions."""
+    numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
+    plan = make_plan(in1, in2, out, instructions, layout)
+    return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), plan)
+
+
+class Product:
+    """A plan behind checks and broadcasting."""
+
+    def __init__(
+        self, in1: Irreps, in2: Irreps, out: Irreps, weight_numel: int, takes_one_hot: bool, plan: TensorPlan | None
+    ) -> None:
+        self.in1, self.in2, self.out = in1, in2, out
+        self.weight_numel, self.takes_one_hot, self.plan = weight_numel, takes_one_hot, plan
+        self.dims: tuple[int, int, int] = (in1.dim, in2.dim, out.dim)
+        self.last = ((in1.dim,), (in2.dim,))
+
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor | GroupCOO,
+        weight: Tensor | None = None,
+        src: Tensor | None = None,
+        dst: Tensor | None = None,
+        num_nodes: int | None = None,
+    ) -> Tensor:
+        if not isinstance(y, Tensor):
+            return self.with_sparse(x, y, weight, src is not None or dst is not None)
+        is_one_hot = not y.is_floating_point()
+        if is_one_hot or not self.fits(x, y, weight):
+            self.check(x, y, weight)
+        if src is not None or dst is not None or num_nodes is not None:
+            return self.along_edges(x, y, weight, src, dst, num_nodes)
+        x_lead, y_lead = x.shape[:-1], y.shape if is_one_hot else y.shape[:-1]
+        w_lead = weight.shape[:-1] if weight is not None else ()
+        if len(x_lead) == 1 and x_lead == y_lead and (not w_lead or w_lead == x_lead):
+            return self.run(x, y, weight)
+        lead = self.broadcast(x_lead, y_lead, w_lead)
+        x = _flat(x, lead, (self.dims[0],))
+        y = _flat(y, lead, () if is_one_hot else (self.dims[1],))
+        if weight is not None:
+            is_one = weight.numel() == self.weight_numel
+            weight = weight.reshape(-1) if is_one else _flat(weight, lead, (self.weight_numel,))
+        return self.run(x, y, weight).view(*lead, self.dims[2])
+
+    def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None, has_edges: bool) -> Tensor:
+        if not isinstance(y, GroupCOO):
+            raise OperandError(f"y is of type {type(y).__name__}; pass a torch.Tensor or a GroupCOO")
+        if not self.takes_one_hot or has_edges or (weight is not None and weight.dim() != 1):
+            raise UnsupportedError(
+                "y is a GroupCOO, but that is for one block of scalars in fully connected paths, without edges, "
+                "with weights shared by all rows; pass y.to_dense()"
+            )
+        if tuple(y.shape) != (*x.shape[:-1], self.dims[1]) or x.dim() != 2:
+            known = f"x is {list(x.shape)} and y {list(y.shape)}"
+            raise ShapeError(f"{known}, but a sparse y is [rows of x, {self.dims[1]}] for irreps_in2 {self.in2}")
+        self.check(x, y.values.new_empty(1, self.dims[1]), weight)
+        return self.plan(x, y.regroup(1), weight) if self.plan is not None else x.new_zeros(len(x), self.dims[2])
+
+    def run(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        if self.plan is None:
+            return x.new_zeros(y.shape[0], self.dims[2])
+        return self.plan(x, y, weight)
+
+    def along_edges(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        src: Tensor | None,
+        dst: Tensor | None,
+        num_nodes: int | None,
+    ) -> Tensor:
+        if src is None or dst is None:
+            missing = "src" if src is None else "dst"
+            raise OperandError(f"{missing} is missing; edges need src and dst, a product of rows neither")
+        num_edges = y.shape[0] if y.dim() else -1
+        each = [("src", src, 1), ("dst", dst, 1), ("y", y, 2 if y.is_floating_point() else 1)]
+        if weight is not None and weight.dim() > 1:
+            each.append(("weight", weight, 2))
+        for name, tensor, dims in each:
+            if tensor.dim() != dims or tensor.shape[0] != num_edges:
+                shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor, _ in each)
+                raise ShapeError(
+                    f"edges need as many rows of {', '.join(n for n, _, _ in each)}, but they are {shapes}"
+                )
+        if x.dim() != 2:
+            raise ShapeError(f"x is {list(x.shape)}; with src and dst it has one row for each node")
+        rows = x.shape[0] if num_nodes is None else num_nodes
+        if self.plan is None:
+            return x.new_zeros(rows, self.dims[2])
+        return self.plan(x, y, weight, src, dst, rows)
+
+    def broadcast(self, *leads: Lead) -> Lead:
+        try:
+            return tuple(torch.broadcast_shapes(*leads))
+        except RuntimeError:
+            x, y, weight = (list(lead) for lead in leads)
+            known = f"x has {x}, y {y} and weight {weight}"
+            raise ShapeError(f"leading dimensions must broadcast, but {known}; make them agree or 1") from None
+
+    def fits(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
+        """Nothing that `check` would refuse, at a fraction of its cost."""
+        dtype, device = x.dtype, x.device
+        if weight is None:
+            is_right = not self.weight_numel
+        else:
+            is_right = weight.shape[-1:] == (self.weight_numel,) and weight.dtype == dtype and weight.device == device
+        sizes = (x.shape[-1:], y.shape[-1:])
+        return is_right and sizes == self.last and y.dtype == dtype and y.device == device
+
+    def check(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        """Last dimensions, dtypes and devices; the statements check the rest."""
+        dim1, dim2, _ = self.dims
+        is_one_hot = not y.is_floating_point()
+        if x.dim() == 0 or x.shape[-1] != dim1:
+            raise ShapeError(_wrong_dim("x", x, "irreps_in1", self.in1))
+        if not is_one_hot and (y.dim() == 0 or y.shape[-1] != dim2):
+            raise ShapeError(_wrong_dim("y", y, "irreps_in2", self.in2))
+        if is_one_hot and not self.takes_one_hot:
+            raise OperandError(
+                f"y is {_short(y.dtype)}, the positions of a one-hot second input, but irreps_in2 is {self.in2}; "
+                "only one block of scalars in fully connected paths can be one-hot"
+            )
+        if weight is None:
+            if self.weight_numel:
+                raise OperandError(f"no weight was given; pass one of {self.weight_numel} numbers")
+        elif weight.dim() == 0 or weight.shape[-1] != self.weight_numel:
+            raise ShapeError(
+                f"weight is {list(weight.shape)}, but the paths have {self.weight_numel} weights; "
+                f"its last dimension must be {self.weight_numel}"
+            )
+        self.check_kinds(x, y if not is_one_hot else x, weight if weight is not None else x)
+        if is_one_hot and y.device != x.device:
+            raise OperandError(f"x is on {x.device} but y is on {y.device}; move them to one device")
+
+    def check_kinds(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        for name, other in (("y", y), ("weight", weight)):
+            if other.device != x.device:
+                raise OperandError(f"x is on {x.device} but {name} is on {other.device}; move them to one device")
+            if other.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+                kinds = f"x is {_short(x.dtype)} but {name} is {_short(other.dtype)}"
+                raise OperandError(f"{kinds}; convert them to one dtype")
+
+
+def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:
+    return tensor.expand(*lead, *last).reshape(prod(lead), *last)
+
+
+def _wrong_dim(name: str, tensor: Tensor, of: str, irreps: Irreps) -> str:
+    known = f"{name} is {list(tensor.shape)}, but {of} {irreps} has dimension {irreps.dim}"
+    return f"{known}; its last dimension must be {irreps.dim}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,129 @@
+"""The columns of irreps as dense tensors [b, component, channel], and back: what statements read and write.
+
+A slot holds the blocks of one multiplicity. Where layout and multiplicities allow it a slot is a view of the columns;
+else all of them are put in order by one gather, and the gradient is the inverse gather.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps
+from .compiler.errors import OperandError
+
+__all__ = ["Constants", "Slots", "check_layout", "make_slots"]
+
+LAYOUTS = ("mul_ir", "ir_mul")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Tensors that never change, kept in float64, and their copies on each device and of each dtype, made once."""
+
+    tensors: dict[str, Tensor]
+    copies: dict[tuple[torch.device, torch.dtype | None], dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        found = self.copies.get((device, dtype))
+        if found is None:
+            found = self.copies[device, dtype] = {
+                name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+                for name, tensor in self.tensors.items()
+            }
+        return found
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the components of each block stand."""
+
+    widths: tuple[int, ...]  # channels of each slot
+    counts: tuple[int, ...]  # components of each slot
+    slot_of: tuple[int, ...]  # the slot of each block; -1: an empty block
+    first: tuple[int, ...]  # the number of each block's first component in its slot
+    parts: tuple[int, ...]  # how many pieces of `width` channels a block was cut into
+    order: Constants | None  # the column of each element and the inverse; None: the columns are in order
+
+    @property
+    def sizes(self) -> list[int]:
+        return [width * count for width, count in zip(self.widths, self.counts)]
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Columns [b, dim] to slots [b, component, channel], or [b, component] where there is one channel."""
+        if self.order is not None:
+            order = self.order.on(x.device)
+            x = _gather(x, order["columns"], order["inverse"])
+        rows, widths = x.shape[0], self.widths
+        if len(widths) == 1:
+            return [x if widths[0] == 1 else x.view(rows, self.counts[0], widths[0])]
+        parts = zip(x.split(self.sizes, 1), self.counts, widths)
+        return [part if width == 1 else part.view(rows, count, width) for part, count, width in parts]
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """Slots [b, component, channel] to columns."""
+        flat = [part.flatten(1) for part in parts]
+        z = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        if self.order is None:
+            return z
+        order = self.order.on(z.device)
+        return _gather(z, order["inverse"], order["columns"])
+
+
+def check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise OperandError(f"layout is {layout!r}; choose one of {', '.join(map(repr, LAYOUTS))}")
+
+
+def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Slots:
+    """Slots for all columns of `irreps`: by multiplicity, or with every block cut into pieces of `width` channels.
+
+    `most`: no slot has more components than that, unless one block does.
+    """
+    widths: list[int] = []
+    counts: list[int] = []
+    columns: list[list[Tensor]] = []
+    slot_of, first, parts = [], [], []
+    for (mul, ir), where in zip(irreps, irreps.slices()):
+        own = width or mul
+        pieces = mul // own if own else 0
+        open_slots = [s for s, w in enumerate(widths) if w == own and not (most and counts[s] + ir.dim * pieces > most)]
+        slot = (open_slots[-1] if open_slots else len(widths)) if mul else -1
+        if slot == len(widths):
+            widths.append(own)
+            counts.append(0)
+            columns.append([])
+        slot_of.append(slot)
+        first.append(counts[slot] if mul else 0)
+        parts.append(pieces)
+        if mul:
+            counts[slot] += ir.dim * pieces
+            block = torch.arange(where.start, where.stop)
+            columns[slot].append(block.view(mul, ir.dim).T.reshape(-1) if layout == "mul_ir" else block)
+    order = torch.cat([piece for slot in columns for piece in slot]) if columns else torch.arange(0)
+    is_ordered = torch.equal(order, torch.arange(irreps.dim))
+    constants = None if is_ordered else Constants({"columns": order, "inverse": order.argsort()})
+    return Slots(tuple(widths), tuple(counts), tuple(slot_of), tuple(first), tuple(parts), constants)
+
+
+def _gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
+    return x.index_select(1, columns)
+
+
+class _Gather(torch.autograd.Function):
+    """`Y[b,i] = X[b,I[i]]` for a permutation I: the gradient gathers too, where torch's own would add atomically."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(columns, inverse)
+        return x.index_select(1, columns)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        columns, inverse = ctx.saved_tensors
+        return _gather(upstream, inverse, columns), None, None

@@ -1,0 +1,241 @@
+"""The statements of a tensor product, with their Clebsch-Gordan tables.
+
+Grouped by path, for every mode (v and W's b only where there are any):
+
+    Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q],v] * W[b,p,u,v,w]
+
+By output component, where channels never mix (uvu with one channel in the second input, uuu), CG in ELL:
+
+    Z[b,i,u] += CG[i,j,k,l] * X[b,j,u] * Y[b,k] * W[b,l,u]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps, clebsch_gordan
+from .formats import ELL, GroupCOO
+from .functional import insum
+from .tensor_paths import Instruction
+from .tensor_slots import Constants, Slots
+
+__all__ = ["ChannelTerm", "Key", "PathTerm", "channel_term", "coefficients", "path_key", "path_term"]
+
+LETTERS = {  # mode: the second input's channel, the weight's, the output's
+    "uvw": ("v", "uvw", "w"),
+    "uvu": ("v", "uv", "u"),
+    "uvv": ("v", "uv", "v"),
+    "uuw": ("u", "uw", "w"),
+    "uuu": ("u", "u", "u"),
+    "uvuv": ("v", "uv", "uv"),
+}
+LEAST_GROUP = 16  # a dot is that deep at least: padding a path's entries to it costs nothing
+
+Key = tuple[str, tuple[int, int, int], bool, tuple[int, int, int]]  # mode, multiplicities, has weight, slots
+
+
+def path_key(path: Instruction, irreps: Sequence[Irreps], slots: Sequence[Slots]) -> Key:
+    """Paths with the same key can share a statement."""
+    places = (path.i_in1, path.i_in2, path.i_out)
+    muls = tuple(own[at].mul for own, at in zip(irreps, places))
+    where = tuple(own.slot_of[at] for own, at in zip(slots, places))
+    return path.connection_mode, muls, path.has_weight, where  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class PathTerm:
+    """`Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q],v] * W[b,p,u,v,w]`, p over some paths."""
+
+    key: Key
+    num_paths: int
+    tables: Constants  # CGI, CGJ, CGK, CGV: [p, q]
+
+    @property
+    def weight_numel(self) -> int:
+        return self.num_paths * prod(self.weight_shape) if self.key[2] else 0
+
+    @cached_property
+    def weight_shape(self) -> tuple[int, ...]:
+        mode, muls, _, _ = self.key
+        return tuple(muls["uvw".index(letter)] for letter in LETTERS[mode][1])
+
+    def __call__(
+        self,
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
+        Y: Tensor,  # [b, k, v], without v if that is 1; or the position of the one that is 1, [b]
+        W: Tensor | None,  # flat, [weight_numel] or [b, weight_numel]
+        Z: Tensor | None,  # what to start from
+        size: tuple[int, ...],  # of Z
+        SRC: Tensor | None,  # [b]
+    ) -> Tensor:
+        mode, muls, is_weighted, _ = self.key
+        is_one_hot = Y.dim() == 1
+        has_v = muls[1] > 1 or mode not in ("uvw", "uvu")
+        X = X.unsqueeze(2) if X.dim() == 2 else X
+        Y = Y.unsqueeze(2) if has_v and Y.dim() == 2 else Y
+        tensors = {**self.tables.on(X.device, X.dtype), "X": X, "Y": Y}
+        if is_one_hot:
+            del tensors["CGK"]
+        is_each = W is not None and W.dim() == 2
+        if is_weighted and W is not None:
+            letters = self.weight_shape if has_v or is_one_hot else (muls[0], *self.weight_shape[2:])
+            tensors["W"] = W.view(*W.shape[:-1], self.num_paths, *letters)
+        if SRC is not None:
+            tensors["SRC"] = SRC
+        expr = _path_statement(mode, has_v, is_weighted, is_each, SRC is not None, is_one_hot)
+        shape = size if mode != "uvuv" else (*size[:2], muls[0], muls[1])
+        if Z is not None:
+            tensors["Z"] = Z if shape is size else Z.view(shape)
+        made = insum(expr, size=shape, **tensors)
+        return made if shape is size else made.view(size)
+
+
+@cache
+def path_statement(
+    mode: str, has_v: bool, is_weighted: bool, is_each: bool, is_gathered: bool, is_one_hot: bool
+) -> str:
+    """
+    >>> path_statement("uvw", False, True, True, False, False)
+    'Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,p,u,w]'
+    """
+    second, weight, out = LETTERS[mode]
+    if not has_v and not is_one_hot:
+        weight = weight.replace("v", "")
+    row = "SRC[b]" if is_gathered else "b"
+    factors = ["CGV[p,q]", f"X[{row},CGJ[p,q],u]"]
+    if not is_one_hot:
+        factors.append(f"Y[b,CGK[p,q],{second}]" if has_v or second == "u" else "Y[b,CGK[p,q]]")
+    if is_weighted:
+        letters = ["Y[b]" if letter == "v" and is_one_hot else letter for letter in weight]
+        factors.append(f"W[{','.join([*('b' * is_each), 'p', *letters])}]")
+    return f"Z[b,CGI[p,q],{','.join(out)}] += {' * '.join(factors)}"
+
+
+def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> PathTerm:
+    """One statement for paths that share a key."""
+    entries, values = [], []
+    for number, path in enumerate(paths):
+        places = (path.i_in1, path.i_in2, path.i_out)
+        positions, own = coefficients(path, irreps)
+        starts = torch.tensor([own.first[at] for own, at in zip(slots, places)])
+        entries.append(torch.cat([torch.full((1, positions.shape[1]), number), positions + starts[:, None]]))
+        values.append(own)
+    counts = [own.counts[at] for own, at in zip(slots, key[3])]
+    longest = max(len(part) for part in values)
+    # where no dot is worth it, entries are a loop and padding costs time
+    is_worth_a_dot = longest > 1 and max(counts[0], counts[2]) >= 4 and min(key[1][0], key[1][2]) >= 12
+    group_size = max(LEAST_GROUP, 1 << (longest - 1).bit_length()) if is_worth_a_dot else longest
+    CG = GroupCOO.from_coo(
+        torch.cat(entries, 1), torch.cat(values), (len(paths), *counts), group_dim=0, group_size=group_size
+    )
+    _, CGJ, CGK, CGI = CG.coords
+    assert CGI is not None
+    assert CGJ is not None
+    assert CGK is not None
+    return PathTerm(key, len(paths), Constants({"CGI": CGI, "CGJ": CGJ, "CGK": CGK, "CGV": CG.values}))
+
+
+def coefficients(path: Instruction, irreps: Sequence[Irreps]) -> tuple[Tensor, Tensor]:
+    """The nonzeros of a path: positions [3, n] in in1, in2 and out, and values [n], normalisation included."""
+    degrees = [own[at].ir.l for own, at in zip(irreps, (path.i_in1, path.i_in2, path.i_out))]
+    positions, values = clebsch_gordan(*degrees)
+    return positions, values * path.path_weight
+
+
+@dataclass(frozen=True)
+class ChannelTerm:
+    """`Z[b,i,u] += CG[i,j,k,l] * X[b,j,u] * Y[b,k] * W[b,l,u]`, i over all output components."""
+
+    CG: ELL
+    width: int  # channels u
+    has_u: bool  # the second input has them too
+    is_weighted: bool
+    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=dict, repr=False)
+
+    def __call__(
+        self,
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
+        Y: Tensor,  # [b, k], or [b, k, u] without u if that is 1
+        W: Tensor | None,  # flat, [l * u] or [b, l * u]
+        size: tuple[int, ...],  # of Z: [b, i, u], [n, i, u] with DST
+        SRC: Tensor | None,  # [b]
+        DST: Tensor | None,  # [b]
+    ) -> Tensor:
+        CG = self.copies.get((X.device, X.dtype))
+        if CG is None:
+            CG = self.copies[X.device, X.dtype] = self.CG.to(X.device, X.dtype)
+        X = X.unsqueeze(2) if X.dim() == 2 else X
+        Y = Y.unsqueeze(2) if self.has_u and Y.dim() == 2 else Y
+        tensors = {"CG": CG, "X": X, "Y": Y}
+        if W is not None and self.is_weighted:
+            tensors["W"] = W.view(*W.shape[:-1], W.shape[-1] // self.width, self.width)
+        if SRC is not None:
+            tensors["SRC"] = SRC
+        if DST is not None:
+            tensors["DST"] = DST
+        is_each = W is not None and W.dim() == 2
+        expr = _channel_statement(self.has_u, self.is_weighted, is_each, SRC is not None, DST is not None)
+        return insum(expr, size=size, **tensors)
+
+
+@cache
+def channel_statement(has_u: bool, is_weighted: bool, is_each: bool, is_gathered: bool, is_scattered: bool) -> str:
+    """
+    >>> channel_statement(False, True, True, True, True)
+    'Z[DST[b],i,u] += CG[i,j,k,l] * X[SRC[b],j,u] * Y[b,k] * W[b,l,u]'
+    """
+    factors = [
+        "CG[i,j,k,l]" if is_weighted else "CG[i,j,k]",
+        f"X[{'SRC[b]' if is_gathered else 'b'},j,u]",
+        "Y[b,k,u]" if has_u else "Y[b,k]",
+    ]
+    if is_weighted:
+        factors.append("W[b,l,u]" if is_each else "W[l,u]")
+    return f"Z[{'DST[b]' if is_scattered else 'b'},i,u] += {' * '.join(factors)}"
+
+
+def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots | None]) -> ChannelTerm:
+    """One statement for all paths; a block's pieces of `width` channels are paths of their own."""
+    first, second, out = slots
+    assert first is not None
+    assert out is not None
+    width, offset = first.widths[0], 0
+    starts2 = [where.start for where in irreps[1].slices()]
+    entries, values = [], []
+    for path in paths:
+        positions, own = coefficients(path, irreps)
+        i, j, k = positions
+        pieces = first.parts[path.i_in1]
+        for piece in range(pieces):
+            X = first.first[path.i_in1] + i * pieces + piece
+            Y = starts2[path.i_in2] + j if second is None else second.first[path.i_in2] + j * pieces + piece
+            Z = out.first[path.i_out] + k * pieces + piece
+            entries.append(torch.stack([Z, X, Y, torch.full_like(Z, offset // width + piece)]))
+            values.append(own)
+        offset += prod(path.path_shape)
+    is_weighted = paths[0].has_weight
+    dims = 4 if is_weighted else 3
+    num_second = irreps[1].dim if second is None else second.counts[0]
+    shape = (out.counts[0], first.counts[0], num_second, offset // width)[:dims]
+    CG = ELL.from_coo(torch.cat(entries, 1)[:dims], torch.cat(values), shape, group_dim=0)
+    return ChannelTerm(CG, width, second is not None, is_weighted)
+
+
+def _path_statement(*key: Any) -> str:
+    return path_statement(*key)
+
+
+def _channel_statement(*key: Any) -> str:
+    return channel_statement(*key)
+
+
+# a tracer calls these once and keeps what they return: it does not look into an lru_cache
+for _constant in (_path_statement, _channel_statement):
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

@@ -31,8 +31,9 @@ def value_range(index: Tensor) -> tuple[int, int]:
 
 
 def remember_range(index: Tensor, low: int, high: int) -> None:
-    """What `value_range` will say of a tensor whose values are known to lie between the two, without reading it."""
-    setattr(index, _REMEMBERED, (index._version, (low, high)))
+    """Every value is known to lie from `low` to `high`: whoever made the tensor says so, and nothing is read."""
+    if getattr(index, _REMEMBERED, None) is None and not index.is_inference():
+        setattr(index, _REMEMBERED, (index._version, (low, high)))
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

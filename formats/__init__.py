@@ -7,5 +7,17 @@ from .ell import ELL
 from .errors import FormatError
 from .group_coo import GroupCOO
 from .group_size import group_size
+from .kernel_map import GroupedMap, KernelMap, kernel_map
 
-__all__ = ["COO", "ELL", "BlockCOO", "BlockGroupCOO", "FormatError", "GroupCOO", "group_size"]
+__all__ = [
+    "COO",
+    "ELL",
+    "BlockCOO",
+    "BlockGroupCOO",
+    "FormatError",
+    "GroupCOO",
+    "GroupedMap",
+    "KernelMap",
+    "group_size",
+    "kernel_map",
+]

@@ -2,6 +2,7 @@
 
 from .functional import Insum, explain, insum, tune
 from .matmul import sddmm, spmm
+from .sparse_conv import sparse_conv3d
 from .tensor_product import tensor_product
 
-__all__ = ["Insum", "explain", "insum", "sddmm", "spmm", "tensor_product", "tune"]
+__all__ = ["Insum", "explain", "insum", "sddmm", "sparse_conv3d", "spmm", "tensor_product", "tune"]

@@ -2,10 +2,48 @@
 
 from .block_sparse_linear import BlockSparseLinear
 from .from_e3nn import Conversion, from_e3nn
+from .from_spconv import from_spconv
 from .load import load_patterns_
+from .sparse_conv import (
+    SparseConv1d,
+    SparseConv2d,
+    SparseConv3d,
+    SparseConv4d,
+    SparseConvTranspose1d,
+    SparseConvTranspose2d,
+    SparseConvTranspose3d,
+    SparseConvTranspose4d,
+    SparseInverseConv1d,
+    SparseInverseConv2d,
+    SparseInverseConv3d,
+    SparseInverseConv4d,
+    SubMConv1d,
+    SubMConv2d,
+    SubMConv3d,
+    SubMConv4d,
+)
+from .sparse_conv_tensor import SparseConvTensor
+from .sparse_convolution import SparseConvolution, SparseModule
+from .sparse_pool import (
+    SparseAvgPool1d,
+    SparseAvgPool2d,
+    SparseAvgPool3d,
+    SparseAvgPool4d,
+    SparseMaxPool1d,
+    SparseMaxPool2d,
+    SparseMaxPool3d,
+    SparseMaxPool4d,
+)
+from .sparse_sequential import SparseIdentity, SparseSequential, ToDense
 from .sparsify import LayerReport, Sparsified, sparsify
 from .spmm import SpMM
 from .tensor_product import FullyConnectedTensorProduct, TensorProduct
+from .weight_layouts import (
+    weight_from_conv,
+    weight_from_conv_transpose,
+    weight_from_minkowski,
+    weight_from_torchsparse,
+)
 
 __all__ = [
     "BlockSparseLinear",
@@ -13,9 +51,44 @@ __all__ = [
     "FullyConnectedTensorProduct",
     "LayerReport",
     "SpMM",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseAvgPool4d",
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3d",
+    "SparseConv4d",
+    "SparseConvTensor",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
+    "SparseConvolution",
+    "SparseIdentity",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3d",
+    "SparseInverseConv4d",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
+    "SparseMaxPool3d",
+    "SparseMaxPool4d",
+    "SparseModule",
+    "SparseSequential",
     "Sparsified",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3d",
+    "SubMConv4d",
     "TensorProduct",
+    "ToDense",
     "from_e3nn",
+    "from_spconv",
     "load_patterns_",
     "sparsify",
+    "weight_from_conv",
+    "weight_from_conv_transpose",
+    "weight_from_minkowski",
+    "weight_from_torchsparse",
 ]

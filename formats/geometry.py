@@ -1,0 +1,61 @@
+"""How a convolution's coarse and fine cells lie: fine = coarse * stride - padding + dilation * tap, on each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+from .errors import FormatError
+
+__all__ = ["Geometry", "per_axis"]
+
+Sizes = tuple[int, ...]
+
+
+def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Sizes:
+    """A number for every axis, or one for each."""
+    sizes = (value,) * ndim if isinstance(value, int) else tuple(value)
+    if len(sizes) != ndim:
+        raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
+    if not all(isinstance(size, int) for size in sizes):
+        raise FormatError(f"{name} is {list(sizes)}; it must hold integers")
+    if min(sizes) < least:
+        raise FormatError(f"{name} is {list(sizes)}; each number is at least {least}")
+    return sizes
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel size, stride, padding and dilation of each axis; taps are counted with the last axis fastest."""
+
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    @property
+    def volume(self) -> int:
+        """How many taps there are."""
+        return prod(self.kernel_size)
+
+    def axis(self, axis: int) -> tuple[int, int, int, int]:
+        return self.kernel_size[axis], self.stride[axis], self.padding[axis], self.dilation[axis]
+
+    @property
+    def axes(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple(self.axis(axis) for axis in range(len(self.kernel_size)))
+
+    @property
+    def reached(self) -> int:
+        """To how many coarse cells one fine cell belongs at most."""
+        return prod(-(-kernel * gcd(stride, dilation) // stride) for kernel, stride, _, dilation in self.axes)
+
+    def coarse_shape(self, fine: Sizes) -> Sizes:
+        """What `nn.Conv3d` makes of a grid of this shape."""
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in zip(fine, self.axes))
+
+    def fine_shape(self, coarse: Sizes, output_padding: Sizes) -> Sizes:
+        """What `nn.ConvTranspose3d` makes of a grid of this shape."""
+        sizes = zip(coarse, self.axes, output_padding)
+        return tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, (k, s, p, d), extra in sizes)

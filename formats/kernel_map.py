@@ -1,0 +1,280 @@
+"""Voxel coordinates -> which voxel meets which through which tap of a convolution's kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from . import voxel_sort
+from .errors import FormatError
+from .geometry import Geometry, per_axis
+from .voxel_grid import VoxelGrid
+
+try:
+    from . import voxel_hash
+except ImportError:  # no Triton, not on Linux: sorting does it
+    voxel_hash = None  # type: ignore[assignment]
+
+__all__ = ["GroupedMap", "KernelMap", "kernel_map"]
+
+KINDS = ("subm", "strided", "transposed")
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedMap:
+    """`Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]`: pairs in groups of one tap each."""
+
+    MAPX: Tensor  # [P, Q]  int32: output voxel of each pair; padding is -1
+    MAPY: Tensor  # [P, Q]  int32: input voxel of each pair; padding is -1
+    MAPZ: Tensor  # [P]     int32: tap of each group, ascending
+
+
+@dataclass(eq=False)
+class _Tables:
+    """What is known about a map, by side: 0 gathers for its outputs, 1 for its inputs."""
+
+    rows: tuple[int, int]
+    is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
+    neighbours: list[Tensor | None]
+    grouped: dict[int, GroupedMap] = field(default_factory=dict)
+
+    def of(self, side: int) -> Tensor:
+        found = self.neighbours[side]
+        if found is None:
+            other = self.of(1 - side)
+            found = other.flip(1) if self.is_symmetric else _swapped(other, self.rows[side])
+            self.neighbours[side] = found
+        return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelMap:
+    """Pairs of voxels (x out, y in) that meet through tap z of a kernel; made by `kernel_map`.
+
+    Rows of `neighbours` are outputs; every form is worked out when it is first asked for, and kept.
+    """
+
+    indices: Tensor  # [N, 1+D]  of the inputs
+    out_indices: Tensor  # [X, 1+D]  of the outputs
+    spatial_shape: tuple[int, ...]
+    out_spatial_shape: tuple[int, ...]
+    batch_size: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kind: str  # "subm", "strided", "transposed", or "inverse" of one of the latter two
+    most_per_input: int  # pairs that one input voxel is in at most
+    most_per_output: int
+    _tables: _Tables
+    _side: int = 0
+    _inverse: list[KernelMap] = field(default_factory=list)
+
+    @property
+    def volume(self) -> int:
+        """How many taps the kernel has."""
+        return prod(self.kernel_size)
+
+    @property
+    def num_inputs(self) -> int:
+        return self._tables.rows[1 - self._side]
+
+    @property
+    def num_outputs(self) -> int:
+        return self._tables.rows[self._side]
+
+    @property
+    def neighbours(self) -> Tensor:
+        """NBR[x,z], int32 [X, V]: the input that output x reads through tap z, -1 where there is none."""
+        return self._tables.of(self._side)
+
+    @property
+    def inverse(self) -> KernelMap:
+        """The same pairs with inputs and outputs swapped."""
+        if not self._inverse:
+            swapped = replace(
+                self,
+                indices=self.out_indices,
+                out_indices=self.indices,
+                spatial_shape=self.out_spatial_shape,
+                out_spatial_shape=self.spatial_shape,
+                kind=self.kind if self.kind == "subm" else "inverse",
+                most_per_input=self.most_per_output,
+                most_per_output=self.most_per_input,
+                _side=1 - self._side,
+                _inverse=[],  # not this map: memory is to be freed without waiting for the cycle collector
+            )
+            self._inverse.append(swapped)
+        return self._inverse[0]
+
+    @property
+    def pairs(self) -> Tensor:
+        """(z, y, x) of every pair, int64 [3, pairs]; ascending by tap, then by output."""
+        NBR = self.neighbours.T
+        z, x = (NBR >= 0).nonzero().T
+        return torch.stack([z, NBR[z, x].long(), x])
+
+    def grouped(self, group_size: int = 128) -> GroupedMap:
+        """The pairs in groups of `group_size` with one tap each; the last group of a tap is padded with -1."""
+        if group_size < 1:
+            raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
+        known = self._tables.grouped
+        if group_size not in known:
+            known[group_size] = _grouped(self._tables.of(0), group_size)
+        found = known[group_size]
+        return found if self._side == 0 else GroupedMap(found.MAPY, found.MAPX, found.MAPZ)
+
+    def to(self, device: torch.device | str) -> KernelMap:
+        """The same map in another device's memory."""
+        moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
+        kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
+        return replace(self, **moved, _tables=replace(self._tables, neighbours=kept, grouped={}), _inverse=[])
+
+    def __repr__(self) -> str:
+        return (
+            f"KernelMap({self.kind}, inputs={len(self.indices)}, outputs={len(self.out_indices)}, "
+            f"kernel_size={list(self.kernel_size)}, stride={list(self.stride)}, padding={list(self.padding)}, "
+            f"dilation={list(self.dilation)})"
+        )
+
+
+def kernel_map(
+    indices: Tensor,
+    spatial_shape: Sequence[int],
+    batch_size: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    kind: str = "subm",
+    output_padding: int | Sequence[int] = 0,
+) -> KernelMap:
+    """fine = coarse * stride - padding + dilation * tap: the pairs of voxels for which that holds.
+
+    `indices` is [N, 1+D], the batch and then a coordinate for each of one to four axes. Taps count with the
+    last axis fastest. What the outputs are depends on `kind`:
+
+    - "subm": the inputs, in their order; the kernel is centred, so padding is not used.
+    - "strided": every cell of `nn.Conv3d`'s output that some input reaches, ascending by (batch, coordinates).
+    - "transposed": the same for `nn.ConvTranspose3d`.
+
+    >>> line = torch.tensor([[0, 4], [0, 5], [0, 0]])
+    >>> kernel_map(line, [6], 1, kernel_size=3).neighbours.tolist()
+    [[-1, 0, 1], [0, 1, -1], [-1, 2, -1]]
+    >>> kernel_map(line, [6], 1, kernel_size=2, stride=2, kind="strided").out_indices.tolist()
+    [[0, 0], [0, 2]]
+    """
+    if kind not in KINDS:
+        raise FormatError(f"kind is {kind!r}; choose from {', '.join(KINDS)}")
+    grid = VoxelGrid(tuple(spatial_shape), batch_size)
+    grid.check_kind(indices)
+    ndim = len(grid.spatial_shape)
+    kernel = per_axis("kernel_size", kernel_size, ndim, 1)
+    strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
+    if kind == "subm":
+        return _submanifold(indices, grid, kernel, strides, dilations)
+    extra = per_axis("output_padding", output_padding, ndim, 0)
+    geometry = Geometry(kernel, strides, per_axis("padding", padding, ndim, 0), dilations)
+    if kind == "strided":
+        if any(extra):
+            raise FormatError(f"output_padding is {list(extra)} but kind is 'strided'; only 'transposed' takes it")
+        shape = geometry.coarse_shape(grid.spatial_shape)
+    else:
+        shape = geometry.fine_shape(grid.spatial_shape, extra)
+    if min(shape) < 1:
+        raise FormatError(
+            f"a {kind} convolution with kernel_size {list(kernel)}, stride {list(strides)}, padding "
+            f"{list(geometry.padding)} and dilation {list(dilations)} leaves nothing of spatial_shape "
+            f"{list(grid.spatial_shape)}: its output would be {list(shape)}"
+        )
+    return _generated(indices, grid, VoxelGrid(shape, batch_size), geometry, kind)
+
+
+def _submanifold(
+    indices: Tensor, grid: VoxelGrid, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> KernelMap:
+    if any(size % 2 == 0 for size in kernel):
+        raise FormatError(
+            f"kernel_size is {list(kernel)}; a submanifold kernel has a centre, so each size is odd; "
+            "use a strided convolution for even kernels"
+        )
+    if max(stride) > 1:
+        raise FormatError(
+            f"stride is {list(stride)}; a submanifold convolution keeps its voxels, so its stride is 1; "
+            "use a strided convolution to downsample"
+        )
+    padding = tuple(d * (k // 2) for d, k in zip(dilation, kernel))
+    geometry = Geometry(kernel, stride, padding, dilation)
+    found = _maker(indices).find(indices, grid, geometry)
+    tables = _Tables((len(indices), len(indices)), True, [found, None])
+    shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
+    return KernelMap(*shapes, kernel, stride, padding, dilation, "subm", geometry.volume, geometry.volume, tables)
+
+
+def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
+    keys, found = _maker(indices).generate(indices, grid, made, geometry, kind == "strided")
+    out_indices = made.indices(keys, indices.dtype)
+    made.mark_checked(out_indices)
+    return KernelMap(
+        indices,
+        out_indices,
+        grid.spatial_shape,
+        made.spatial_shape,
+        grid.batch_size,
+        geometry.kernel_size,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        kind,
+        geometry.reached if kind == "strided" else geometry.volume,
+        geometry.volume if kind == "strided" else geometry.reached,
+        _Tables((len(out_indices), len(indices)), False, [None, found]),
+    )
+
+
+def _maker(indices: Tensor):  # type: ignore[no-untyped-def]
+    """The module that finds neighbours on this device."""
+    is_young = indices.is_cuda and torch.cuda.get_device_capability(indices.device) >= OLDEST_GPU
+    return voxel_hash if voxel_hash is not None and (is_young or INTERPRETED) else voxel_sort
+
+
+def _swapped(table: Tensor, rows: int) -> Tensor:
+    """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V]."""
+    volume, device = table.shape[1], table.device
+    taps = torch.arange(volume, device=device)
+    place = torch.where(table >= 0, table.long() * volume + taps, rows * volume)
+    own = torch.arange(len(table), dtype=torch.int32, device=device)[:, None].expand_as(table)
+    return _placed(own.flatten(), place.flatten(), rows * volume).view(rows, volume)
+
+
+def _grouped(table: Tensor, group_size: int) -> GroupedMap:
+    """The groups of table[x,z] = y, ascending by tap and then by x; reads from the device how many there are."""
+    rows, volume, device = *table.shape, table.device
+    found = table.T.flatten()  # tap by tap
+    is_pair = found >= 0
+    upto = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), is_pair.cumsum(0)])
+    bounds = upto[torch.arange(volume + 1, device=device) * rows]
+    groups = (bounds.diff() + group_size - 1) // group_size
+    ends = groups.cumsum(0)
+    count = int(ends[-1])
+    MAPZ = torch.searchsorted(ends, torch.arange(count, device=device), right=True).int()
+    # a pair's place: the first of its tap, and how many pairs of that tap came before it
+    shift = (ends - groups) * group_size - bounds[:-1]
+    place = (upto[:-1].view(volume, rows) + shift[:, None]).flatten()
+    place = torch.where(is_pair, place, count * group_size)
+    own = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
+    MAPX, MAPY = (_placed(values, place, count * group_size).view(count, group_size) for values in (own, found))
+    return GroupedMap(MAPX, MAPY, MAPZ)
+
+
+def _placed(values: Tensor, place: Tensor, size: int) -> Tensor:
+    """int32 [size] with each value in its place, -1 elsewhere; a place of `size` drops the value."""
+    made = torch.full((size + 1,), -1, dtype=torch.int32, device=values.device)
+    return made.scatter_(0, place, values)[:-1]

@@ -1,0 +1,128 @@
+"""A model built of spconv's layers -> the same model built of ours, weights included; spconv is not imported."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+from typing import Any
+
+from torch import nn
+
+from ..compiler.errors import UnsupportedError
+from . import sparse_conv, sparse_pool
+from .sparse_convolution import SparseConvolution
+from .sparse_pool import SparsePool
+from .sparse_sequential import SparseIdentity, SparseSequential, ToDense
+
+__all__ = ["from_spconv"]
+
+CONVOLUTION = ("ndim", "in_channels", "out_channels", "kernel_size", "subm", "inverse", "transposed", "weight")
+POOLS = {"SparseMaxPool": "SparseMaxPool", "SparseAvgPool": "SparseAvgPool"}
+PLAIN = {"SparseBatchNorm": nn.BatchNorm1d, "SparseReLU": nn.ReLU}  # modules of features under spconv's names
+
+
+def from_spconv(module: nn.Module) -> nn.Module:
+    """A copy of `module` in which every layer of spconv is ours; all else stays as it is.
+
+    Layers are told by their attributes and names. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
+    of your own builds spconv's, import ours instead.
+    """
+    converted = _converted(module, "")
+    if converted is not None:
+        return converted
+    copied = deepcopy(module)
+    _convert_children(copied, "")
+    return copied
+
+
+def _convert_children(module: nn.Module, path: str) -> None:
+    for name, child in module.named_children():
+        place = f"{path}.{name}" if path else name
+        converted = _converted(child, place)
+        if converted is not None:
+            setattr(module, name, converted)
+        else:
+            _convert_children(child, place)
+
+
+def _converted(module: nn.Module, path: str) -> nn.Module | None:
+    """Our layer in the place of spconv's; None for a module that is not spconv's."""
+    name = type(module).__name__
+    if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
+        return None
+    if all(hasattr(module, attribute) for attribute in CONVOLUTION):
+        return _convolution(module)
+    if name == "SparseSequential":
+        return _sequential(module, path)
+    for known in POOLS:
+        if name.startswith(known) and hasattr(module, "ndim"):
+            return _pool(module, known)
+    if name in ("ToDense", "Identity") and _is_foreign(module):
+        return ToDense() if name == "ToDense" else SparseIdentity()
+    if name in PLAIN and isinstance(module, PLAIN[name]):
+        return _plain(module, PLAIN[name])
+    if _is_foreign(module):
+        raise UnsupportedError(
+            f"{path or 'the module'} is spconv's {name}, which has no counterpart here; replace it by hand first"
+        )
+    return None
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    return type(module).__module__.split(".")[0] == "spconv"
+
+
+def _convolution(source: Any) -> SparseConvolution:
+    kind = "SubMConv" if source.subm else "SparseInverseConv" if source.inverse else "SparseConv"
+    if source.transposed and not source.inverse:
+        kind = "SparseConvTranspose"
+    make = getattr(sparse_conv, f"{kind}{source.ndim}d")
+    common: dict[str, Any] = {"bias": source.bias is not None, "indice_key": source.indice_key}
+    if not source.inverse:
+        common["dilation"] = _sizes(source.dilation)
+        if not source.subm:  # a submanifold ignores its stride and its padding
+            common |= {"stride": _sizes(source.stride), "padding": _sizes(source.padding)}
+            common["output_padding"] = _sizes(getattr(source, "output_padding", 0))
+    layer: SparseConvolution = make(source.in_channels, source.out_channels, _sizes(source.kernel_size), **common)
+    layer.to(source.weight.device, source.weight.dtype)
+    state = {"weight": source.weight.detach()}
+    if source.bias is not None:
+        state["bias"] = source.bias.detach()
+    layer.load_state_dict(state)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(getattr(source, name).requires_grad)
+    return layer.train(source.training)
+
+
+def _sizes(value: Any) -> Any:
+    return value if isinstance(value, int) else tuple(int(size) for size in value)
+
+
+def _pool(source: Any, known: str) -> nn.Module:
+    make = getattr(sparse_pool, f"{POOLS[known]}{source.ndim}d")
+    subm = bool(getattr(source, "subm", False))
+    stride = None if subm else _sizes(source.stride)
+    sizes = _sizes(source.kernel_size), stride, _sizes(source.padding), _sizes(source.dilation)
+    pool: nn.Module = make(*sizes, indice_key=source.indice_key, subm=subm)
+    return pool.train(source.training)
+
+
+def _sequential(source: nn.Module, path: str) -> nn.Module:
+    children: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, child in source.named_children():
+        place = f"{path}.{name}" if path else name
+        converted = _converted(child, place)
+        if converted is None:
+            converted = deepcopy(child)
+            _convert_children(converted, place)
+        children[name] = converted
+    made = SparseSequential(children)
+    made.training = source.training  # its own; each child keeps what it had
+    return made
+
+
+def _plain(source: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """A subclass that adds nothing but spconv's calling convention, as the class it comes from."""
+    copied = deepcopy(source)
+    copied.__class__ = kind
+    return copied

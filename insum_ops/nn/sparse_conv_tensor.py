@@ -1,0 +1,235 @@
+"""Features on the occupied voxels of a batch of grids, and the kernel maps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compiler.errors import OperandError, ShapeError
+from ..formats.kernel_map import KernelMap, kernel_map
+from ..formats.voxel_grid import VoxelGrid
+
+__all__ = ["Layout", "SavedMap", "SparseConvTensor", "Voxels"]
+
+Sizes = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """All that a kernel map depends on, but for the voxels."""
+
+    kind: str
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    output_padding: Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Voxels:
+    """Where the rows of features lie; shared by all tensors of one resolution, with the maps that start from it."""
+
+    indices: Tensor
+    grid: VoxelGrid
+    maps: dict[Layout, tuple[KernelMap, Voxels | None]] = field(default_factory=dict)  # None: the voxels themselves
+
+    def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
+        """The map of a convolution over these voxels and the voxels it leads to, worked out once."""
+        found = self.maps.get(layout)
+        if found is None:
+            kind, kernel, stride, padding, dilation, extra = layout
+            shape, batch = self.grid.spatial_shape, self.grid.batch_size
+            made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
+            target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
+            found = self.maps[layout] = made, target
+        return found[0], found[1] or self
+
+    def is_same(self, other: Voxels) -> bool:
+        """The same voxels in the same order; reads them only when they are not one tensor."""
+        if self is other or (self.indices is other.indices and self.grid == other.grid):
+            return True
+        return self.grid == other.grid and torch.equal(self.indices, other.indices)
+
+
+class SavedMap(NamedTuple):
+    """What an indice_key stands for."""
+
+    kernel_map: KernelMap
+    layout: Layout
+    source: Voxels
+    target: Voxels
+
+
+class SparseConvTensor:
+    """`features` [N, C] at `indices` [N, 1+D], rows of (batch, a coordinate for each axis of `spatial_shape`).
+
+    Each voxel is given once; row order is kept by submanifold convolutions, and what strided and transposed ones
+    make is ascending by (batch, coordinates). Voxels are checked when they are first used. `grid`, `voxel_num`
+    and `benchmark` are kept for code written for spconv and not used.
+
+    >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 0, 1], [0, 2, 0]]), [3, 2], batch_size=1)
+    >>> x.dense()
+    tensor([[[[0., 1.],
+              [0., 0.],
+              [1., 0.]]]])
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        indices: Tensor,
+        spatial_shape: Sequence[int],
+        batch_size: int,
+        grid: Tensor | None = None,
+        voxel_num: Tensor | None = None,
+        indice_dict: dict[str, SavedMap] | None = None,
+        benchmark: bool = False,
+        voxels: Voxels | None = None,
+    ) -> None:
+        if voxels is None:
+            own = VoxelGrid(tuple(int(size) for size in spatial_shape), int(batch_size))
+            own.check_kind(indices)
+            if indices.device != features.device:
+                raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
+            voxels = Voxels(indices, own)
+        if features.ndim != 2 or len(features) != len(voxels.indices):
+            raise ShapeError(
+                f"features is {list(features.shape)} but there are {len(voxels.indices)} voxels; "
+                "features are [voxels, channels]"
+            )
+        self._features = features
+        self.voxels = voxels
+        self.indice_dict: dict[str, SavedMap] = {} if indice_dict is None else indice_dict
+        self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
+
+    @property
+    def features(self) -> Tensor:
+        """[N, C]; `replace_feature` gives the voxels others."""
+        return self._features
+
+    @property
+    def indices(self) -> Tensor:
+        return self.voxels.indices
+
+    @property
+    def spatial_shape(self) -> list[int]:
+        return list(self.voxels.grid.spatial_shape)
+
+    @property
+    def batch_size(self) -> int:
+        return self.voxels.grid.batch_size
+
+    @property
+    def spatial_size(self) -> int:
+        """Cells of one grid."""
+        return self.voxels.grid.cells // max(self.batch_size, 1)
+
+    def replace_feature(self, features: Tensor) -> SparseConvTensor:
+        """The same voxels with other features."""
+        return self.at(features, self.voxels)
+
+    def at(self, features: Tensor, voxels: Voxels) -> SparseConvTensor:
+        """Features on other voxels that the same maps lead to."""
+        return SparseConvTensor(features, voxels.indices, (), 0, self.grid, None, self.indice_dict, voxels=voxels)
+
+    def shadow_copy(self) -> SparseConvTensor:
+        return self.replace_feature(self._features)
+
+    def find_indice_pair(self, key: str | None) -> SavedMap | None:
+        """What was saved under an indice_key."""
+        return None if key is None else self.indice_dict.get(key)
+
+    def select_by_index(self, valid: Tensor) -> SparseConvTensor:
+        """The voxels that a mask or a list of rows picks, as a tensor of its own."""
+        grid = self.voxels.grid
+        return SparseConvTensor(self._features[valid], self.indices[valid], grid.spatial_shape, grid.batch_size)
+
+    def dense(self, channels_first: bool = True) -> Tensor:
+        """[batch, C, *spatial_shape], or with channels last; zero where there is no voxel."""
+        grid, features = self.voxels.grid, self._features
+        grid.check(self.indices)
+        flat = features.new_zeros(grid.cells, features.shape[1]).index_copy(0, grid.keys(self.indices), features)
+        dense = flat.view(grid.batch_size, *grid.spatial_shape, features.shape[1])
+        return dense.movedim(-1, 1).contiguous() if channels_first else dense
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> SparseConvTensor:
+        """The cells of [batch, *spatial_shape, C], channels last, that hold anything but zeros."""
+        if x.ndim < 3:
+            raise ShapeError(f"x is {list(x.shape)}; it must be [batch, *spatial_shape, channels]")
+        indices = (x != 0).any(-1).nonzero()
+        return cls(x[tuple(indices.T)], indices.int(), x.shape[1:-1], len(x))
+
+    def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+        if isinstance(other, SparseConvTensor):
+            if not self.voxels.is_same(other.voxels):
+                raise OperandError("the two tensors lie on different voxels; bring them to the same ones to add them")
+            other = other._features
+        return self.replace_feature(self._features + other)
+
+    def map(self, layout: Layout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
+        """The kernel map of a layer and the voxels it leads to: shared by layers of one layout, saved under the key."""
+        if indice_key is None:
+            return self.voxels.map(layout)
+        saved = self.indice_dict.get(indice_key)
+        if saved is None:
+            found, target = self.voxels.map(layout)
+            self.indice_dict[indice_key] = SavedMap(found, layout, self.voxels, target)
+            return found, target
+        if saved.layout != layout:
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved by a layer with {_words(saved.layout)}, but this one has "
+                f"{_words(layout)}; give it another key"
+            )
+        if not saved.source.is_same(self.voxels):
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved for {_place(saved.source)}, but this layer got "
+                f"{_place(self.voxels)}; give it another key"
+            )
+        return saved.kernel_map, saved.target if saved.layout.kind != "subm" else self.voxels
+
+    def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
+        """The saved map backwards, and the voxels it came from."""
+        saved = self.indice_dict.get(indice_key)
+        if saved is None:
+            known = ", ".join(map(repr, self.indice_dict)) or "none"
+            raise OperandError(
+                f"no map was saved under indice_key {indice_key!r}; saved are {known}; give the key to the strided "
+                "convolution that this one is to undo"
+            )
+        if saved.layout.kind == "subm":
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved by a submanifold convolution, which keeps its voxels; "
+                "an inverse convolution undoes a strided or transposed one"
+            )
+        if saved.layout.kernel_size != kernel_size:
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved with kernel_size {list(saved.layout.kernel_size)}, but this "
+                f"inverse has {list(kernel_size)}; they must agree"
+            )
+        if not saved.target.is_same(self.voxels):
+            raise OperandError(
+                f"indice_key {indice_key!r} leads back from {_place(saved.target)}, but this inverse got "
+                f"{_place(self.voxels)}; bring the features to the voxels that the strided convolution made"
+            )
+        return saved.kernel_map.inverse, saved.source
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseConvTensor(voxels={len(self.indices)}, channels={self._features.shape[1]}, "
+            f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size}, dtype={self._features.dtype})"
+        )
+
+
+def _words(layout: Layout) -> str:
+    kind, *numbers = layout
+    named: list[Any] = [f"{name} {list(sizes)}" for name, sizes in zip(Layout._fields[1:5], numbers)]
+    return f"kind {kind!r}, {', '.join(named)}"
+
+
+def _place(voxels: Voxels) -> str:
+    return f"{len(voxels.indices)} voxels of spatial_shape {list(voxels.grid.spatial_shape)}"

@@ -1,0 +1,67 @@
+"""Containers: sparse layers and plain modules in a row, and the way to a dense tensor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import Tensor, nn
+
+from .sparse_conv_tensor import SparseConvTensor
+from .sparse_convolution import SparseModule
+
+__all__ = ["SparseIdentity", "SparseSequential", "ToDense"]
+
+
+class SparseSequential(SparseModule):
+    """Modules in a row: sparse ones take the `SparseConvTensor`, plain ones (`nn.ReLU`, `nn.BatchNorm1d`) its features.
+
+    Plain modules are left out where there is no voxel. After `ToDense`, every module takes the tensor.
+
+    >>> import torch
+    >>> x = SparseConvTensor(torch.tensor([[-1.0], [2.0]]), torch.tensor([[0, 0], [0, 2]]), [3], batch_size=1)
+    >>> SparseSequential(nn.ReLU(), ToDense())(x)
+    tensor([[[0., 0., 2.]]])
+    """
+
+    def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module], **named: nn.Module) -> None:
+        super().__init__()
+        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+            named = {**modules[0], **named}
+            modules = ()
+        for module in modules:
+            self.add(module)  # type: ignore[arg-type]
+        for name, module in named.items():
+            self.add(module, name)
+
+    def add(self, module: nn.Module, name: str | None = None) -> None:
+        """Append a module; its name is its number unless given."""
+        self.add_module(str(len(self)) if name is None else name, module)
+
+    def forward(self, x: Any) -> Any:
+        for module in self._modules.values():
+            if isinstance(module, SparseModule) or not isinstance(x, SparseConvTensor):
+                x = module(x)  # type: ignore[misc]
+            elif len(x.features):
+                x = x.replace_feature(module(x.features))  # type: ignore[misc]
+        return x
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __getitem__(self, at: int) -> nn.Module:
+        return list(self.children())[at]
+
+
+class ToDense(SparseModule):
+    """[batch, channels, *spatial_shape]; zero where there is no voxel."""
+
+    def forward(self, x: SparseConvTensor) -> Tensor:
+        return x.dense()
+
+
+class SparseIdentity(SparseModule):
+    """What goes in comes out."""
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        return x

@@ -1,0 +1,66 @@
+"""Other libraries' convolution weights as [out, *kernel_size, in / groups], for `layer.load_kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from torch import Tensor
+
+from ..compiler.errors import ShapeError
+
+__all__ = ["weight_from_conv", "weight_from_conv_transpose", "weight_from_minkowski", "weight_from_torchsparse"]
+
+
+def weight_from_torchsparse(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    """TorchSparse's `kernel` [taps, in, out] ([in, out] for one tap); odd volumes count the first axis fastest."""
+    kernel = _with_taps(kernel, kernel_size)
+    if prod(kernel_size) % 2 == 0:
+        return kernel.reshape(*kernel_size, *kernel.shape[1:]).movedim(-1, 0).contiguous()
+    return _first_axis_fastest(kernel, kernel_size)
+
+
+def weight_from_minkowski(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    """MinkowskiEngine's `kernel` [taps, in, out] ([in, out] for one tap), the first axis fastest.
+
+    Odd kernels are centred there as here. Even ones start at the voxel itself, so they equal a strided layer
+    without padding.
+    """
+    return _first_axis_fastest(_with_taps(kernel, kernel_size), kernel_size)
+
+
+def weight_from_conv(weight: Tensor) -> Tensor:
+    """The weight [out, in / groups, *kernel_size] of `nn.Conv1d` to `nn.Conv3d`."""
+    _check_dense("weight", weight)
+    return weight.movedim(1, -1).contiguous()
+
+
+def weight_from_conv_transpose(weight: Tensor, groups: int = 1) -> Tensor:
+    """The weight [in, out / groups, *kernel_size] of `nn.ConvTranspose1d` to `nn.ConvTranspose3d`."""
+    _check_dense("weight", weight)
+    if groups < 1 or len(weight) % groups:
+        raise ShapeError(f"weight has {len(weight)} input channels and groups is {groups}; groups must divide them")
+    split = weight.reshape(groups, -1, *weight.shape[1:])  # [g, in / g, out / g, *kernel]
+    return split.movedim(1, -1).flatten(0, 1).contiguous()
+
+
+def _with_taps(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    if kernel.ndim == 2:
+        kernel = kernel[None]
+    if kernel.ndim != 3 or len(kernel) != prod(kernel_size):
+        raise ShapeError(
+            f"kernel is {list(kernel.shape)} but kernel_size is {list(kernel_size)}, which has {prod(kernel_size)} "
+            "taps; it must be [taps, in, out]"
+        )
+    return kernel
+
+
+def _check_dense(name: str, weight: Tensor) -> None:
+    if weight.ndim < 3:
+        raise ShapeError(f"{name} is {list(weight.shape)}; a dense convolution's has channels and at least one axis")
+
+
+def _first_axis_fastest(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    ndim = len(kernel_size)
+    taps = kernel.reshape(*reversed(kernel_size), *kernel.shape[1:])
+    return taps.permute(ndim + 1, *reversed(range(ndim)), ndim).contiguous()

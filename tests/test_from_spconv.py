@@ -1,0 +1,220 @@
+"""Models and weights of other libraries. Stand-ins have spconv's attributes and compute what it computes."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+import pytest
+import torch
+from tolerances import assert_matches
+
+from insum_ops import nn
+from insum_ops.compiler.errors import ShapeError, UnsupportedError
+
+
+class Convolution(torch.nn.Module):
+    """The attributes by which spconv's layers are told."""
+
+    def __init__(self, ndim, channels, kernel_size, bias=True, indice_key=None, **options):
+        super().__init__()
+        self.ndim, self.in_channels, self.out_channels = ndim, *channels
+        self.kernel_size, self.indice_key = [kernel_size] * ndim, indice_key
+        self.stride, self.padding, self.dilation = (
+            [options.get(k, d)] * ndim for k, d in (("stride", 1), ("padding", 0), ("dilation", 1))
+        )
+        self.subm, self.inverse, self.transposed = (options.get(k, False) for k in ("subm", "inverse", "transposed"))
+        self.weight = torch.nn.Parameter(torch.randn(channels[1], *self.kernel_size, channels[0]))
+        self.bias = torch.nn.Parameter(torch.randn(channels[1])) if bias else None
+
+
+class SparseMaxPool3d(torch.nn.Module):
+    ndim, kernel_size, stride, padding, dilation, indice_key, subm = (
+        3,
+        [2] * 3,
+        [2] * 3,
+        [0] * 3,
+        [1] * 3,
+        "pool",
+        False,
+    )
+
+
+class SparseSequential(torch.nn.Sequential):
+    pass
+
+
+class SparseBatchNorm(torch.nn.BatchNorm1d):
+    pass
+
+
+class ToDense(torch.nn.Module):
+    __module__ = "spconv.pytorch.modules"
+
+
+class JoinTable(torch.nn.Module):
+    __module__ = "spconv.pytorch.tables"
+
+
+def cloud(channels=4):
+    indices = (torch.rand(2, 4, 5, 6) < 0.4).nonzero().int()
+    return nn.SparseConvTensor(torch.randn(len(indices), channels), indices, [4, 5, 6], 2)
+
+
+def test_a_whole_model_is_converted():
+    block = SparseSequential(
+        OrderedDict(
+            conv=Convolution(3, (4, 8), 3, subm=True, stride=2, padding=1, indice_key="a"),
+            norm=SparseBatchNorm(8),
+            act=torch.nn.ReLU(),
+            down=Convolution(3, (8, 8), 3, bias=False, stride=2, padding=1, indice_key="b"),
+            up=Convolution(3, (8, 4), 3, inverse=True, indice_key="b"),
+        )
+    )
+    model = torch.nn.Module()
+    model.block, model.head = (
+        block,
+        torch.nn.ModuleList([Convolution(3, (4, 2), 2, transposed=True, stride=2), SparseMaxPool3d(), ToDense()]),
+    )
+    block.norm.eval()
+    converted = nn.from_spconv(model)
+    kinds = [type(module).__name__ for module in converted.modules()]
+    assert kinds == [
+        *("Module", "SparseSequential", "SubMConv3d", "BatchNorm1d", "ReLU", "SparseConv3d", "SparseInverseConv3d"),
+        *("ModuleList", "SparseConvTranspose3d", "SparseMaxPool3d", "ToDense"),
+    ]
+    assert not converted.block.norm.training
+    assert isinstance(model.block, SparseSequential), "the model itself stays as it was"
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(converted.state_dict()[name], tensor)
+    x = converted.block(cloud())
+    assert x.features.shape[1] == 4
+    assert converted.head[1](converted.head[0](x)).features.shape[1] == 2
+
+
+def test_what_is_frozen_stays_frozen():
+    source = Convolution(2, (4, 8), 3, subm=True)
+    source.weight.requires_grad_(False)
+    layer = nn.from_spconv(source.half())
+    assert isinstance(layer, nn.SubMConv2d)
+    assert [p.requires_grad for p in (layer.weight, layer.bias)] == [False, True]
+    assert layer.weight.dtype == torch.float16
+    assert nn.from_spconv(layer).weight.shape == layer.weight.shape
+
+
+def test_a_layer_without_a_counterpart_is_named():
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(torch.nn.Sequential(torch.nn.Sequential(JoinTable())))
+    assert str(caught.value) == "0.0 is spconv's JoinTable, which has no counterpart here; replace it by hand first"
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(JoinTable())
+    assert str(caught.value) == (
+        "the module is spconv's JoinTable, which has no counterpart here; replace it by hand first"
+    )
+
+
+def test_a_pointwise_weight_is_read_as_spconv_reads_it():
+    x, weight = cloud(), torch.randn(8, 1, 1, 1, 4)
+    for layer in (nn.SubMConv3d(4, 8, 1, bias=False), nn.SparseConv3d(4, 8, 1, bias=False)):
+        layer.load_state_dict({"weight": weight})
+        assert torch.equal(layer(x).features, x.features @ weight.view(4, 8))
+        assert_matches(layer(x).features, x.features.double() @ layer.kernel.double().view(8, 4).T)
+        assert torch.equal(layer.state_dict()["weight"], weight)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, (3, 1, 2)])
+def test_weights_of_the_old_layout_load(kernel):
+    layer = nn.SparseConv3d(4, 8, kernel)
+    older = torch.randn(*layer.kernel_size, 4, 8)
+    layer.load_state_dict({"weight": older, "bias": torch.zeros(8), "max_num_voxels_during_training": torch.ones(1)})
+    assert torch.equal(layer.kernel, older.movedim(-1, 0))
+
+
+def test_a_state_of_a_whole_model_loads_and_a_wrong_one_does_not():
+    model = nn.SparseSequential(nn.SubMConv3d(4, 8, 3), torch.nn.BatchNorm1d(8), nn.SubMConv3d(8, 4, 1))
+    state = {name: torch.randn_like(t.float()).to(t.dtype) for name, t in model.state_dict().items()}
+    older = {name: t.movedim(0, -1) if name == "0.weight" else t for name, t in state.items()}
+    model.load_state_dict(older)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert older["0.weight"].shape == (3, 3, 3, 4, 8), "what was passed in stays as it was"
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
+        model.load_state_dict({**state, "0.weight": torch.ones(8, 3, 3, 3, 5)})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_dense_weights_convert(kernel, groups):
+    x = cloud()
+    dense = torch.nn.Conv3d(4, 6, kernel, groups=groups)
+    layer = nn.SparseConv3d(4, 6, kernel, groups=groups)
+    layer.load_kernel(nn.weight_from_conv(dense.weight))
+    layer.load_state_dict({**layer.state_dict(), "bias": dense.bias})
+    y = layer(x)
+    batch, *position = y.indices.long().T
+    expected = torch.nn.Conv3d.double(dense)(x.dense().double()).movedim(1, -1)[(batch, *position)]
+    assert_matches(y.features, expected)
+
+    dense = torch.nn.ConvTranspose3d(4, 6, kernel, stride=2, groups=groups, bias=False)
+    layer = nn.SparseConvTranspose3d(4, 6, kernel, stride=2, groups=groups, bias=False)
+    layer.load_kernel(nn.weight_from_conv_transpose(dense.weight, groups))
+    y = layer(x)
+    batch, *position = y.indices.long().T
+    expected = dense.double()(x.dense().double()).movedim(1, -1)[(batch, *position)]
+    assert_matches(y.features, expected)
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (1, 3, 5), (2, 2, 2), (2, 3, 1), (1, 1, 1)], ids=str)
+def test_kernels_of_other_libraries_convert_tap_by_tap(kernel_size):
+    a, b, c = kernel_size
+    kernel = torch.randn(a * b * c, 4, 6)
+    minkowski, torchsparse = (
+        nn.weight_from_minkowski(kernel, kernel_size),
+        nn.weight_from_torchsparse(kernel, kernel_size),
+    )
+    is_odd = a * b * c % 2
+    for i in range(a):
+        for j in range(b):
+            for k in range(c):
+                first_fastest, last_fastest = kernel[(k * b + j) * a + i], kernel[(i * b + j) * c + k]
+                assert torch.equal(minkowski[:, i, j, k], first_fastest.T)
+                assert torch.equal(torchsparse[:, i, j, k], (first_fastest if is_odd else last_fastest).T)
+    if kernel_size == (1, 1, 1):
+        assert torch.equal(nn.weight_from_torchsparse(kernel[0], kernel_size), torchsparse)
+
+
+MISTAKES = [
+    (
+        lambda: nn.weight_from_minkowski(torch.ones(9, 4, 6), (3, 3, 3)),
+        "kernel is [9, 4, 6] but kernel_size is [3, 3, 3], which has 27 taps; it must be [taps, in, out]",
+    ),
+    (
+        lambda: nn.weight_from_conv(torch.ones(9, 4)),
+        "weight is [9, 4]; a dense convolution's has channels and at least one axis",
+    ),
+    (
+        lambda: nn.weight_from_conv_transpose(torch.ones(9, 4, 3), 2),
+        "weight has 9 input channels and groups is 2; groups must divide them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
+def test_a_mistake_is_named(call, message):
+    with pytest.raises(ShapeError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+@pytest.mark.skipif(os.environ.get("OMP_NUM_THREADS") != "1", reason="spconv's CPU scatter races with more threads")
+def test_a_network_of_spconv_gives_the_same_numbers():
+    spconv = pytest.importorskip("spconv.pytorch", reason="no spconv here")
+    source = spconv.SparseSequential(
+        spconv.SubMConv3d(4, 8, 3, indice_key="a"),
+        spconv.SubMConv3d(8, 8, 1),
+        spconv.SparseConv3d(8, 8, 3, 2, 1, indice_key="b"),
+        spconv.SparseInverseConv3d(8, 4, 3, indice_key="b"),
+    )
+    x = cloud()
+    theirs = source(spconv.SparseConvTensor(x.features, x.indices, x.spatial_shape, 2)).dense()
+    with torch.no_grad():
+        assert_matches(nn.from_spconv(source)(x).dense(), theirs.double())

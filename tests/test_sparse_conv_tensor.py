@@ -1,0 +1,312 @@
+"""SparseConvTensor, indice_key, pooling and containers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import OrderedDict
+
+import pytest
+import torch
+from tolerances import assert_matches
+from torch.nn import functional
+
+from insum_ops import nn
+from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.formats import FormatError
+from insum_ops.nn import sparse_conv_tensor
+
+SHAPE = [4, 5, 6]
+
+
+def cloud(channels=4, density=0.4, dtype=torch.float64):
+    indices = (torch.rand(2, *SHAPE) < density).nonzero().int()
+    indices = indices[torch.randperm(len(indices))]
+    return nn.SparseConvTensor(torch.randn(len(indices), channels, dtype=dtype, requires_grad=True), indices, SHAPE, 2)
+
+
+def test_dense_and_back_is_the_same_cloud():
+    x = cloud()
+    dense = x.dense()
+    assert dense.shape == (2, 4, *SHAPE)
+    batch, *position = x.indices.long().T
+    assert torch.equal(dense.movedim(1, -1)[(batch, *position)], x.features)
+    assert int((dense != 0).any(1).sum()) == len(x.indices)
+    assert torch.equal(x.dense(channels_first=False), dense.movedim(1, -1))
+    back = nn.SparseConvTensor.from_dense(x.dense(channels_first=False))
+    assert torch.equal(back.dense(), dense)
+    assert back.indices.dtype == torch.int32
+    (gradient,) = torch.autograd.grad(dense.sum(), x.features)
+    assert torch.equal(gradient, torch.ones_like(gradient))
+
+
+def test_attributes_are_those_of_spconv():
+    x = cloud()
+    assert (x.spatial_shape, x.batch_size, x.spatial_size, x.indice_dict) == (SHAPE, 2, 120, {})
+    y = x.replace_feature(x.features * 2)
+    assert y.indices is x.indices
+    assert y.indice_dict is x.indice_dict
+    assert torch.equal((x + y).features, 3 * x.features)
+    assert torch.equal((x + y.features).features, 3 * x.features)
+    assert x.shadow_copy().features is x.features
+    few = x.select_by_index(x.indices[:, 0] == 1)
+    assert (few.indices[:, 0] == 1).all()
+    assert x.find_indice_pair("a") is None
+    assert x.find_indice_pair(None) is None
+    nn.SubMConv3d(4, 4, 3, indice_key="a").double()(x)
+    assert x.find_indice_pair("a").kernel_map.kind == "subm"
+    assert repr(few) == (
+        f"SparseConvTensor(voxels={len(few.indices)}, channels=4, spatial_shape=[4, 5, 6], batch_size=2, "
+        "dtype=torch.float64)"
+    )
+
+
+def test_layers_of_one_layout_share_a_map(monkeypatch):
+    built = []
+    original = sparse_conv_tensor.kernel_map
+    monkeypatch.setattr(sparse_conv_tensor, "kernel_map", lambda *args: built.append(args[-2]) or original(*args))
+    x = cloud()
+    first = nn.SubMConv3d(4, 4, 3, indice_key="a").double()
+    second = nn.SubMConv3d(4, 4, 3).double()  # without a key, and with a padding that means nothing
+    third = nn.SubMConv3d(4, 4, 3, padding=1, indice_key="b").double()
+    down = nn.SparseConv3d(4, 4, 2, 2, indice_key="down").double()
+    up = nn.SparseInverseConv3d(4, 4, 2, "down").double()
+    y = third(second(first(x)))
+    z = first(up(second(second(down(y)))))  # back on the first voxels, with their maps
+    assert built == ["subm", "strided", "subm"]
+    assert z.indices is x.indices
+
+
+def test_memory_is_freed_without_the_cycle_collector():
+    x = cloud()
+    down = nn.SparseConv3d(4, 4, 2, 2, indice_key="down").double()
+    y = nn.SubMConv3d(4, 4, 3, indice_key="a").double()(nn.SparseInverseConv3d(4, 4, 2, "down").double()(down(x)))
+    y.features.sum().backward()
+    indices = weakref.ref(x.voxels)
+    gc.disable()
+    try:
+        del x, y
+        assert indices() is None
+    finally:
+        gc.enable()
+
+
+def saved(key="a", **options):
+    x = cloud()
+    layer = nn.SparseConv3d(4, 4, 2, 2, indice_key=key, **options).double()
+    return x, layer(x)
+
+
+def test_an_unknown_key_is_named():
+    _, y = saved()
+    with pytest.raises(OperandError) as caught:
+        nn.SparseInverseConv3d(4, 4, 2, "b")(y)
+    assert str(caught.value) == (
+        "no map was saved under indice_key 'b'; saved are 'a'; give the key to the strided convolution that this one "
+        "is to undo"
+    )
+
+
+def test_an_inverse_must_fit_what_was_saved():
+    x, y = saved()
+    with pytest.raises(OperandError) as caught:
+        nn.SparseInverseConv3d(4, 4, 3, "a")(y)
+    assert str(caught.value) == (
+        "indice_key 'a' was saved with kernel_size [2, 2, 2], but this inverse has [3, 3, 3]; they must agree"
+    )
+    with pytest.raises(OperandError) as caught:
+        nn.SparseInverseConv3d(4, 4, 2, "a")(x)
+    assert str(caught.value) == (
+        f"indice_key 'a' leads back from {len(y.indices)} voxels of spatial_shape [2, 2, 3], but this inverse got "
+        f"{len(x.indices)} voxels of spatial_shape [4, 5, 6]; bring the features to the voxels that the strided "
+        "convolution made"
+    )
+    nn.SubMConv3d(4, 4, 3, indice_key="same").double()(x)
+    with pytest.raises(OperandError) as caught:
+        nn.SparseInverseConv3d(4, 4, 3, "same")(x)
+    assert str(caught.value) == (
+        "indice_key 'same' was saved by a submanifold convolution, which keeps its voxels; an inverse convolution "
+        "undoes a strided or transposed one"
+    )
+
+
+def test_a_key_stands_for_one_layout_and_one_set_of_voxels():
+    x, y = saved()
+    with pytest.raises(OperandError) as caught:
+        nn.SparseConv3d(4, 4, 3, 2, 1, indice_key="a")(x)
+    assert str(caught.value) == (
+        "indice_key 'a' was saved by a layer with kind 'strided', kernel_size [2, 2, 2], stride [2, 2, 2], padding "
+        "[0, 0, 0], dilation [1, 1, 1], but this one has kind 'strided', kernel_size [3, 3, 3], stride [2, 2, 2], "
+        "padding [1, 1, 1], dilation [1, 1, 1]; give it another key"
+    )
+    with pytest.raises(OperandError) as caught:
+        nn.SparseConv3d(4, 4, 2, 2, indice_key="a")(y)
+    assert str(caught.value) == (
+        f"indice_key 'a' was saved for {len(x.indices)} voxels of spatial_shape [4, 5, 6], but this layer got "
+        f"{len(y.indices)} voxels of spatial_shape [2, 2, 3]; give it another key"
+    )
+
+
+def test_equal_voxels_in_another_tensor_reuse_a_key():
+    x = cloud()
+    layer = nn.SubMConv3d(4, 4, 3, indice_key="a").double()
+    y = layer(x)
+    again = nn.SparseConvTensor(x.features, x.indices.clone(), SHAPE, 2, indice_dict=x.indice_dict)
+    assert torch.equal(layer(again).features, y.features)
+
+
+def test_tensors_on_different_voxels_do_not_add():
+    x, y = saved()
+    with pytest.raises(OperandError) as caught:
+        x + y
+    assert str(caught.value) == "the two tensors lie on different voxels; bring them to the same ones to add them"
+
+
+INDICES = torch.tensor([[0, 1, 2, 3], [1, 0, 0, 0]], dtype=torch.int32)
+MISTAKES = [
+    (
+        (torch.ones(3, 4), INDICES, SHAPE, 2),
+        ShapeError,
+        "features is [3, 4] but there are 2 voxels; features are [voxels, channels]",
+    ),
+    (
+        (torch.ones(2), INDICES, SHAPE, 2),
+        ShapeError,
+        "features is [2] but there are 2 voxels; features are [voxels, channels]",
+    ),
+    (
+        (torch.ones(2, 4), INDICES.float(), SHAPE, 2),
+        FormatError,
+        "indices is torch.float32; coordinates are torch.int32 or torch.int64",
+    ),
+    (
+        (torch.ones(2, 4), INDICES, SHAPE[:2], 2),
+        FormatError,
+        "indices is [2, 4] but spatial_shape is [4, 5]; it must be [N, 3], the batch and then a coordinate for "
+        "each axis",
+    ),
+    (
+        (torch.ones(2, 4, device="meta"), INDICES, SHAPE, 2),
+        OperandError,
+        "features are on meta but indices on cpu; move one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), MISTAKES, ids=[message[:40] for *_, message in MISTAKES])
+def test_a_mistake_is_named(call, kind, message):
+    with pytest.raises(kind) as caught:
+        nn.SparseConvTensor(*call)
+    assert str(caught.value) == message
+
+
+def test_from_dense_needs_an_axis():
+    with pytest.raises(ShapeError) as caught:
+        nn.SparseConvTensor.from_dense(torch.ones(2, 3))
+    assert str(caught.value) == "x is [2, 3]; it must be [batch, *spatial_shape, channels]"
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x: x.dense(), lambda x: nn.SubMConv3d(1, 1, 3)(x), lambda x: nn.SparseConv3d(1, 1, 2, 2)(x)]
+)
+def test_wrong_voxels_are_refused_wherever_they_are_first_used(use):
+    outside = nn.SparseConvTensor(torch.ones(2, 1), INDICES, [4, 5, 3], 2)
+    with pytest.raises(FormatError, match=r"^indices\[0\] is \[0, 1, 2, 3\], whose coordinate 3 on axis 2 is outside"):
+        use(outside)
+    twice = nn.SparseConvTensor(torch.ones(2, 1), INDICES[[1, 1]], SHAPE, 2)
+    with pytest.raises(
+        FormatError, match=r"^indices\[0\] and indices\[1\] are both \[1, 0, 0, 0\]; give each voxel once"
+    ):
+        use(twice)
+
+
+POOLS = [dict(kernel_size=2), dict(kernel_size=3, stride=2, padding=1), dict(kernel_size=2, stride=1, dilation=2)]
+
+
+@pytest.mark.parametrize("options", POOLS, ids=str)
+def test_max_pooling_is_the_dense_one_without_the_empty_cells(options):
+    x = cloud()
+    y = nn.SparseMaxPool3d(**options)(x)
+    batch, *position = x.indices.long().T
+    dense = torch.full((2, *SHAPE, 4), -torch.inf, dtype=torch.float64)
+    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
+    expected = functional.max_pool3d(dense, **options)
+    batch, *position = y.indices.long().T
+    assert y.spatial_shape == list(expected.shape[2:])
+    expected = expected.movedim(1, -1)[(batch, *position)]
+    assert torch.equal(y.features, expected)
+    weights = torch.randn_like(expected)
+    for result in (y.features, expected):
+        result.backward(weights)
+        gradient, x.features.grad = x.features.grad, None
+        if result is y.features:
+            first = gradient
+    assert_matches(first, gradient)
+
+
+@pytest.mark.parametrize("options", POOLS[:2], ids=str)
+def test_average_pooling_divides_by_the_voxels_there_are(options):
+    x = cloud()
+    y = nn.SparseAvgPool3d(**options)(x)
+    occupied = x.replace_feature(torch.ones(len(x.indices), 1, dtype=torch.float64)).dense()
+    kernel = options["kernel_size"]
+    sums = [functional.avg_pool3d(dense, **options) * kernel**3 for dense in (x.dense(), occupied)]
+    batch, *position = y.indices.long().T
+    expected = (sums[0] / sums[1]).movedim(1, -1)[(batch, *position)]
+    assert_matches(y.features, expected)
+    weights = torch.randn_like(expected)
+    (actual,) = torch.autograd.grad((y.features * weights).sum(), x.features)
+    (reference,) = torch.autograd.grad((expected * weights).sum(), x.features)
+    assert_matches(actual, reference)
+
+
+def test_pooling_over_a_submanifold_keeps_the_voxels():
+    x = cloud()
+    y = nn.SparseMaxPool3d(3, subm=True)(x)
+    assert y.indices is x.indices
+    assert (y.features >= x.features).all()
+    assert repr(nn.SparseMaxPool3d(3, 2, 1, 2, "a")) == (
+        "SparseMaxPool3d(kernel_size=[3, 3, 3], stride=[2, 2, 2], padding=[1, 1, 1], dilation=[2, 2, 2], "
+        "indice_key='a')"
+    )
+
+
+@pytest.mark.parametrize("pool", [nn.SparseMaxPool3d(2), nn.SparseAvgPool3d(2)], ids=repr)
+def test_pooling_no_voxel_gives_none(pool):
+    empty = nn.SparseConvTensor(torch.ones(0, 3), torch.ones(0, 4, dtype=torch.int32), SHAPE, 1)
+    assert pool(empty).features.shape == (0, 3)
+    with pytest.raises(OperandError) as caught:
+        pool(torch.ones(1))
+    name = type(pool).__name__
+    assert str(caught.value) == f"{name} takes a SparseConvTensor of insum_ops.nn, but got a Tensor"
+    with pytest.raises(ShapeError) as caught:
+        pool(nn.SparseConvTensor(torch.ones(0, 3), torch.ones(0, 2, dtype=torch.int32), [3], 1))
+    assert str(caught.value) == f"{name} takes 3 axes but spatial_shape is [3]"
+
+
+def test_what_pooling_saved_an_inverse_convolution_undoes():
+    x = cloud()
+    y = nn.SparseMaxPool3d(2, indice_key="pool")(x)
+    assert nn.SparseInverseConv3d(4, 3, 2, "pool").double()(y).indices is x.indices
+
+
+def test_a_sequence_gives_plain_modules_the_features():
+    x = cloud()
+    conv, norm = nn.SubMConv3d(4, 8, 3), torch.nn.BatchNorm1d(8)
+    model = nn.SparseSequential(
+        conv, norm, torch.nn.ReLU(), nn.SparseIdentity(), nn.ToDense(), torch.nn.Flatten()
+    ).double()
+    assert len(model) == 6
+    assert model[1] is norm
+    expected = torch.relu(functional.batch_norm(conv(x).features, None, None, training=True))
+    assert_matches(model(x), x.replace_feature(expected).dense().flatten(1))
+    assert list(dict(nn.SparseSequential(OrderedDict(a=conv, b=norm)).named_children())) == ["a", "b"]
+    assert list(dict(nn.SparseSequential(conv, last=norm).named_children())) == ["0", "last"]
+
+
+def test_a_sequence_without_voxels_trains():
+    empty = nn.SparseConvTensor(torch.ones(0, 4), torch.ones(0, 4, dtype=torch.int32), SHAPE, 2)
+    model = nn.SparseSequential(
+        nn.SubMConv3d(4, 4, 3), torch.nn.BatchNorm1d(4), nn.SparseConv3d(4, 8, 2, 2), nn.ToDense()
+    )
+    assert model(empty).shape == (2, 8, 2, 2, 3)

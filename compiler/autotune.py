@@ -28,7 +28,6 @@ __all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "recall", "
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
-LAUNCH = 0.012  # milliseconds of the host for a kernel or a memset (H200 machine, `python -m bench.bench_kernels host`)
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 
@@ -196,20 +195,13 @@ def _measure(
         milliseconds = None if way is None else _time(partial(way, tensors, facts), limit)
         best_so_far = min(best_so_far, milliseconds or best_so_far)
         measured.append((Timing(candidate, milliseconds, reason), way))
-    measured.sort(key=lambda pair: _waiting(*pair))
+    measured.sort(key=lambda pair: (pair[0].milliseconds is None, pair[0].milliseconds))
     timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
     if winner is None:
         raise UnsupportedError(f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}")
     times = tuple((t.candidate.choices, t.milliseconds) for t in timings if t.milliseconds is not None)
     _cache(str(cache_dir())).put(problem.key, Entry(best.candidate.choices, times))
     return timings, winner
-
-
-def _waiting(timing: Timing, way: Launcher | None) -> tuple[float, float]:
-    """What a user waits for: the device or, when that is quicker, the host, which launches once more to zero."""
-    if timing.milliseconds is None or way is None:
-        return float("inf"), float("inf")
-    return max(timing.milliseconds, LAUNCH * (1 + way.zeroes)), timing.milliseconds
 
 
 def _build_all(

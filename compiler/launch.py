@@ -98,11 +98,6 @@ class Launcher:
         winners = torch.empty(self.bound.size, dtype=self.bound.winner_dtype, device=self.bound.device)
         return winners if self.schedule.covers_output else winners.fill_(-1)
 
-    @property
-    def zeroes(self) -> bool:
-        """A call fills its output, or part of it, before the kernel runs."""
-        return not self.is_covered
-
     def launch(self, pool: Sequence[Tensor]) -> None:
         arguments: list[Any] = [pool[position] for position in self.order]
         # Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here

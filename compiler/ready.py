@@ -21,6 +21,8 @@ PLAIN = (Tensor, torch.nn.Parameter)
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
+_precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
+_is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 
 Found = tuple[Any, "SparseFormat | None", bool]  # what runs the call, its format, whether a gradient is wanted
 
@@ -114,19 +116,15 @@ def _key(
 ) -> tuple[tuple[Any, ...] | None, SparseFormat | None, bool]:
     """What decides how a call runs, the format among its operands, and whether one of them requires a gradient."""
     form, wants_grad = None, False
-    parts = [
-        expr,
-        None if size is None else tuple(size),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-    ]
+    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic()]
     for name, operand in operands.items():
-        kind = type(operand)
-        if kind not in PLAIN:
+        if type(operand) in PLAIN:
+            parts += (name, operand.shape, operand.stride(), operand.dtype, operand.device)
+        else:
+            # the values are asked each time: a Parameter stays the same object when its dtype or device changes
             form, operand = operand, operand.values
             if type(operand) not in PLAIN:
                 return None, None, False
-            name = f"{kind.__name__} {name}"
+            parts += (name, type(form), operand.shape, operand.stride(), operand.dtype, operand.device)
         wants_grad = wants_grad or operand.requires_grad
-        parts += (name, operand.shape, operand.stride(), operand.dtype, operand.device)
     return tuple(parts), form, wants_grad

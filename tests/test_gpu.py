@@ -44,6 +44,7 @@ def convolved(tensors, voxels):
 
 
 def relative_error(actual, expected):
+    expected = expected.detach()
     return float((actual.detach().double() - expected).norm() / expected.norm())
 
 
@@ -109,7 +110,7 @@ def test_rivals_without_a_format_compete_in_torch(reduction, is_deterministic):
     for row in range(5):
         rivals = X[row == E]
         assert torch.equal(Y[row], getattr(torch, f"a{reduction}")(rivals, 0) if len(rivals) else 0 * Y[row])
-    assert int((grad != 0).sum()) == 30 * len(E[E >= 0].unique())
+    assert int((grad != 0).sum()) == 30 * (len(E[E >= 0].unique()) - 1)  # nan_to_num lets none through to row 5
 
 
 def test_a_maximum_and_its_gradients_can_be_captured():

@@ -165,3 +165,15 @@ def test_a_pattern_that_remembers_calls_can_be_copied_and_pickled():
     for twin in (copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
         assert not twin.memory
         torch.testing.assert_close(insum(SPMM, A=twin, B=B), expected)
+
+
+def test_values_that_change_their_type_in_place_are_another_call():
+    dense = matrix()
+    weight = torch.nn.Parameter(GroupCOO.from_dense(dense).values, requires_grad=False)
+    A = GroupCOO.from_dense(dense).with_values(weight)
+    B = torch.randn(5, 4, dtype=torch.float64)
+    assert insum(SPMM, A=A, B=B).dtype == torch.float64
+    weight.data = weight.data.to(torch.float32)  # as module.float() does
+    found = insum(SPMM, A=A, B=B.float())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, (dense @ B).float(), rtol=1e-5, atol=1e-5)

@@ -19,7 +19,7 @@ from .ready import PLAIN, find, is_watched, remember, remember_sparse, run_found
 from .rewrite import sparse_factor
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
-__all__ = ["evaluate", "recall"]
+__all__ = ["evaluate", "gradient_of", "recall", "values_gradient"]
 
 # whether any device's autocast is on, at a tenth of the cost of asking for one device
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -121,7 +121,7 @@ class _Plain(torch.autograd.Function):
         tensors = dict(zip(ctx.names.split(","), ctx.saved_tensors))
         wanted = ctx.needs_input_grad[5:]
         grads = [
-            _gradient(ctx.expr, name, tensors, upstream) if wanted[at] else None for at, name in enumerate(tensors)
+            gradient_of(ctx.expr, name, tensors, upstream) if wanted[at] else None for at, name in enumerate(tensors)
         ]
         return None, None, None, None, None, *grads
 
@@ -152,7 +152,7 @@ class _Extremum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[5:]
         operands = {**tensors, **_split(ctx.expr, won, tensors)} if any(wanted) else tensors
         grads = [
-            _gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(tensors)
+            gradient_of(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(tensors)
         ]
         return None, None, None, None, None, *grads
 
@@ -190,7 +190,7 @@ def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     return terms(expr, name), name == statement.output.name and statement.op == "+="
 
 
-def _gradient(expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:
+def gradient_of(expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:
     """d loss / d operands[name], for a dense tensor: a sum over the places where it stands."""
     tensor = operands[name]
     parts, is_seed = _terms(expr, name)
@@ -292,13 +292,15 @@ class _Sparse(torch.autograd.Function):
         form = ctx.form.with_values(values)
         dense = dict(zip(ctx.names, rest))
         wants_values, *wanted = ctx.needs_input_grad[5:]
-        d_values = _values_gradient(ctx.expr, ctx.name, form, dense, upstream) if wants_values else None
+        d_values = values_gradient(ctx.expr, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
-        grads = [_gradient(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
+        grads = [
+            gradient_of(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)
+        ]
         return None, None, None, None, None, d_values, *grads
 
 
-def _values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> Tensor:
+def values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
     how = recipe_for(expr, tuple(upstream.shape), name, form, dense)
     tensors = how.tensors(form, dense)

@@ -51,6 +51,19 @@ class Edges:
             self.weights, self.weights_version, self.filled = ref(edge_weight), edge_weight._version, filled
         return filled
 
+    def slots(self, edge_weight: Tensor) -> Tensor:
+        """The weights over the format's slots; differentiable."""
+        return self.arranged.fill(edge_weight).values
+
+    def detached(self, edge_weight: Tensor) -> SparseFormat:
+        """The pattern with these weights, for where gradients are taken care of."""
+        _check_weights(edge_weight, self.arranged)
+        return self.arranged.fill(edge_weight.detach())
+
+    def like(self, edge_weight: Tensor, values: Tensor) -> Tensor:
+        """`values`, one over each of the format's slots, in the order of the edges."""
+        return self.arranged.read(values)
+
 
 def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
     """What is known of (edge_index, edge_weight, size); `size` (sources, targets) is for a tuple without one.

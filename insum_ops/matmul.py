@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .compiler.autograd import gradient_of, values_gradient
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .edges import edges_of
 from .formats.convert import block_grid
 from .formats.sparse_format import SparseFormat
 from .functional import insum
-from .operands import as_format
+from .operands import as_format, trained_source
 from .sparse_source import sparse_source
 
 __all__ = ["sddmm", "spmm"]
@@ -24,6 +25,8 @@ MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] =
 MIN = tuple(statement.replace("max", "min") for statement in MAX)
 STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
 HALVES = (torch.float16, torch.bfloat16)
+
+_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
@@ -68,6 +71,10 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         form = A
     else:
         _refuse_tracing("A")
+        if reduce == "sum" and B.ndim <= 3 and torch.is_grad_enabled() and not _may_autocast():
+            trained = trained_source(A, B)
+            if trained is not None:
+                return _Trained.apply(*trained, B, SUM[B.ndim - 1])  # type: ignore[no-any-return]
         form = as_format(A, B)
     if len(form.shape) != 2:
         raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
@@ -81,6 +88,30 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
         return C.to(torch.promote_types(form.dtype, B.dtype))
     return C
+
+
+class _Trained(torch.autograd.Function):
+    """A product with a matrix whose values are listed in an order of their own, and come back in it as gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, listed: Tensor, source: Any, B: Tensor, statement: str) -> Tensor:
+        ctx.source, ctx.statement, ctx.form = source, statement, source.detached(listed)
+        ctx.save_for_backward(listed, B)
+        return insum(statement, A=ctx.form, B=B)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        listed, B = ctx.saved_tensors
+        form = ctx.form
+        if torch.is_grad_enabled():  # these gradients are to be differentiated in their turn
+            form = form.with_values(ctx.source.slots(listed))
+        d_listed = d_B = None
+        if ctx.needs_input_grad[0]:
+            slots = values_gradient(ctx.statement, "A", form, {"B": B}, upstream)
+            d_listed = ctx.source.like(listed.detach(), slots)
+        if ctx.needs_input_grad[2]:
+            d_B = gradient_of(ctx.statement, "B", {"A": form, "B": B}, upstream)
+        return d_listed, None, d_B, None
 
 
 def _refuse_tracing(name: str) -> None:

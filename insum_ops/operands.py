@@ -9,13 +9,13 @@ from torch import Tensor
 
 from .arrange import arrange
 from .compiler.errors import OperandError, ShapeError
-from .edges import edges_of
+from .edges import Edges, edges_of
 from .formats.check import VALUE_DTYPES
 from .formats.sources import scipy_entries
 from .formats.sparse_format import SparseFormat
-from .sparse_source import remembered_format, sparse_source
+from .sparse_source import SparseSource, remembered_format, sparse_source
 
-__all__ = ["as_format"]
+__all__ = ["as_format", "trained_source"]
 
 
 def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
@@ -25,15 +25,28 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
     if isinstance(A, Tensor):
         return remembered_format(A) or sparse_source(A, "A").format(A)
     if isinstance(A, tuple):
-        size = None if B is None else (B.shape[-2 if B.ndim > 1 else 0],) * 2
         dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else torch.get_default_dtype()
-        return edges_of(A, "A", size).format(A[1], dtype)
+        return edges_of(A, "A", _size(B)).format(A[1], dtype)
     if hasattr(A, "tocoo"):
         return _from_scipy(A, None if B is None else B.device)
     raise OperandError(
         f"A is of type {type(A).__name__}; pass a format of insum_ops.formats, a torch sparse tensor, "
         "a scipy sparse array or (edge_index, edge_weight, size)"
     )
+
+
+def trained_source(A: Any, B: Tensor) -> tuple[Tensor, SparseSource | Edges] | None:
+    """The tensor that lists A's values and where they go, if a gradient is wanted for it."""
+    if isinstance(A, Tensor):
+        return (A, sparse_source(A, "A")) if A.requires_grad else None
+    if isinstance(A, tuple) and len(A) > 1 and isinstance(A[1], Tensor) and A[1].requires_grad:
+        return A[1], edges_of(A, "A", _size(B))
+    return None
+
+
+def _size(B: Tensor | None) -> tuple[int, int] | None:
+    """A graph without a size has as many nodes as B has rows."""
+    return None if B is None else (B.shape[-2 if B.ndim > 1 else 0],) * 2
 
 
 def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:

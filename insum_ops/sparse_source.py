@@ -33,10 +33,18 @@ class SparseSource:
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and torch.is_grad_enabled():
-            return self.arranged.pattern.with_values(_Slots.apply(A, self))
+            return self.arranged.pattern.with_values(self.slots(A))
         with torch.inference_mode(False):  # what is kept must be good for training too
             self.filled = self.arranged.fill(_entries(A, self.merged))
         return self.filled
+
+    def slots(self, A: Tensor) -> Tensor:
+        """A's values over the format's slots; differentiable."""
+        return _Slots.apply(A, self)  # type: ignore[no-any-return]
+
+    def detached(self, A: Tensor) -> SparseFormat:
+        """The pattern with A's values, for where gradients are taken care of."""
+        return self.arranged.fill(_entries(A, self.merged))
 
     def like(self, A: Tensor, values: Tensor) -> Tensor:
         """A torch sparse tensor of A's pattern and layout that holds `values`, one over each of the format's slots."""

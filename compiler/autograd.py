@@ -15,7 +15,16 @@ from .op import call, call_with_winners
 from .parse import parse
 from .pipeline import run, run_with_winners
 from .ranges import remember_range
-from .ready import PLAIN, find, is_watched, remember, remember_sparse, run_found
+from .ready import (
+    PLAIN,
+    find,
+    find_values_gradient,
+    is_watched,
+    remember,
+    remember_sparse,
+    remember_values_gradient,
+    run_found,
+)
 from .rewrite import sparse_factor
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
@@ -302,11 +311,17 @@ class _Sparse(torch.autograd.Function):
 
 def values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
+    key, known = find_values_gradient(expr, form, dense, upstream)
+    if known is not None:
+        return _as_type(known({**dense, known.upstream: upstream}), form.values.dtype)
     how = recipe_for(expr, tuple(upstream.shape), name, form, dense)
     tensors = how.tensors(form, dense)
     ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
     needed = {upstream_as: how.split_output(upstream), **{key: tensors[key] for key in others}}
-    return _as_type(evaluate(derived, needed, tuple(form.values.shape)), form.values.dtype)
+    result = _as_type(evaluate(derived, needed, tuple(form.values.shape)), form.values.dtype)
+    if key is not None:
+        remember_values_gradient(key, form, derived, how, needed, upstream_as, {**dense, upstream_as: upstream})
+    return result
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -72,6 +72,14 @@ class Launcher:
         self.strides = torch.empty(self.size, device="meta").stride()
         self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
 
+    def into(
+        self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
+    ) -> Tensor:
+        """The result of a kernel that writes all of it, in a shape of the caller's choice with as many elements."""
+        output = torch.empty_strided(size, strides, dtype=self.sum_dtype, device=self.device)
+        self.launch((*tensors, *facts, output))
+        return output
+
     def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor | tuple[Tensor, Tensor]:
         if self.is_covered:
             output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)

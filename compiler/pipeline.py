@@ -16,7 +16,7 @@ from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
-from .launch import INTERPRETED
+from .launch import INTERPRETED, Launcher
 from .lower import lower, placeholders
 from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
@@ -103,6 +103,14 @@ class Plan:
         if runner is None:
             runner = self.runners[key] = self.runner(tensors, facts)
         return runner(tensors, facts)
+
+    def launcher(self, tensors: list[Tensor]) -> Launcher | None:
+        """The kernel that runs on tensors like these, if it is known and writes all of its output by itself.
+
+        A kernel sees memory, not shapes, so a tensor stands for its views here.
+        """
+        runner = self.runners.get(self.variant(tensors))
+        return runner if isinstance(runner, Launcher) and runner.is_covered and not runner.wants_winners else None
 
     def variant(self, tensors: list[Tensor]) -> object:
         """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range."""

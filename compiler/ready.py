@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,17 @@ from torch import Tensor
 from .pipeline import Plan, plan_for
 from .sparse import Recipe, SparseFormat
 
-__all__ = ["Found", "find", "is_watched", "remember", "remember_sparse", "run_found"]
+__all__ = [
+    "PLAIN",
+    "Found",
+    "find",
+    "find_values_gradient",
+    "is_watched",
+    "remember",
+    "remember_sparse",
+    "remember_values_gradient",
+    "run_found",
+]
 
 CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -74,18 +85,101 @@ def remember_sparse(
     if key is None or form is None:
         return
     plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
-    views = {name: (original, splits) for name, original, splits in how.views}
-    fixed: list[Tensor | None] = []
-    moving: list[tuple[int, str, Any]] = []
-    for at, (name, tensor) in enumerate(tensors.items()):
-        moves = name == how.values or name in views
-        fixed.append(None if moves else tensor)
-        if name in views:
-            moving.append((at, *views[name]))
-    call = SparseCall(plan, how, group_dim, list(tensors).index(how.values), fixed, tuple(moving), facts)
+    fixed, moving = _sorted_out(how, tensors, operands)
+    fixed[list(tensors).index(how.values)] = None
+    is_whole = math.prod(how.size) == math.prod(how.final)
+    final = _contiguous(how.final) if is_whole else None
+    values_at = list(tensors).index(how.values)
+    _keep(form, key, SparseCall(plan, how, group_dim, values_at, fixed, moving, facts, final))
+
+
+def find_values_gradient(
+    expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
+) -> tuple[object, ValuesGradient | None]:
+    """What the gradient of the values is remembered by, None where somebody watches, and what is remembered."""
+    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
+        return None, None
+    parts: list[Any] = ["values", expr, _precision(), _is_deterministic()]
+    for tensor in (upstream, form.values, *dense.values()):
+        if type(tensor) not in PLAIN or (tensor.requires_grad and torch.is_grad_enabled()):
+            return None, None
+        parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    key = tuple(parts)
+    return key, form.memory.get(key)
+
+
+def remember_values_gradient(
+    key: object,
+    form: SparseFormat,
+    derived: str,
+    how: Recipe,
+    needed: Mapping[str, Tensor],
+    upstream_as: str,
+    operands: Mapping[str, Tensor],
+) -> None:
+    """`derived` over `needed` is the gradient of the values; `operands` are dense ones and the upstream gradient."""
+    views = (*how.views, (upstream_as, upstream_as, how.output_splits))
+    fixed, moving = _sorted_out(replace(how, views=views), needed, operands)
+    plan = plan_for(derived, ",".join(needed), tuple(form.values.shape), list(needed.values()), "")
+    final = _contiguous(tuple(form.values.shape))
+    _keep(form, key, ValuesGradient(plan, how, upstream_as, fixed, moving, final))
+
+
+def _keep(form: SparseFormat, key: object, call: object) -> None:
     if len(form.memory) >= CALLS:
         form.memory.clear()
     form.memory[key] = call
+
+
+Moving = tuple[tuple[int, str, Any, "tuple[int, ...] | None"], ...]  # (place, the user's name, splits, shape if a view)
+
+
+def _sorted_out(
+    how: Recipe, tensors: Mapping[str, Tensor], operands: Mapping[str, Any]
+) -> tuple[list[Tensor | None], Moving]:
+    """A statement's tensors: those that belong to the pattern, and those that come anew with each call."""
+    views = {name: (original, splits) for name, original, splits in how.views}
+    fixed: list[Tensor | None] = []
+    moving = []
+    for at, (name, tensor) in enumerate(tensors.items()):
+        fixed.append(None if name in views else tensor)
+        if name in views:
+            original, splits = views[name]
+            given = operands[original]
+            is_view = tensor.data_ptr() == given.data_ptr() and tensor.numel() == given.numel()
+            moving.append((at, original, splits, tuple(tensor.shape) if splits and is_view else None))
+    return fixed, tuple(moving)
+
+
+def _run(
+    plan: Plan,
+    how: Recipe,
+    tensors: list[Any],
+    moving: Moving,
+    operands: Mapping[str, Any],
+    facts: list[Tensor],
+    final: Final | None,
+) -> Tensor:
+    """Give each moving tensor its place and run, without making views where a kernel would not notice."""
+    for at, name, _, _ in moving:
+        tensors[at] = operands[name]
+    launcher = plan.launcher(tensors) if final is not None else None
+    if launcher is not None and final is not None and all([shape is not None or not s for _, _, s, shape in moving]):
+        return launcher.into(*final, tensors, facts)
+    for at, _, splits, shape in moving:
+        if shape is not None:
+            tensors[at] = tensors[at].view(shape)
+        elif splits:
+            tensors[at] = how.split(tensors[at], splits)
+    output: Any = plan(tensors, facts)  # a plan without winners returns one tensor
+    return output if final is None else output.view(final[0])  # type: ignore[no-any-return]
+
+
+Final = tuple[tuple[int, ...], tuple[int, ...]]  # an output's shape and strides
+
+
+def _contiguous(size: tuple[int, ...]) -> Final:
+    return size, torch.empty(size, device="meta").stride()
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +191,31 @@ class SparseCall:
     group_dim: int
     values_at: int
     fixed: list[Tensor | None]  # the format's coordinates, in the order of the plan's tensors
-    moving: tuple[tuple[int, str, Any], ...]  # (place, the user's name, splits)
+    moving: Moving
     facts: list[Tensor]
+    final: Final | None  # None: blocks are to be cropped
 
     def __call__(self, form: SparseFormat, operands: Mapping[str, Any]) -> Tensor:
-        if form.group_dim != self.group_dim:
-            form = form.regroup(self.group_dim)
         tensors: list[Any] = self.fixed.copy()
-        tensors[self.values_at] = form.values
-        for at, name, splits in self.moving:
-            tensors[at] = self.how.split(operands[name], splits) if splits else operands[name]
-        output: Any = self.plan(tensors, self.facts)  # a plan without winners returns one tensor
-        return self.how.finish(output) if self.how.output_splits else output
+        is_grouped = form.group_dim == self.group_dim
+        tensors[self.values_at] = form.values if is_grouped else form.regrouped_values(self.group_dim)
+        output = _run(self.plan, self.how, tensors, self.moving, operands, self.facts, self.final)
+        return output if self.final is not None else self.how.finish(output)
+
+
+@dataclass(frozen=True, eq=False)
+class ValuesGradient:
+    """The gradient of a format's values in one statement, ready for dense tensors and the upstream gradient."""
+
+    plan: Plan
+    how: Recipe
+    upstream: str  # its name among the operands
+    fixed: list[Tensor | None]
+    moving: Moving
+    final: Final
+
+    def __call__(self, operands: Mapping[str, Tensor]) -> Tensor:
+        return _run(self.plan, self.how, self.fixed.copy(), self.moving, operands, [], self.final)
 
 
 def _key(

@@ -55,6 +55,7 @@ class SparseFormat(Protocol):
     @property
     def memory(self) -> dict[Any, Any]: ...  # lives as long as the pattern, whatever its values
     def regroup(self, group_dim: int) -> SparseFormat: ...
+    def regrouped_values(self, group_dim: int) -> Tensor: ...  # of regroup(group_dim)
     def with_values(self, values: Tensor) -> SparseFormat: ...
 
 

@@ -152,6 +152,11 @@ class SparseFormat(FromTensors):
         values = found.gather(self._flat_values)
         return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
 
+    def regrouped_values(self, group_dim: int) -> Tensor:
+        """The values of `regroup(group_dim)`."""
+        found = self._known.regrouped.get((group_dim, None))
+        return self.regroup(group_dim).values if found is None else found.gather(self._flat_values)
+
     @property
     def facts(self) -> RowFacts | None:
         """About the rows of the groups, worked out once; None where p is the row."""

@@ -13,10 +13,11 @@ from .bind import Meta, TensorLike, bind
 from .differentiate import Term, terms, winners
 from .op import call, call_with_winners
 from .parse import parse
-from .pipeline import run, run_with_winners
+from .pipeline import has_kernels, run, run_with_winners
 from .ranges import remember_range
 from .ready import (
     PLAIN,
+    SparseCall,
     find,
     find_values_gradient,
     is_watched,
@@ -28,7 +29,7 @@ from .ready import (
 from .rewrite import sparse_factor
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
-__all__ = ["evaluate", "gradient_of", "recall", "values_gradient"]
+__all__ = ["evaluate", "gradient_of", "grouped", "recall", "values_gradient"]
 
 # whether any device's autocast is on, at a tenth of the cost of asking for one device
 _may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -47,10 +48,10 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
     found = find(expr, operands, size)
     if found is None:
         return None
-    _, form, wants_grad = found
+    call, form, wants_grad = found
     if not wants_grad:
         return run_found(found, operands)
-    if not _is_sum(expr):
+    if not call.is_sum:
         return None
     if form is None:
         return _Plain.apply(expr, ",".join(operands), size, "", [], *operands.values())  # type: ignore[no-any-return]
@@ -58,7 +59,7 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
     if not any([tensor.requires_grad for tensor in dense.values()]):
         return None
     name = next(name for name in operands if name not in dense)
-    return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+    return _Sparse.apply(expr, name, form, size, tuple(dense), call, form.values, *dense.values())  # type: ignore[no-any-return]
 
 
 def _evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
@@ -220,15 +221,23 @@ def _evaluate_sparse(
     dense = {key: operand for key, operand in operands.items() if key != name}
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and _is_sum(expr):
-        return _Sparse.apply(expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+        return _Sparse.apply(expr, name, form, size, tuple(dense), None, form.values, *dense.values())  # type: ignore[no-any-return]
     if form.group_dim != group_dim:
-        form = form.regroup(group_dim)
+        form = grouped(form, group_dim, _is_sum(expr))
     how = recipe_for(expr, size, name, form, dense)
     tensors, facts = how.tensors(form, dense), _facts_of(form) if how.fact else []
     result = how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
     if not is_watched():
         remember_sparse(expr, operands, size, form.group_dim, how, tensors, facts)
     return result
+
+
+def grouped(form: SparseFormat, group_dim: int, is_sum: bool) -> SparseFormat:
+    """Grouped along another dimension: a kernel reads the values where they are, anything else gets a copy of them."""
+    wants_grad = torch.is_grad_enabled() and form.values.requires_grad
+    if is_watched() or wants_grad or not is_sum or not has_kernels(form.device):
+        return form.regroup(group_dim)
+    return form.along(group_dim)
 
 
 def _facts_of(form: SparseFormat) -> list[Tensor]:
@@ -289,24 +298,26 @@ class _Sparse(torch.autograd.Function):
         form: SparseFormat,
         size: Sequence[int] | None,
         names: tuple[str, ...],
+        call: SparseCall | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.name, ctx.form, ctx.names = expr, name, form, names
         ctx.save_for_backward(*tensors)
-        return evaluate(expr, {name: form, **dict(zip(names, tensors[1:]))}, size)
+        dense = dict(zip(names, tensors[1:]))
+        return evaluate(expr, {name: form, **dense}, size) if call is None else call(form, dense)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         values, *rest = ctx.saved_tensors
-        form = ctx.form.with_values(values)
+        form = ctx.form if ctx.form.values is values else ctx.form.with_values(values)
         dense = dict(zip(ctx.names, rest))
-        wants_values, *wanted = ctx.needs_input_grad[5:]
+        wants_values, *wanted = ctx.needs_input_grad[6:]
         d_values = values_gradient(ctx.expr, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
         grads = [
             gradient_of(ctx.expr, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)
         ]
-        return None, None, None, None, None, d_values, *grads
+        return None, None, None, None, None, None, d_values, *grads
 
 
 def values_gradient(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> Tensor:

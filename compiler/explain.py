@@ -10,6 +10,7 @@ from textwrap import indent
 import torch
 from torch import Tensor, fx
 
+from .autograd import grouped
 from .autotune import Timing, candidates, recall
 from .bind import Bound, bind
 from .errors import UnsupportedError
@@ -144,7 +145,9 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     target = sparse_factor(statement, sparse)
     form = sparse[target.name]
     has_groups = form.coords[form.group_dim] is not None
-    form = form.regroup(best_group_dim(statement, target, form.group_dim, has_groups))
+    group_dim = best_group_dim(statement, target, form.group_dim, has_groups)
+    if group_dim != form.group_dim:
+        form = grouped(form, group_dim, statement.is_sum)
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
     facts = form.facts if how.fact else None
     known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]

@@ -22,10 +22,14 @@ from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
-__all__ = ["plan_for", "problem_for", "run", "run_with_winners", "tune"]
+__all__ = ["has_kernels", "plan_for", "problem_for", "run", "run_with_winners", "tune"]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
+
+# torch.backends.cuda.matmul.allow_*_reduced_precision_reduction, without the Python around them
+_fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
+_bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 
 _plans: dict[object, Plan] = {}
 
@@ -96,6 +100,7 @@ class Plan:
     def __post_init__(self) -> None:
         self.pointed = tuple((self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed)
         self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
+        self.is_sum = self.bound.statement.is_sum
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
         key = self.variant(tensors)
@@ -130,7 +135,7 @@ class Plan:
     def runner(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
         """What evaluates the statement on tensors like these."""
         padded = check_ranges(self.bound, dict(zip(self.names, tensors)))
-        if self.bound.is_empty or not _has_kernels(self.bound.device):
+        if self.bound.is_empty or not has_kernels(self.bound.device):
             return self.graph(padded)
         if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
             return self.ordered() if self.bound.statement.is_sum else self.graph(padded)
@@ -174,13 +179,11 @@ class Plan:
 
 def _may_round_sums(dtype: torch.dtype) -> bool:
     """torch's flag for its own split-K: partial sums may meet in half precision."""
-    matmul = torch.backends.cuda.matmul
-    if dtype == torch.float16:
-        return bool(matmul.allow_fp16_reduced_precision_reduction)
-    return bool(matmul.allow_bf16_reduced_precision_reduction)
+    allowed = _fp16_reduction() if dtype == torch.float16 else _bf16_reduction()
+    return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
 
 
-def _has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda":
         return INTERPRETED
     capability = torch.cuda.get_device_capability(device)

@@ -16,6 +16,7 @@ from .sparse import Recipe, SparseFormat
 __all__ = [
     "PLAIN",
     "Found",
+    "SparseCall",
     "find",
     "find_values_gradient",
     "is_watched",
@@ -195,10 +196,16 @@ class SparseCall:
     facts: list[Tensor]
     final: Final | None  # None: blocks are to be cropped
 
+    @property
+    def is_sum(self) -> bool:
+        return self.plan.is_sum
+
     def __call__(self, form: SparseFormat, operands: Mapping[str, Any]) -> Tensor:
         tensors: list[Any] = self.fixed.copy()
-        is_grouped = form.group_dim == self.group_dim
-        tensors[self.values_at] = form.values if is_grouped else form.regrouped_values(self.group_dim)
+        if form.group_dim == self.group_dim:
+            tensors[self.values_at] = form.values
+        else:
+            tensors[self.values_at] = form.flat_values if self.how.source else form.regroup(self.group_dim).values
         output = _run(self.plan, self.how, tensors, self.moving, operands, self.facts, self.final)
         return output if self.final is not None else self.how.finish(output)
 

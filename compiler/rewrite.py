@@ -28,6 +28,7 @@ class Shape:
     is_blocked: bool
     has_padding: bool
     is_partial: tuple[bool, ...]  # per dimension: the last block is not full
+    is_read_through: bool = False  # values are listed in another order, and found through positions
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Rewritten:
 
     statement: Statement
     values: str  # the name of the format's values
+    source: str  # the name of their positions, "" where they need none
     coords: tuple[str | None, ...]  # the name of each dimension's coordinates; None: not in the statement
     ones: dict[str, int]  # tensors of ones, each as long as this dimension of the format
     views: dict[str, View]  # every other tensor of the statement, the output included
@@ -94,7 +96,10 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
             known = (*statement.names, *axes.values(), *map(str, blocks.values()))
             blocks[name] = Var(fresh_name(f"b{name}", known))
 
-    value = Access(values, (*(Var(axes[a]) for a in form.value_axes), *blocks.values()))
+    places: tuple[Index, ...] = tuple(Var(axes[a]) for a in form.value_axes)
+    source = fresh_name(f"{target.name}S", taken) if form.is_read_through else ""
+    taken.add(source)
+    value = Access(values, (Access(source, places), *blocks.values()) if source else (*places, *blocks.values()))
     swap = _Swap(replaced, blocks, {name: dim for dim, name in enumerate(names)}, taken)
     output = swap.access(statement.output)
     factors: list[Access | Number] = []
@@ -117,7 +122,7 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
         else:
             stored[dim] = None
     written = Statement(output, tuple(factors), statement.op, statement.reduction)
-    return Rewritten(written, values, tuple(stored), ones, swap.views)
+    return Rewritten(written, values, source, tuple(stored), ones, swap.views)
 
 
 def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:

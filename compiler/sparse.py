@@ -41,6 +41,8 @@ class SparseFormat(Protocol):
     @property
     def value_axes(self) -> tuple[str, ...]: ...
     @property
+    def value_source(self) -> Tensor | None: ...  # over value_axes: where in `values` each value is; None: there
+    @property
     def coords(self) -> tuple[Tensor | None, ...]: ...
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]: ...
@@ -55,7 +57,9 @@ class SparseFormat(Protocol):
     @property
     def memory(self) -> dict[Any, Any]: ...  # lives as long as the pattern, whatever its values
     def regroup(self, group_dim: int) -> SparseFormat: ...
-    def regrouped_values(self, group_dim: int) -> Tensor: ...  # of regroup(group_dim)
+    def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
+    @property
+    def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...
 
 
@@ -72,6 +76,7 @@ class Recipe:
 
     text: str  # of the indirect statement
     values: str  # the name of the format's values in it
+    source: str  # the name of their positions, "" where they need none
     coords: tuple[str | None, ...]  # the names of its coordinates; None: not read
     ones: tuple[tuple[str, int], ...]  # (name, dimension of the format): ones as long as it
     views: tuple[tuple[str, str, Splits], ...]  # (name, the user's name, splits) of every other tensor
@@ -100,6 +105,8 @@ class Recipe:
     def tensors(self, operand: SparseFormat, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the indirect statement reads."""
         found = {self.values: operand.values}
+        if self.source and operand.value_source is not None:
+            found[self.source] = operand.value_source
         for name, original, splits in self.views:
             if original in dense:
                 found[name] = _split(dense[original], splits, self.blocks)
@@ -126,6 +133,7 @@ class Kind:
     group_dim: int
     has_padding: bool
     has_facts: bool
+    is_read_through: bool
 
     @staticmethod
     def of(form: SparseFormat) -> tuple[Any, ...]:
@@ -141,6 +149,7 @@ class Kind:
             form.group_dim,
             form.has_padding,
             form.facts is not None,
+            form.value_source is not None,
         )
 
 
@@ -148,13 +157,15 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
     """The fields of the `Recipe` that rewrites `target`, read from a format of this kind, away."""
     blocks = kind.block_size
     is_partial = tuple(blocks is not None and size % blocks[dim] != 0 for dim, size in enumerate(kind.shape))
-    form = Shape(kind.value_axes, kind.coord_axes, kind.is_stored, blocks is not None, kind.has_padding, is_partial)
+    axes = kind.value_axes, kind.coord_axes, kind.is_stored
+    form = Shape(*axes, blocks is not None, kind.has_padding, is_partial, kind.is_read_through)
     rewritten = rewrite(bound.statement, target, form)
     output_splits = rewritten.views[rewritten.statement.output.name].splits
     grouped = rewritten.coords[kind.group_dim]
     return (
         str(rewritten.statement),
         rewritten.values,
+        rewritten.source,
         rewritten.coords,
         tuple(rewritten.ones.items()),
         tuple((name, view.of, view.splits) for name, view in rewritten.views.items()),

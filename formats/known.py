@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -37,3 +38,11 @@ class Regrouped:
     coords: tuple[Tensor | None, ...]
     gather: Gather
     known: Known
+
+    @cached_property
+    def source(self) -> Tensor:
+        """Where each slot's value lies among the flattened values it comes from, -1 at padding: [P] or [P, Q]."""
+        source, is_padding = self.gather.source, self.gather.is_padding
+        if is_padding is not None:
+            source = source.masked_fill(is_padding.view(source.shape), -1)
+        return source.int() if source.numel() < 2**31 else source

@@ -140,30 +140,32 @@ class SparseFormat(FromTensors):
 
         `group_size` None: the same along the same dimension, the heuristic's along another.
         """
-        found = self._known.regrouped.get((group_dim, group_size))
-        dim = group_dim
-        if found is None:
-            dim = normal_dim("group_dim", group_dim, self.shape)
-            check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
-            if dim == self.group_dim and group_size in (None, self.group_size):
-                return self
-            found = self._known.regrouped.get((dim, group_size)) or self._regrouped(dim, group_size)
-            self._known.regrouped[dim, group_size] = found
+        dim = normal_dim("group_dim", group_dim, self.shape)
+        check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
+        if dim == self.group_dim and group_size in (None, self.group_size):
+            return self
+        found = self._pattern_along(dim, group_size)
         values = found.gather(self._flat_values)
         return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
 
-    def regrouped_values(self, group_dim: int) -> Tensor:
-        """The values of `regroup(group_dim)`."""
-        found = self._known.regrouped.get((group_dim, None))
-        return self.regroup(group_dim).values if found is None else found.gather(self._flat_values)
+    def along(self, group_dim: int) -> Along:
+        """`regroup(group_dim)` with the values where they are, for a statement that reads them through positions."""
+        return Along(self, self._pattern_along(group_dim, None), group_dim)
+
+    @property
+    def flat_values(self) -> Tensor:
+        """The values with a single axis before those of a block: [P*Q, *block_size]."""
+        return self._flat_values
 
     @property
     def facts(self) -> RowFacts | None:
         """About the rows of the groups, worked out once; None where p is the row."""
-        rows = self.coords[self.group_dim]
-        if self._known.facts is None and rows is not None:
-            self._known.facts = row_facts(rows, block_grid(self.shape, self.block_size)[self.group_dim])
-        return self._known.facts
+        return _facts(self._known, self.coords, self.group_dim, self.shape, self.block_size)
+
+    @property
+    def value_source(self) -> Tensor | None:
+        """None: value p, or p and q, is the entry's own."""
+        return None
 
     @property
     def memory(self) -> dict[Any, Any]:
@@ -270,6 +272,12 @@ class SparseFormat(FromTensors):
             self._known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
         return self._known.positions
 
+    def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
+        found = self._known.regrouped.get((group_dim, group_size))
+        if found is None:
+            found = self._known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
+        return found
+
     def _regrouped(self, group_dim: int, group_size: int | None) -> Regrouped:
         grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(), self._positions()
@@ -288,3 +296,34 @@ class SparseFormat(FromTensors):
                 f"{name} is a part of a matrix grouped by rows, not of {self!r}; see coords and values"
             )
         return part
+
+
+def _facts(
+    known: Known, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
+) -> RowFacts | None:
+    rows = coords[group_dim]
+    if known.facts is None and rows is not None:
+        known.facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
+    return known.facts
+
+
+class Along:
+    """A format grouped along another dimension, its values in place: slot p, q holds values[value_source[p,q]]."""
+
+    def __init__(self, form: SparseFormat, pattern: Regrouped, group_dim: int) -> None:
+        self.shape, self.block_size, self.value_axes = form.shape, form.block_size, form.value_axes
+        self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
+        self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
+        self._known = pattern.known
+
+    @property
+    def coord_axes(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(("p",) if dim == self.group_dim else self.value_axes for dim in range(len(self.shape)))
+
+    @property
+    def has_padding(self) -> bool:
+        return self._known.num_entries < self._known.num_slots
+
+    @property
+    def facts(self) -> RowFacts | None:
+        return _facts(self._known, self.coords, self.group_dim, self.shape, self.block_size)

@@ -358,6 +358,9 @@ def test_what_the_package_exports():
         "ELL",
         "FormatError",
         "GroupCOO",
+        "GroupedMap",
+        "KernelMap",
         "group_size",
+        "kernel_map",
     ]
     assert issubclass(FormatError, ValueError)

@@ -59,7 +59,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
     def refuse(*_):
         raise UnsupportedError("no config of this statement fits a small GPU: OutOfResources")
 
-    monkeypatch.setattr(pipeline, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "choose", refuse)
     pipeline._plans.clear()
     ready._plans.clear()

@@ -177,3 +177,17 @@ def test_values_that_change_their_type_in_place_are_another_call():
     found = insum(SPMM, A=A, B=B.float())
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (dense @ B).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [GroupCOO, BlockCOO])
+def test_values_read_through_positions_are_the_regrouped_ones(kind):
+    dense = matrix()
+    A = kind.from_dense(dense, group_size=2) if kind is GroupCOO else kind.from_dense(dense, block_size=(2, 2))
+    along, copied = A.along(1), A.regroup(1)
+    assert along.values.data_ptr() == A.values.data_ptr()
+    is_entry = along.value_source >= 0
+    assert torch.equal(along.values[along.value_source.clamp(min=0).long()][is_entry], copied.values[is_entry])
+    assert bool((copied.values[~is_entry] == 0).all())
+    for mine, theirs in zip(along.coords, copied.coords):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(along.facts.pointers, copied.facts.pointers)

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+BENCH_INSTALLED := $(VENV)/installed-bench
 TYPED := build/typecheck
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
@@ -13,7 +14,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -35,6 +36,20 @@ test-cross: $(INSTALLED)
 ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)
 endif
+
+# Measures what this machine can: every case on a GPU, small ones on a CPU. CASES=bench/cases/test_host.py runs one experiment.
+CASES ?= bench/cases
+RESULTS ?= build/bench/results.json
+bench: $(BENCH_INSTALLED)
+	@mkdir -p $(dir $(RESULTS))
+	$(RUN) -m pytest $(CASES) -q -rs --benchmark-quiet --benchmark-json=$(RESULTS)
+
+# Fails if a ratio to a peer shrank since the stored run: STORED=file, or bench/results/ for machines like this one.
+bench-compare: bench
+	$(RUN) -m bench compare $(RESULTS) $(STORED)
+
+bench-report: $(BENCH_INSTALLED)
+	$(RUN) -m bench report $(RESULTS)
 
 # formats/ and compiler/ are imported as insum_ops.formats and insum_ops.compiler: mypy reads them where they are imported.
 lint: $(INSTALLED)
@@ -59,4 +74,8 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	    || { echo "python3 can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(RUN) -m pip install --quiet --constraint constraints.txt $$(grep '^torch==' constraints.txt) setuptools wheel
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
 	@touch $@

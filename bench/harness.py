@@ -5,16 +5,73 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-__all__ = ["check", "device_ms", "geomean", "host_us", "peak_mib", "table", "wall_ms"]
+__all__ = [
+    "Times",
+    "check",
+    "cold_times",
+    "device_ms",
+    "device_times",
+    "geomean",
+    "host_us",
+    "peak_mib",
+    "queued_times",
+    "table",
+    "wall_ms",
+]
 
 
-def device_ms(call: Callable[[], object], calls: int = 10, replays: int = 15) -> float:
-    """Median milliseconds of one call on the device: back-to-back calls captured in a graph, replayed."""
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of one call: the median, and where the middle three fifths lie."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Times:
+        ordered = sorted(milliseconds)
+        last = len(ordered) - 1
+        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+
+
+def device_times(call: Callable[[], object], calls: int = 10, replays: int = 15) -> Times:
+    """One call on the device: back-to-back calls captured in a graph, replayed."""
+    replay = _captured(call, calls)
+    return Times.of([_elapsed(replay) / calls for _ in range(replays)])
+
+
+def cold_times(call: Callable[[], object], replays: int = 15) -> Times:
+    """One captured call on the device that finds nothing of its operands in L2."""
+    replay = _captured(call, 1)
+    room = torch.empty(4 * _l2_bytes(), dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(replays):
+        room.zero_()
+        times.append(_elapsed(replay))
+    return Times.of(times)
+
+
+def queued_times(call: Callable[[], object], calls: int = 10, rounds: int = 15) -> Times:
+    """One call among several queued ones, for what can't be captured: launches count where they are the slower part."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+
+    def several() -> None:
+        for _ in range(calls):
+            call()
+
+    return Times.of([_elapsed(several) / calls for _ in range(rounds)])
+
+
+def _captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -24,29 +81,40 @@ def device_ms(call: Callable[[], object], calls: int = 10, replays: int = 15) ->
             call()
     graph.replay()
     torch.cuda.synchronize()
-    times = []
-    for _ in range(replays):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / calls)
-    return statistics.median(times)
+    return graph.replay
+
+
+def _elapsed(call: Callable[[], object]) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop))
+
+
+def _l2_bytes() -> int:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+
+def device_ms(call: Callable[[], object], calls: int = 10, replays: int = 15) -> float:
+    """Median milliseconds of one call on the device: back-to-back calls captured in a graph, replayed."""
+    return device_times(call, calls, replays).median
 
 
 def host_us(call: Callable[[], object], calls: int = 1000) -> float:
     """Median microseconds that one call keeps the host busy."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(50):
         call()
-    torch.cuda.synchronize()
+    wait()
     times = []
     for at in range(calls):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
         if at % 100 == 99:
-            torch.cuda.synchronize()
+            wait()
     return statistics.median(times) * 1e6
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["clebsch_gordan", "clouds", "graphs", "submanifold_map", "voxels"]
+from .data import CLOUDS, GRAPHS, Pattern, load_cloud, load_graph
+from .generate import GENERATED, SMALL, room, scan
+
+__all__ = [
+    "clebsch_gordan",
+    "cloud_loaders",
+    "clouds",
+    "csr",
+    "graph_loaders",
+    "graphs",
+    "submanifold_map",
+    "voxels",
+]
+
+SMALL_BYTES = 300_000  # of a file that a run on a CPU reads: a few hundred thousand entries
 
 
 def _folder(kind: str) -> Path | None:
@@ -21,49 +37,44 @@ def _folder(kind: str) -> Path | None:
 
 def graphs(device: str) -> dict[str, Tensor]:
     """Name -> adjacency pattern as a CSR tensor with random values."""
+    return {name: csr(load(), device) for name, load in graph_loaders().items()}
+
+
+def graph_loaders(is_small: bool = False) -> dict[str, Callable[[], Pattern]]:
+    """Name -> what reads or generates that graph: names are wanted before any graph is."""
     folder = _folder("graphs")
-    found = {}
     if folder is None:
-        for name, nodes, degree in (
-            ("skewed-20k", 20_000, 10),
-            ("even-20k", 20_000, 4),
-            ("dense-4k", 4_000, 250),
-        ):
-            found[name] = _generated_graph(nodes, degree, device)
-        return found
-    for file in sorted(folder.glob("*.npz")):
-        data = np.load(file)
-        crow, columns = (torch.from_numpy(data[key].astype(np.int32)).to(device) for key in ("indptr", "indices"))
-        found[file.stem] = torch.sparse_csr_tensor(
-            crow, columns, torch.randn(len(columns), device=device), tuple(data["shape"].tolist())
-        )
-    return found
+        return {name: load for name, load in GENERATED.items() if name in SMALL or not is_small}
+    files = [file for file in _files(folder, GRAPHS) if file.stat().st_size <= SMALL_BYTES or not is_small]
+    return {_stem(file): partial(load_graph, file) for file in files}
 
 
-def _generated_graph(nodes: int, degree: int, device: str) -> Tensor:
-    generator = torch.Generator().manual_seed(nodes + degree)
-    weight = torch.rand(nodes, generator=generator).pow(-0.5)
-    counts = (weight / weight.mean() * degree).long().clamp(0, nodes - 1)
-    rows = torch.repeat_interleave(torch.arange(nodes), counts)
-    columns = torch.randint(nodes, (len(rows),), generator=generator)
-    coo = torch.sparse_coo_tensor(
-        torch.stack([rows, columns]), torch.randn(len(rows), generator=generator), (nodes, nodes)
-    )
-    csr = coo.coalesce().to_sparse_csr()
-    parts = csr.crow_indices().int(), csr.col_indices().int(), csr.values()
-    return torch.sparse_csr_tensor(*(part.to(device) for part in parts), csr.shape)
+def _files(folder: Path, readers: Mapping[str, object]) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in readers]
+
+
+def _stem(file: Path) -> str:
+    return Path(file.name.removesuffix(".gz")).stem
+
+
+def csr(pattern: Pattern, device: str) -> Tensor:
+    """int32 indices, as cuSPARSE likes them best, and random values."""
+    crow, columns = (torch.from_numpy(part.astype(np.int32)).to(device) for part in (pattern.indptr, pattern.indices))
+    values = torch.randn(len(columns), generator=torch.Generator().manual_seed(len(columns)))
+    return torch.sparse_csr_tensor(crow, columns, values.to(device), pattern.shape, check_invariants=True)
 
 
 def clouds() -> dict[str, np.ndarray]:
     """Name -> points in metres, [n, 3]."""
+    return {name: load() for name, load in cloud_loaders().items()}
+
+
+def cloud_loaders() -> dict[str, Callable[[], np.ndarray]]:
+    """Name -> what reads or generates that cloud."""
     folder = _folder("clouds")
-    if folder is not None:
-        return {file.stem: np.load(file)["xyz"] for file in sorted(folder.glob("*.npz"))}
-    generator = np.random.default_rng(0)
-    walls = generator.random((400_000, 3)) * [8, 6, 3]
-    face = generator.integers(0, 3, len(walls))
-    walls[np.arange(len(walls)), face] = np.where(generator.random(len(walls)) < 0.5, 0, np.array([8, 6, 3])[face])
-    return {"generated-room": walls.astype(np.float32)}
+    if folder is None:
+        return {"generated-room": room, "generated-scan": scan}
+    return {_stem(file): partial(load_cloud, file) for file in _files(folder, CLOUDS)}
 
 
 def voxels(xyz: np.ndarray, size: float, device: str) -> Tensor:

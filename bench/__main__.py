@@ -1,0 +1,56 @@
+"""`python -m bench report|readme|compare|merge`: what to make of a results file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .compare import compare
+from .readme import write
+from .results import ResultsError, load, merge
+
+try:
+    from .report import report
+except ImportError as error:  # matplotlib is an extra
+    report, MISSING = None, str(error)  # type: ignore[assignment]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("report", help="one HTML page and PNG plots")
+    make.add_argument("results", type=Path)
+    make.add_argument("--out", type=Path, default=Path("build/bench/report"), help="folder of the page and the plots")
+    text = commands.add_parser("readme", help="rewrite the marked block of README.md")
+    text.add_argument("results", type=Path)
+    text.add_argument("--readme", type=Path, default=Path("README.md"))
+    text.add_argument("--check", action="store_true", help="change nothing; fail if the block disagrees")
+    ratio = commands.add_parser("compare", help="fail if a ratio to a peer shrank since a stored run")
+    ratio.add_argument("results", type=Path)
+    ratio.add_argument("stored", type=Path, nargs="?", help="default: bench/results/MACHINE.json")
+    ratio.add_argument("--threshold", type=float, help="how many times worse is allowed")
+    join = commands.add_parser("merge", help="join runs of several experiments into one file")
+    join.add_argument("target", type=Path)
+    join.add_argument("results", type=Path, nargs="+")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "merge":
+            merge(given.results, given.target)
+            return 0
+        if given.command == "compare":
+            return compare(given.results, given.stored, given.threshold)
+        run = load(given.results)
+        if given.command == "readme":
+            return write(given.results, given.readme, run, given.check)
+        if report is None:
+            raise ResultsError(f"the report needs matplotlib ({MISSING}); pip install '.[bench]'")
+        print(report(run, given.out))
+        return 0
+    except ResultsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

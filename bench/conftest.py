@@ -1,0 +1,166 @@
+"""The `measure` fixture: check, warm up and tune, then time; what a results file says beside the times."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from .case import DEVICE, OURS, Call, Case, forget
+from .harness import Times, check, cold_times, device_times, queued_times, wall_ms
+from .machine import machine
+
+ROUNDS = (10, 200)  # of the wall time: at least and at most
+SECONDS = 0.4  # to spend on them
+SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its work
+PEER_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A peer may warn as it likes; ours is held to silence by the tests."""
+    for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
+        config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    cpu = machine_info.get("cpu", {}).get("brand_raw", "unknown")
+    machine_info.clear()  # a results file may be published: no host's name
+    machine_info.update(machine(), cpu=cpu, python=platform.python_version(), system=platform.system())
+
+
+def pytest_benchmark_update_json(config: pytest.Config, benchmarks: object, output_json: dict[str, Any]) -> None:
+    """Medians and quartiles stay; single times would make the file a hundred times as long."""
+    commit = output_json["commit_info"]
+    output_json["commit_info"] = {key: commit.get(key) for key in ("id", "time", "dirty")}
+    for entry in output_json["benchmarks"]:
+        entry["stats"].pop("data", None)
+        entry.pop("options", None)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operands_are_dropped() -> Iterator[None]:
+    yield
+    forget()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+class Measure(Protocol):
+    def __call__(self, case: Case, provider: str, make: Callable[[], Call]) -> None: ...
+
+
+class Note(Protocol):
+    def __call__(self, case: Case, provider: str, value: float, unit: str) -> None: ...
+
+
+@pytest.fixture
+def measure(benchmark: Any) -> Measure:
+    return partial(measured, benchmark)
+
+
+@pytest.fixture
+def note(benchmark: Any) -> Note:
+    return partial(noted, benchmark)
+
+
+def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]) -> None:
+    """Make a provider's call, check its result, time it, and leave a row in the results."""
+    _describe(benchmark, case, provider)
+    try:
+        call = make()
+        call = _slowed(call) if provider == OURS else call
+        benchmark.extra_info["facts"].update(call.facts)
+        _measure(benchmark, case, call)
+    except torch.OutOfMemoryError:
+        pytest.skip(f"{provider} needs more memory than this machine has")
+    except PEER_FAILURES as error:  # a wrong or broken peer gets no time and stops nobody
+        if provider == OURS:
+            raise
+        pytest.skip(f"{provider} fails here: {type(error).__name__}: {error}")
+
+
+def noted(benchmark: Any, case: Case, provider: str, value: float, unit: str) -> None:
+    """Leave a row for a figure that was measured otherwise: a first call, bytes."""
+    _describe(benchmark, case, provider)
+    benchmark.extra_info.update(value=value, unit=unit)
+    benchmark.pedantic(lambda: None, rounds=1)
+
+
+def _describe(benchmark: Any, case: Case, provider: str) -> None:
+    info = benchmark.extra_info
+    info.update(experiment=case.experiment, case=case.name, provider=provider, device=DEVICE)
+    info.update(x=case.x, flops=case.flops, traffic=case.traffic, facts=dict(case.facts))
+    benchmark.group = f"{case.experiment}: {case.name}"
+
+
+def _measure(benchmark: Any, case: Case, call: Call) -> None:
+    info = benchmark.extra_info
+    if case.expected is not None:
+        result = call.result or call.run
+        info["error"] = check(result(), case.expected, call.limit or case.limit)  # type: ignore[arg-type]
+    settled = _settled(call.run)
+    settled()
+    start = perf_counter()
+    settled()
+    once = perf_counter() - start
+    rounds = round(min(max(SECONDS / max(once, 1e-7), ROUNDS[0]), ROUNDS[1]))
+    benchmark.pedantic(settled, rounds=rounds, warmup_rounds=1)
+    if DEVICE == "cuda":
+        info["timing"] = "graph" if call.is_capturable and _time_captured(info, call) else "queue"
+        if info["timing"] == "queue":
+            _note(info, "device", queued_times(call.run))
+        info["queued_ms"] = wall_ms(call.run)
+
+
+def _time_captured(info: dict[str, Any], call: Call) -> bool:
+    """Whether it can be captured; what waits for the device on its way can't, and its row says so."""
+    try:
+        _note(info, "device", device_times(call.run))
+        _note(info, "cold", cold_times(call.run))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return False
+    return True
+
+
+def _note(info: dict[str, Any], name: str, times: Times) -> None:
+    info[f"{name}_ms"], info[f"{name}_p20"], info[f"{name}_p80"] = times.median, times.p20, times.p80
+
+
+def _settled(run: Callable[[], object]) -> Callable[[], object]:
+    """A call that returns once its work is done."""
+    if DEVICE != "cuda":
+        return run
+
+    def settled() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return settled
+
+
+def _slowed(call: Call) -> Call:
+    times = int(os.environ.get(SLOWDOWN, "1"))
+    if times == 1:
+        return call
+
+    def run() -> object:
+        for _ in range(times - 1):
+            call.run()
+        return call.run()
+
+    return replace(call, run=run)

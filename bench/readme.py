@@ -1,0 +1,98 @@
+"""README's figures, written from a results file: a marked block, so that text and file can't disagree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .case import OURS
+from .harness import geomean
+from .paper import REPORTED
+from .results import TITLES, ResultsError, Run, crossover
+
+__all__ = ["BEGIN", "END", "block", "rewrite"]
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+SKIPPED = ("roof", "group_size", "cost", "host", "memory")  # not a speed-up over a peer
+
+
+def rewrite(text: str, run: Run, source: str) -> str:
+    """README's text with the block between the marks made anew."""
+    pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ResultsError(f"the text needs one block between {BEGIN} and {END}, each on a line of its own")
+    return pattern.sub(lambda _: f"{BEGIN}\n{block(run, source)}\n{END}", text)
+
+
+def block(run: Run, source: str) -> str:
+    """The machine, a table of ours, the paper and peers, and what comes before the first result."""
+    rows = [*_speedups(run), *_noted(run)]
+    table = ["| what | against | result | the paper, on an RTX 3090 |", "|---|---|---|---|"]
+    table += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([_headline(run, source), "", *table])
+
+
+def _headline(run: Run, source: str) -> str:
+    machine, packages = run.machine, dict(run.machine.get("packages", {}))  # type: ignore[call-overload]
+    gpu = str(machine.get("gpu", "none"))
+    place = f"{gpu}, driver {machine.get('driver')}" if gpu != "none" else f"{machine.get('cpu')}, no GPU"
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages)
+    commit = str(run.commit.get("id") or "unknown")[:7] + (", changed" if run.commit.get("dirty") else "")
+    how = "device time by CUDA-graph replay" if gpu != "none" else "wall time"
+    return (
+        f"{place}, {versions}, {run.date}, commit {commit}; {how}, medians, values checked first, peers in the same "
+        "run. "
+        f"`make bench` measures, `python -m bench readme {source}` writes this table."
+    )
+
+
+def _speedups(run: Run) -> Iterator[tuple[str, str, str, str]]:
+    for experiment in run.experiments:
+        if experiment in SKIPPED:
+            continue
+        found: dict[tuple[str, str], list[tuple[float | None, float]]] = {}
+        for ours, peer, ratio in run.ratios(experiment):
+            found.setdefault((ours.series, peer.provider), []).append((ours.x, ratio))
+        for (series, against), points in found.items():
+            title = TITLES.get(experiment, experiment) + (f", {series}" if series else "")
+            reported = REPORTED.get((experiment, series, against), "")
+            yield title, against, _summary(points, against), reported
+
+
+def _summary(points: list[tuple[float | None, float]], peer: str) -> str:
+    ratios = [ratio for _, ratio in points]
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f}x"
+    curve = [(x, ratio) for x, ratio in points if x is not None]
+    if peer == "dense" and len(curve) == len(points):  # against sparsity
+        ends = f"{curve[0][1]:.2f}x at {curve[0][0]:.0%} to {curve[-1][1]:.2f}x at {curve[-1][0]:.0%}"
+        pays = crossover(curve)
+        return f"{ends}; {'never pays' if pays is None else f'pays from {pays:.0%} on'}"
+    return f"{geomean(ratios):.2f}x geomean, least {min(ratios):.2f}x, of {len(ratios)}"
+
+
+def _noted(run: Run) -> Iterator[tuple[str, str, str, str]]:
+    for row in run.of("cost"):
+        yield (
+            f"{TITLES['cost']}: {row.case}",
+            "",
+            f"{row.value:.3g} {row.unit}",
+            REPORTED.get(("cost", "", row.case), ""),
+        )
+    for providers in run.cases("host"):
+        if OURS in providers:
+            ours = providers[OURS]
+            peers = ", ".join(f"{p}: {row.value:.0f} µs" for p, row in providers.items() if p != OURS)
+            yield f"{TITLES['host']}: {ours.case}", peers, f"{ours.value:.0f} µs", ""
+
+
+def write(results: Path, readme: Path, run: Run, is_check: bool) -> int:
+    """Rewrite a file, or say whether it agrees already."""
+    before = readme.read_text()
+    after = rewrite(before, run, results.as_posix())
+    if is_check:
+        print(f"{readme} {'agrees' if before == after else 'disagrees'} with {results}")
+        return 0 if before == after else 1
+    readme.write_text(after)
+    return 0

@@ -1,0 +1,184 @@
+"""A results file, as pytest-benchmark writes it, read into rows; what ours and a peer make of the same case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .case import OURS
+
+__all__ = ["BASELINES", "TITLES", "ResultsError", "Row", "Run", "crossover", "load", "merge"]
+
+# the paper's order, then ours; an experiment that is not named here comes last
+TITLES = {
+    "structured_spmm": "Block SpMM against sparsity",
+    "unstructured_spmm": "SpMM over graphs",
+    "convolution": "Convolution over rooms and scans",
+    "tensor_product": "Fully connected tensor product",
+    "ablation": "What each idea brings",
+    "group_size": "Time against group size",
+    "cost": "Before the first result",
+    "backward": "Forward and backward",
+    "mixture_of_experts": "A mixture of experts in one line",
+    "graph_attention": "Graph attention in four lines",
+    "scaling": "SpMM against the number of entries",
+    "host": "Host time of one call",
+    "memory": "Memory",
+    "roof": "What the machine can do",
+}
+# what speed-ups are over, the first that ran
+BASELINES = {
+    "structured_spmm": ("dense",),
+    "unstructured_spmm": ("torch.sparse",),
+    "convolution": ("spconv", "torch, one matmul a tap"),
+    "tensor_product": ("e3nn",),
+    "ablation": ("COO",),
+    "scaling": ("torch.sparse",),
+}
+
+
+class ResultsError(ValueError):
+    """A file that is no results file, or not one that can be used so."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider on one case; less is better whatever the unit."""
+
+    number: int
+    experiment: str
+    case: str
+    provider: str
+    value: float  # device time where there is a device, else wall time; or what was noted, in `unit`
+    low: float  # the same, at the 20th percentile or the least: what noise disturbs least
+    unit: str = "ms"
+    x: float | None = None
+    wall_ms: float | None = None
+    cold_ms: float | None = None
+    error: float | None = None
+    flops: float = 0.0
+    traffic: float = 0.0
+    timing: str = ""  # graph, queue or wall
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def series(self) -> str:
+        return str(self.facts.get("series", ""))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Every row of one run, and the machine it ran on."""
+
+    rows: tuple[Row, ...]
+    machine: Mapping[str, object]
+    commit: Mapping[str, object]
+    date: str
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        present = dict.fromkeys(row.experiment for row in self.rows)
+        return tuple(sorted(present, key=lambda name: [*TITLES, name].index(name)))
+
+    def of(self, experiment: str) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.experiment == experiment)
+
+    def cases(self, experiment: str) -> Iterator[dict[str, Row]]:
+        """For each case, its rows by provider."""
+        for name in dict.fromkeys(row.case for row in self.of(experiment)):
+            yield {row.provider: row for row in self.of(experiment) if row.case == name}
+
+    def ratios(self, experiment: str) -> Iterator[tuple[Row, Row, float]]:
+        """Ours, a peer, and how many times ours is the better, for each pair on the same case."""
+        for providers in self.cases(experiment):
+            ours = providers.get(OURS)
+            for provider, row in providers.items():
+                if ours is not None and provider != OURS and row.unit == ours.unit and ours.value > 0:
+                    yield ours, row, row.value / ours.value
+
+    def baseline(self, experiment: str) -> str | None:
+        """The provider that speed-ups of an experiment are over."""
+        ran = list(dict.fromkeys(row.provider for row in self.of(experiment) if row.provider != OURS))
+        for name in (*BASELINES.get(experiment, ()), *ran):
+            if name in ran:
+                return name
+        return None
+
+
+def load(path: Path) -> Run:
+    """Read a results file."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ResultsError(f"{path} does not exist; make it: make bench") from None
+    except ValueError as error:
+        raise ResultsError(f"{path} is not JSON: {error}") from None
+    try:
+        rows = tuple(_row(number, entry) for number, entry in enumerate(data["benchmarks"], 1))
+        return Run(rows, data["machine_info"], data["commit_info"], str(data["datetime"])[:10])
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
+
+
+def merge(paths: Sequence[Path], target: Path) -> None:
+    """Join runs of several experiments into one file; a row that two of them have is the later one's."""
+    whole: dict[str, Any] = {}
+    rows: dict[str, object] = {}
+    for path in paths:
+        load(path)  # refuses what is no results file
+        data = json.loads(path.read_text())
+        whole = whole or data
+        for fact in ("machine_info", "commit_info"):
+            if data[fact] != whole[fact]:
+                raise ResultsError(f"{path} and {paths[0]} differ in {fact}; join runs of one machine and one commit")
+        rows |= {entry["fullname"]: entry for entry in data["benchmarks"]}
+    target.write_text(json.dumps({**whole, "benchmarks": list(rows.values())}, indent=1))
+
+
+def _row(number: int, entry: Mapping[str, dict[str, Any]]) -> Row:
+    info, stats = entry["extra_info"], entry["stats"]
+    wall = stats["median"] * 1e3
+    if "value" in info:
+        value, low, unit, timing, wall_ms = info["value"], info["value"], info["unit"], "", None
+    elif "device_ms" in info:
+        value, low, unit, timing, wall_ms = info["device_ms"], info["device_p20"], "ms", info["timing"], wall
+    else:
+        value, low, unit, timing, wall_ms = wall, stats["min"] * 1e3, "ms", "wall", wall
+    return Row(
+        number,
+        info["experiment"],
+        info["case"],
+        info["provider"],
+        value,
+        low,
+        unit,
+        info["x"],
+        wall_ms,
+        info.get("cold_ms"),
+        info.get("error"),
+        info["flops"],
+        info["traffic"],
+        timing,
+        info["facts"],
+    )
+
+
+def crossover(points: Sequence[tuple[float, float]]) -> float | None:
+    """Where a speed-up first reaches 1 and stays there, between the points; None: it never does.
+
+    >>> crossover([(0.0, 0.5), (0.5, 0.9), (0.9, 3.0)]) == 0.5 + 0.4 * 0.1 / 2.1
+    True
+    >>> crossover([(0.0, 1.5), (0.5, 2.0)]), crossover([(0.0, 0.5)])
+    (0.0, None)
+    """
+    ordered = sorted(points)
+    if not ordered or ordered[-1][1] < 1:
+        return None
+    at = max((number for number, (_, speed) in enumerate(ordered) if speed < 1), default=None)
+    if at is None:
+        return ordered[0][0]
+    (x0, y0), (x1, y1) = ordered[at], ordered[at + 1]
+    return x0 + (x1 - x0) * ((1 - y0) / (y1 - y0))

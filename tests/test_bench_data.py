@@ -1,0 +1,217 @@
+"""Loaders of graphs and point clouds on tiny files, and generated inputs of the statistics they promise."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from bench.data import DataError, load_cloud, load_graph
+from bench.generate import GENERATED, SMALL, bipartite, communities, graph, room, scan
+from bench.inputs import cloud_loaders, clouds, graph_loaders, graphs, submanifold_map, voxels
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+EDGES = [[0, 1], [0, 2], [2, 0], [3, 3]]
+
+
+def positions(pattern) -> list[list[int]]:
+    rows = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr))
+    return np.stack([rows, pattern.indices], 1).tolist()
+
+
+def write(path, text: str):
+    path.write_text(text)
+    return path
+
+
+def test_compressed_rows_are_read(tmp_path):
+    path = tmp_path / "graph.npz"
+    np.savez(path, indptr=np.array([0, 2, 2, 3, 4]), indices=np.array([1, 2, 0, 3]), shape=np.array([4, 5]))
+    pattern = load_graph(path)
+    assert pattern.shape == (4, 5)
+    assert positions(pattern) == EDGES
+
+
+def test_tc_gnn_edges_are_read_in_any_order(tmp_path):
+    path = tmp_path / "graph.npz"
+    np.savez(path, src_li=np.array([3, 2, 0, 0, 0]), dst_li=np.array([3, 0, 2, 1, 1]), num_nodes=5)
+    pattern = load_graph(path)
+    assert pattern.shape == (5, 5)
+    assert positions(pattern) == EDGES
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_snap_nodes_are_numbered_in_their_order(tmp_path, suffix):
+    text = "# Directed graph\n# FromNodeId\tToNodeId\n10\t20\n10\t70\n70\t10\n99\t99\n10\t20\n"
+    path = tmp_path / f"graph{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    pattern = load_graph(path)
+    assert pattern.shape == (4, 4)
+    assert positions(pattern) == EDGES
+
+
+def test_matrix_market_counts_from_one(tmp_path):
+    text = "%%MatrixMarket matrix coordinate real general\n% a remark\n4 5 4\n1 2 0.5\n1 3 -1e3\n3 1 2\n4 4 0\n"
+    pattern = load_graph(write(tmp_path / "graph.mtx", text))
+    assert pattern.shape == (4, 5)
+    assert positions(pattern) == EDGES
+
+
+def test_a_symmetric_matrix_has_both_triangles(tmp_path):
+    text = "%%MatrixMarket matrix coordinate pattern symmetric\n3 3 3\n1 1\n2 1\n3 2\n"
+    found = positions(load_graph(write(tmp_path / "graph.mtx", text)))
+    assert found == [[0, 0], [0, 1], [1, 0], [1, 2], [2, 1]]
+
+
+def test_a_room_of_s3dis_is_its_first_three_columns(tmp_path):
+    points = load_cloud(write(tmp_path / "room.txt", "1.5 2 3 10 20 30\n-4 5e-1 6 0 0 0\n"))
+    assert points.dtype == np.float32
+    assert points.tolist() == [[1.5, 2, 3], [-4, 0.5, 6]]
+
+
+def test_a_cloud_in_npz_is_its_xyz(tmp_path):
+    np.savez(tmp_path / "cloud.npz", xyz=np.array([[1.0, 2, 3]]))
+    assert load_cloud(tmp_path / "cloud.npz").tolist() == [[1, 2, 3]]
+
+
+PLY = "ply\nformat {} 1.0\ncomment none\nelement vertex 2\nproperty uchar red\nproperty {} x\nproperty float y\n"
+PLY += "property float z\nelement face 1\nproperty list uchar int vertex_indices\nend_header\n"
+
+
+def test_text_ply_is_read_by_the_names_of_its_columns(tmp_path):
+    text = PLY.format("ascii", "float") + "255 1 2 3\n0 4 5 6.5\n3 0 1 0\n"
+    assert load_cloud(write(tmp_path / "cloud.ply", text)).tolist() == [[1, 2, 3], [4, 5, 6.5]]
+
+
+@pytest.mark.parametrize(("kind", "order"), [("binary_little_endian", "<"), ("binary_big_endian", ">")])
+def test_binary_ply_is_read_in_either_order(tmp_path, kind, order):
+    body = b"".join(struct.pack(f"{order}Bdff", 7, *point) for point in ((1, 2, 3), (4, 5, 6.5)))
+    path = tmp_path / "cloud.ply"
+    path.write_bytes(PLY.format(kind, "double").encode() + body + b"\x03\x00\x00\x00\x00")
+    assert load_cloud(path).tolist() == [[1, 2, 3], [4, 5, 6.5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "", "a.csv is no graph file; its name must end in one of .npz, .txt, .mtx"),
+        ("a.txt", "# nothing\n", "a.txt holds no entries"),
+        ("a.txt", "1\n2\n", "a.txt has 1 numbers a line; an edge list has two node numbers"),
+        ("a.txt", "1 b\n", "a.txt holds something that is no number: could not convert string to float: 'b'"),
+        ("a.mtx", "1 1 1\n", "a.mtx is no Matrix Market file of coordinates; its first line must say so"),
+        (
+            "a.mtx",
+            "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 5\n",
+            "a.mtx announces 3 entries and lists 1; the file is cut short or damaged",
+        ),
+    ],
+)
+def test_a_damaged_graph_is_refused(tmp_path, name, text, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_graph(write(tmp_path / name, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.obj", "", "a.obj is no point cloud file; its name must end in one of .npz, .txt, .ply"),
+        ("a.txt", "1 2\n", "a.txt has 2 numbers a line; a point has x, y and z first"),
+        ("a.txt", "1 2 nan\n", "a.txt holds coordinates that are not finite; remove those points"),
+        ("a.ply", "x", "a.ply is no PLY file; it must begin with ply and have an end_header"),
+        (
+            "a.ply",
+            "ply\nformat ascii 1.0\nelement face 1\nend_header\n",
+            "a.ply does not begin with vertices; reorder its elements",
+        ),
+        (
+            "a.ply",
+            "ply\nformat ascii 1.0\nelement vertex 1\nproperty list uchar int ids\nend_header\n1\n",
+            "a.ply has vertices with lists; only numbers can be read",
+        ),
+        (
+            "a.ply",
+            "ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nend_header\n1 2\n",
+            "a.ply has vertices of x, y; x, y and z are needed",
+        ),
+        ("a.ply", PLY.format("binary_little_endian", "float"), "a.ply announces 2 vertices and is cut short"),
+        (
+            "a.ply",
+            PLY.format("ascii", "float").replace("vertex 2", "vertex 0"),
+            "a.ply holds points of shape [0]; a cloud is [n, 3]",
+        ),
+    ],
+)
+def test_a_damaged_cloud_is_refused(tmp_path, name, text, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_cloud(write(tmp_path / name, text))
+
+
+def test_an_npz_without_the_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", rows=np.zeros(1))
+    message = "a.npz holds rows; a graph has indptr, indices, shape or src_li, dst_li, num_nodes"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_graph(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"^a\.npz holds rows; a cloud has xyz$"):
+        load_cloud(tmp_path / "a.npz")
+
+
+def test_insum_data_names_the_folders(tmp_path, monkeypatch):
+    for kind in ("graphs", "clouds"):
+        (tmp_path / kind).mkdir()
+    write(tmp_path / "graphs" / "snap.txt", "0 1\n1 0\n")
+    write(tmp_path / "graphs" / "market.mtx", "%%MatrixMarket matrix coordinate pattern general\n2 3 1\n2 3\n")
+    write(tmp_path / "graphs" / "LICENSE", "not a graph")
+    write(tmp_path / "clouds" / "room.txt", "0 0 0\n1 1 1\n")
+    monkeypatch.setenv("INSUM_DATA", str(tmp_path))
+    found = graphs("cpu")
+    assert {name: tuple(matrix.shape) for name, matrix in found.items()} == {"market": (2, 3), "snap": (2, 2)}
+    assert found["snap"].col_indices().dtype == torch.int32
+    assert (found["snap"].to_dense() != 0).tolist() == [[False, True], [True, False]]
+    assert {name: len(points) for name, points in clouds().items()} == {"room": 2}
+    assert set(graph_loaders(is_small=True)) == {"market", "snap"}
+
+
+def test_without_data_graphs_and_clouds_are_generated(monkeypatch):
+    monkeypatch.delenv("INSUM_DATA", raising=False)
+    assert set(graph_loaders()) == set(GENERATED)
+    assert set(graph_loaders(is_small=True)) == set(SMALL)
+    assert set(cloud_loaders()) == {"generated-room", "generated-scan"}
+
+
+def test_generated_graphs_have_the_degree_and_skew_asked_for():
+    even, hubs = graph(5_000, 4, 0.0), graph(5_000, 4, 0.8)
+    for pattern in (even, hubs):
+        assert pattern.shape == (5_000, 5_000)
+        assert len(pattern.indices) == pytest.approx(20_000, rel=0.1)
+        for start, stop in zip(pattern.indptr[:50], pattern.indptr[1:]):
+            assert (np.diff(pattern.indices[start:stop]) > 0).all()
+    assert np.diff(hubs.indptr).max() > 20 * np.diff(even.indptr).max()
+    assert (graph(50, 4, 0.3).indices == graph(50, 4, 0.3).indices).all()
+
+
+def test_communities_keep_to_themselves():
+    pattern = communities(10, 20, 3)
+    rows = np.repeat(np.arange(200), np.diff(pattern.indptr))
+    assert (rows // 20 == pattern.indices // 20).all()
+    assert bipartite(30, 40, 5, 0.5).shape == (30, 40)
+
+
+def test_generated_clouds_lie_on_surfaces():
+    inside = room(20_000)
+    assert inside.shape == (20_000, 3)
+    assert inside.min() >= 0
+    assert (inside.max(0) <= [8, 6, 3]).all()
+    assert scan(1_000).shape == (1_000, 3)
+    points = voxels(room(40_000), 0.25, "cpu")
+    pairs = submanifold_map(points).shape[1]
+    assert 5 * len(points) < pairs < 14 * len(points)  # real rooms have 8 to 11 neighbours a voxel
+
+
+def test_a_submanifold_map_pairs_neighbours():
+    points = torch.tensor([[0, 0, 0], [0, 0, 1], [5, 5, 5]])
+    triples = {tuple(triple) for triple in submanifold_map(points).T.tolist()}
+    assert triples == {(13, 0, 0), (13, 1, 1), (13, 2, 2), (14, 1, 0), (12, 0, 1)}

@@ -1,0 +1,130 @@
+"""The report: one page that asks for nothing, with every row, and plots that show something."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from bench_results import every_kind, write
+
+from bench.results import load
+
+matplotlib = pytest.importorskip("matplotlib")
+from matplotlib.image import imread  # noqa: E402
+
+from bench.__main__ import main  # noqa: E402
+from bench.plots import plots  # noqa: E402
+from bench.report import report  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PLOTS = {
+    "crossover-32x32",
+    "speedup-unstructured_spmm",
+    "ablation",
+    "group-size",
+    "scaling",
+    "speedup-host",
+    "roofline",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    report(load(write(folder / "results.json", every_kind())), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> str:
+    return (folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def tree(page) -> ElementTree.Element:
+    """Strict: an unclosed tag or a bare & does not parse."""
+    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+
+
+def test_every_kind_of_figure_is_drawn(folder):
+    assert {path.stem for path in folder.glob("*.png")} == PLOTS | {f"{name}-dark" for name in PLOTS}
+
+
+@pytest.mark.parametrize("name", sorted(PLOTS))
+def test_plots_are_not_empty_in_either_style(folder, name):
+    light, dark = imread(folder / f"{name}.png"), imread(folder / f"{name}-dark.png")
+    for image in (light, dark):
+        background = image[0, -1]
+        is_drawn = (image != background).any(axis=2)
+        assert 0.01 < is_drawn.mean() < 0.8
+        assert len({tuple(pixel) for pixel in (image[is_drawn] * 8).astype(int).tolist()}) > 5
+    assert light[0, -1, :3].mean() > 0.9
+    assert dark[0, -1, :3].mean() < 0.2
+
+
+def test_the_page_asks_for_nothing(page, tree):
+    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)
+    assert not re.search(r"https?:|//|@import|url\(|<script|<iframe", text)
+    for element in tree.iter():
+        for name in ("src", "srcset", "href"):
+            if name in element.attrib:
+                assert element.attrib[name].startswith(("data:", "#"))
+
+
+def test_every_figure_links_to_its_rows(tree):
+    ids = {element.attrib["id"] for element in tree.iter() if "id" in element.attrib}
+    figures = list(tree.iter("figure"))
+    assert {figure.attrib["id"] for figure in figures} == PLOTS
+    for figure in figures:
+        (link,) = figure.iter("a")
+        assert link.attrib["href"].removeprefix("#") in ids
+    for link in tree.iter("a"):
+        assert link.attrib["href"].removeprefix("#") in ids
+
+
+def test_every_row_is_there_and_losing_ones_are_marked(tree):
+    rows = [row for row in tree.iter("tr") if "id" in row.attrib]
+    assert len(rows) == len(every_kind())
+    cells = [[cell.text or "" for cell in row.iter("td")] for row in rows]
+    assert ['<hubs> & "spokes", float32', "torch.sparse", "1 ms", "0.80x", "3", "2", "1.0e-07", "graph"] in cells
+    losing = [cell for cell in tree.iter("td") if cell.attrib.get("class") == "loses"]
+    assert all(float(cell.text.rstrip("x")) < 1 for cell in losing)
+    assert len(losing) >= 2
+
+
+def test_the_page_suits_both_schemes_and_phones(page):
+    assert "prefers-color-scheme: dark" in page
+    assert 'content="width=device-width, initial-scale=1"' in page
+    assert page.count('<source media="(prefers-color-scheme: dark)"') == len(PLOTS)
+
+
+def test_a_run_without_peers_or_rows_still_has_a_page(tmp_path):
+    ours = [entry for entry in every_kind() if entry["extra_info"]["provider"] == "insum_ops"]
+    for number, entries in enumerate((ours, [])):
+        path = report(load(write(tmp_path / "results.json", entries)), tmp_path / str(number))
+        ElementTree.fromstring(path.read_text().removeprefix("<!DOCTYPE html>"))
+
+
+def test_the_command_says_where_the_page_is(tmp_path, capsys):
+    results = write(tmp_path / "results.json", every_kind()[:3])
+    assert main(["report", str(results), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out' / 'report.html'}\n"
+
+
+def test_plots_know_the_experiment_behind_them(folder):
+    run = load(folder / "results.json")
+    assert {plot.experiment for plot in plots(run)} <= set(run.experiments)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("size", ["360,740", "1280,900"])
+def test_a_browser_opens_it_without_an_error(folder, size):
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--window-size={size}", (folder / "report.html").as_uri()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in answer.stderr
+    assert answer.stdout.count("<figure") == len(PLOTS)

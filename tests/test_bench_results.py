@@ -1,0 +1,161 @@
+"""Comparing runs and writing README's figures, on small results files."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+from bench_results import CPU, H200, entry, every_kind, write
+from test_readme import run_examples
+
+import bench.machine
+import bench.results
+from bench.__main__ import main
+from bench.compare import STORED, compare, stored_run
+from bench.readme import BEGIN, END, rewrite
+from bench.results import ResultsError, load
+
+ROOT = Path(__file__).parent.parent
+COMMITTED = "bench/results/nvidia-h200.json"
+
+
+def spmm(ours: float, theirs: float, case: str = "cora") -> list[dict]:
+    return [
+        entry("unstructured_spmm", case, "insum_ops", ours),
+        entry("unstructured_spmm", case, "torch.sparse", theirs),
+    ]
+
+
+def test_a_run_like_the_stored_one_passes(tmp_path, capsys):
+    before = write(tmp_path / "before.json", spmm(1.0, 2.0) + spmm(1.0, 0.5, "DD"))
+    assert compare(write(tmp_path / "now.json", spmm(1.0, 1.9) + spmm(1.0, 0.5, "DD")), before) == 0
+    assert capsys.readouterr().out == "2 ratios to peers: 0 worse and 0 better by more than 1.15 times\n"
+
+
+def test_a_slower_machine_is_no_regression(tmp_path):
+    before = write(tmp_path / "before.json", spmm(1.0, 2.0))
+    assert compare(write(tmp_path / "now.json", spmm(7.0, 14.0)), before) == 0
+
+
+def test_ground_lost_to_a_peer_fails_and_is_named(tmp_path, capsys):
+    before = write(tmp_path / "before.json", spmm(1.0, 2.0) + spmm(1.0, 1.0, "DD"))
+    assert compare(write(tmp_path / "now.json", spmm(1.25, 2.0) + spmm(0.5, 1.0, "DD")), before) == 1
+    assert capsys.readouterr().out == (
+        "worse  unstructured_spmm: cora, against torch.sparse: 2.00x before, 1.60x now, 1.25 times worse\n"
+        "2 ratios to peers: 1 worse and 1 better by more than 1.15 times\n"
+    )
+
+
+def test_the_threshold_is_the_callers_or_the_machines(tmp_path):
+    before, now = spmm(1.0, 2.0), spmm(1.4, 2.0)
+    stored, run = write(tmp_path / "before.json", before), write(tmp_path / "now.json", now)
+    assert compare(run, stored) == 1
+    assert compare(run, stored, threshold=1.5) == 0
+    stored, run = write(tmp_path / "before.json", before, CPU), write(tmp_path / "now.json", now, CPU)
+    assert compare(run, stored) == 0
+
+
+def test_the_stored_run_is_found_by_the_machine(tmp_path):
+    assert stored_run(load(write(tmp_path / "gpu.json", [], H200))) == STORED / "nvidia-h200.json"
+    assert stored_run(load(write(tmp_path / "cpu.json", [], CPU))) == STORED / "cpu-x86_64-2.json"
+
+
+def test_what_can_not_be_compared_is_refused(tmp_path, capsys):
+    run, other = write(tmp_path / "run.json", spmm(1, 2)), write(tmp_path / "cpu.json", spmm(1, 2), CPU)
+    lonely = write(tmp_path / "lonely.json", spmm(1, 2, "DD"))
+    absent = tmp_path / "absent.json"
+    for stored, message in (
+        (absent, f"there is no stored run at {absent}; keep one: cp {run} {absent}"),
+        (other, f"{other} is of cpu-x86_64-2 and {run} of nvidia-h200; compare runs of one kind of machine"),
+        (lonely, f"{lonely} and {run} share no case with a peer; run the same cases"),
+    ):
+        assert main(["compare", str(run), str(stored)]) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path):
+    path = tmp_path / "results.json"
+    with pytest.raises(ResultsError, match=re.escape(f"{path} does not exist; make it: make bench")):
+        load(path)
+    path.write_text("[")
+    with pytest.raises(ResultsError, match=re.escape(f"{path} is not JSON: Expecting value: line 1 column 2 (char 1)")):
+        load(path)
+    path.write_text("{}")
+    message = f"{path} is no results file of this benchmark: 'benchmarks' is missing"
+    with pytest.raises(ResultsError, match=re.escape(message)):
+        load(path)
+
+
+def test_runs_of_several_experiments_are_joined(tmp_path, capsys):
+    first, again, other = spmm(1.0, 2.0), spmm(3.0, 4.0), spmm(5.0, 6.0, "DD")
+    for entries, name in ((first, "cora"), (again, "cora"), (other, "DD")):
+        for row in entries:
+            row["fullname"] = f"{name} {row['extra_info']['provider']}"
+    paths = [write(tmp_path / f"{n}.json", rows) for n, rows in enumerate((first, other, again))]
+    assert main(["merge", str(tmp_path / "all.json"), *map(str, paths)]) == 0
+    assert [row.value for row in load(tmp_path / "all.json").rows] == [3.0, 4.0, 5.0, 6.0]
+    foreign = write(tmp_path / "cpu.json", first, CPU)
+    assert main(["merge", str(tmp_path / "all.json"), str(paths[0]), str(foreign)]) == 2
+    message = f"error: {foreign} and {paths[0]} differ in machine_info; join runs of one machine and one commit\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.fixture
+def readme(tmp_path) -> Path:
+    path = tmp_path / "README.md"
+    path.write_text(f"# Title\n\n{BEGIN}\nold figures\n{END}\n\nmore\n")
+    return path
+
+
+def test_the_readme_block_states_machine_results_and_paper(tmp_path, readme):
+    results = write(tmp_path / "results.json", every_kind())
+    assert main(["readme", str(results), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith(f"# Title\n\n{BEGIN}\nNVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, 2026-11-15, ")
+    assert text.endswith(f"{END}\n\nmore\n")
+    assert "old figures" not in text
+    for line in (
+        "| Block SpMM against sparsity, 32x32 | dense | 0.50x at 0% to 5.00x at 90%; pays from 33% on "
+        "| pays from 25 % sparsity on |",
+        "| SpMM over graphs, float32 | torch.sparse | 1.26x geomean, least 0.80x, of 2 | 1.20x on average, 14 graphs |",
+        "| What each idea brings | COO | 40.00x | groups 8x, blocks 20x, fusion 2.6x more |",
+        "| Before the first result: compile |  | 1.25 s | 9.9 s |",
+        "| Host time of one call: format | torch.sparse: 35 µs | 28 µs |  |",
+    ):
+        assert line in text.splitlines()
+
+
+def test_figures_changed_by_hand_are_found(tmp_path, readme, capsys):
+    results = write(tmp_path / "results.json", every_kind())
+    command = ["readme", str(results), "--readme", str(readme)]
+    assert main([*command, "--check"]) == 1
+    assert capsys.readouterr().out == f"{readme} disagrees with {results}\n"
+    main(command)
+    assert main([*command, "--check"]) == 0
+    assert capsys.readouterr().out == f"{readme} agrees with {results}\n"
+    readme.write_text(readme.read_text().replace("1.26x", "1.62x"))
+    assert main([*command, "--check"]) == 1
+
+
+def test_a_readme_without_marks_is_refused(tmp_path, readme, capsys):
+    results = write(tmp_path / "results.json", every_kind())
+    readme.write_text("no marks")
+    assert main(["readme", str(results), "--readme", str(readme)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: the text needs one block between {BEGIN} and {END}, each on a line of its own\n"
+    )
+
+
+def test_the_readme_and_the_committed_run_agree():
+    text, path = (ROOT / "README.md").read_text(), ROOT / COMMITTED
+    assert (BEGIN in text) == path.exists(), "the marked block of README comes with the run that it was written from"
+    if path.exists():
+        assert rewrite(text, load(path), COMMITTED) == text, f"run: python -m bench readme {COMMITTED}"
+
+
+@pytest.mark.parametrize("module", [bench.results, bench.machine])
+def test_the_docstring_examples_run(module):
+    for test in doctest.DocTestFinder().find(module):
+        run_examples(test)

@@ -1,0 +1,191 @@
+"""Cases are checked before they are timed, a missing peer is skipped, and a slow-down is caught."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.case import OURS, Call, Case, forget, held
+from bench.compare import compare
+from bench.harness import Times
+from bench.results import load
+
+pytest.importorskip("pytest_benchmark")
+import bench.conftest
+from bench.conftest import SLOWDOWN, measured, noted
+from bench.peers import installed
+
+ROOT = Path(__file__).parent.parent
+ONES = Case("experiment", "ones", torch.ones(3, dtype=torch.float64))
+
+
+class Benchmark:
+    """What pytest-benchmark's fixture does with a call, written down."""
+
+    def __init__(self) -> None:
+        self.extra_info: dict[str, object] = {}
+        self.group = ""
+        self.events: list[str] = []
+
+    def pedantic(self, call, rounds, warmup_rounds=0):
+        self.events.append("timed")
+        call()
+
+
+def call_of(result: float, events: list[str]) -> Call:
+    events.append("prepared")
+    return Call(lambda: torch.full((3,), result), facts={"group_size": 4})
+
+
+def test_a_right_result_is_timed_after_it_was_prepared():
+    benchmark = Benchmark()
+    measured(benchmark, ONES, OURS, lambda: call_of(1.0, benchmark.events))
+    assert benchmark.events == ["prepared", "timed"]
+    assert benchmark.group == "experiment: ones"
+    assert benchmark.extra_info["error"] == 0
+    assert benchmark.extra_info["facts"] == {"group_size": 4}
+
+
+def test_a_wrong_result_of_ours_fails_and_gets_no_time():
+    benchmark = Benchmark()
+    with pytest.raises(AssertionError, match=r"^relative error 1\.00e\+00 is above 1e-05$"):
+        measured(benchmark, ONES, OURS, lambda: call_of(2.0, benchmark.events))
+    assert benchmark.events == ["prepared"]
+
+
+def test_a_nan_is_a_wrong_result():
+    with pytest.raises(AssertionError, match=r"^relative error nan is above 1e-05$"):
+        measured(Benchmark(), ONES, OURS, lambda: call_of(float("nan"), []))
+
+
+def test_a_wrong_peer_is_skipped_and_stops_nobody():
+    benchmark = Benchmark()
+    with pytest.raises(pytest.skip.Exception, match="peer fails here: AssertionError: relative error"):
+        measured(benchmark, ONES, "peer", lambda: call_of(2.0, benchmark.events))
+    assert benchmark.events == ["prepared"]
+
+
+def test_a_peer_that_is_not_installed_is_skipped():
+    with pytest.raises(pytest.skip.Exception, match="no_such_peer can't be imported: No module named 'no_such_peer'"):
+        measured(Benchmark(), ONES, "peer", lambda: installed("no_such_peer.nn").Layer())
+
+
+def test_the_slow_down_is_for_ours_alone(monkeypatch):
+    monkeypatch.setenv(SLOWDOWN, "3")
+    for provider, times in ((OURS, 3), ("peer", 1)):
+        calls: list[int] = []
+
+        def run(calls: list[int] = calls) -> torch.Tensor:
+            calls.append(1)
+            return torch.ones(3)
+
+        measured(Benchmark(), ONES, provider, lambda run=run: Call(run))
+        assert len(calls) == 4 * times  # checked, warmed up, sized, timed
+
+
+def refuses(call: object) -> Times:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(
+    ("captured", "is_capturable", "expected"),
+    [
+        (lambda call: Times(1.0, 0.9, 1.1), True, {"timing": "graph", "device_ms": 1.0, "cold_ms": 3.0}),
+        (lambda call: Times(1.0, 0.9, 1.1), False, {"timing": "queue", "device_ms": 2.0}),
+        (refuses, True, {"timing": "queue", "device_ms": 2.0}),
+    ],
+    ids=["captured", "known not to be", "refuses"],
+)
+def test_on_a_gpu_rows_say_how_the_device_was_timed(monkeypatch, captured, is_capturable, expected):
+    monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
+    monkeypatch.setattr(bench.conftest, "device_times", captured)
+    monkeypatch.setattr(bench.conftest, "cold_times", lambda call: Times(3.0, 2.9, 3.1))
+    monkeypatch.setattr(bench.conftest, "queued_times", lambda call: Times(2.0, 1.9, 2.1))
+    monkeypatch.setattr(bench.conftest, "wall_ms", lambda call: 4.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    benchmark = Benchmark()
+    call = Call(lambda: torch.ones(3), is_capturable=is_capturable)
+    measured(benchmark, ONES, "peer", lambda: call)
+    info = benchmark.extra_info
+    assert {name: info.get(name) for name in expected} == expected
+    assert ("cold_ms" in info) == ("cold_ms" in expected)
+    assert info["queued_ms"] == 4.0
+
+
+def test_a_peer_without_enough_memory_is_skipped():
+    def run() -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(pytest.skip.Exception, match="peer needs more memory than this machine has"):
+        measured(Benchmark(), ONES, "peer", lambda: Call(run))
+
+
+def test_a_note_is_a_row_too():
+    benchmark = Benchmark()
+    noted(benchmark, ONES, OURS, 2.5, "s")
+    assert (benchmark.extra_info["value"], benchmark.extra_info["unit"]) == (2.5, "s")
+
+
+def test_times_are_a_median_and_the_middle_three_fifths():
+    assert Times.of([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]) == Times(3.5, 2.0, 5.0)
+    assert Times.of([7.0]) == Times(7.0, 7.0, 7.0)
+
+
+def test_operands_are_made_once_for_all_providers():
+    made = []
+    make = held(lambda case: made.append(case))
+    for case in ("a", "a", "b", "b"):
+        make(case)
+    forget()
+    make("b")
+    assert made == ["a", "b", "b"]
+
+
+def run_cases(path: Path, **variables: str) -> Path:
+    # a worker of xdist may run this, and pytest-benchmark would then not time
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "INSUM"))}
+    command = [sys.executable, "-m", "pytest", "bench/cases/test_scaling.py", "bench/cases/test_host.py", "-q"]
+    command += ["-k", "scaling and 1000- or host", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
+    environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> Path:
+    return run_cases(tmp_path_factory.mktemp("stored") / "results.json")
+
+
+def test_a_run_leaves_times_and_what_they_depend_on(stored):
+    data = json.loads(stored.read_text())
+    assert {"gpu", "driver", "cuda", "architecture", "cpu", "python", "packages"} <= set(data["machine_info"])
+    assert {"torch", "triton"} <= set(data["machine_info"]["packages"])
+    assert set(data["commit_info"]) == {"id", "time", "dirty"}
+    assert "data" not in data["benchmarks"][0]["stats"]
+    run = load(stored)
+    (case,) = run.cases("scaling")
+    assert set(case) == {OURS, "torch.sparse"}
+    assert all(row.value > 0 and row.error <= 1e-5 and row.timing == "wall" for row in case.values())
+    assert {row.unit for row in run.of("host")} == {"us"}
+
+
+def test_a_deliberate_slow_down_fails_the_comparison(stored, tmp_path, capsys):
+    assert compare(stored, stored) == 0
+    slow = run_cases(tmp_path / "slow.json", **{SLOWDOWN: "10"})
+    assert compare(slow, stored, threshold=3) == 1
+    worse = [line for line in capsys.readouterr().out.splitlines() if line.startswith("worse")]
+    assert len(worse) == 1
+    assert worse[0].startswith("worse  scaling: 1,000 entries, against torch.sparse: ")
+
+
+def test_make_runs_and_compares():
+    answer = subprocess.run(["make", "-n", "bench-compare"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "-m pytest bench/cases -q -rs --benchmark-quiet --benchmark-json=build/bench/results.json" in answer.stdout
+    assert "-m bench compare build/bench/results.json" in answer.stdout

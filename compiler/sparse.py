@@ -181,13 +181,17 @@ def best_group_dim(statement: Statement, target: Access, group_dim: int, has_gro
     """A matrix is grouped along the dimension that the output keeps, so that groups meet their output row together.
 
     With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so. Without
-    groups, p being the row, rows that the output lacks would turn every entry into a scatter of its own.
+    groups, p being the row, rows that the output lacks would turn every entry into a scatter of its own. And a group
+    that shares a matrix stays whole: tokens grouped by expert, `Y[t,m] += R[e,t] * X[t,c] * W[e,c,m]`, read W[e] once.
     """
     names = set(map(str, statement.output.indices))
     kept = [dim for dim, index in enumerate(target.indices) if str(index) in names]
     if (len(target.indices) != 2 and has_groups) or not kept or group_dim in kept:
         return group_dim
-    return kept[0]
+    shared, own = str(target.indices[group_dim]), set(target.names)
+    summed = {name for name in statement.summed if name not in own}
+    others = (access for access in statement.accesses if access is not target and shared in access.names)
+    return group_dim if any(summed & set(access.names) for access in others) else kept[0]
 
 
 def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -324,3 +324,13 @@ def test_a_maximum_without_a_kernel_can_not_be_tuned() -> None:
 
 def test_both_are_public() -> None:
     assert {"explain", "tune"} <= set(insum_ops.__all__)
+
+
+def test_tokens_grouped_by_expert_stay_so_and_meet_their_weights_in_a_dot() -> None:
+    routes = torch.zeros(4, 40)
+    routes[torch.randint(4, (40,)), torch.arange(40)] = 1.0
+    tensors = {"R": GroupCOO.from_dense(routes, group_size=16), "X": torch.ones(40, 32), "W": torch.ones(4, 32, 32)}
+    found = explain("Y[t,m] += R[e,t] * X[t,c] * W[e,c,m]", **tensors)
+    assert str(found.rewritten) == "Y[RT[p,q],m] += RV[p,q] * X[RT[p,q],c] * W[RE[p],c,m]"
+    assert found.schedule is not None
+    assert found.schedule.uses_dot

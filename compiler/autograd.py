@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .bind import Meta, TensorLike, bind
+from .carried import as_memory
 from .differentiate import Term, terms, winners
 from .op import call, call_with_winners
 from .parse import parse
@@ -69,6 +70,8 @@ def _evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
             dtype = torch.get_autocast_dtype(kind)
             with torch.autocast(kind, enabled=False):
                 return evaluate(expr, {name: _cast(operand, dtype) for name, operand in operands.items()}, size)
+    if not torch.compiler.is_compiling():
+        operands = as_memory(operands)
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if sparse:
         return _evaluate_sparse(expr, operands, sparse, size)

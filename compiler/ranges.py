@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -15,32 +18,53 @@ __all__ = ["check_ranges", "remember_range", "remembered_range", "segment_length
 _REMEMBERED = "_insum_value_range"
 
 
+class _Read(NamedTuple):
+    """What was read of one tensor; a copy has the tensor's attributes too, but its own versions."""
+
+    owner: ref[Tensor]
+    version: int
+    values: tuple[int, int]
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
+
+
 def value_range(index: Tensor) -> tuple[int, int]:
     """Smallest and largest value, `(0, -1)` when there is none; one pass per tensor and version."""
-    known = getattr(index, _REMEMBERED, None)
-    version = None if index.is_inference() else index._version
-    if known is not None and version is not None and known[0] == version:
-        return known[1]  # type: ignore[no-any-return]
+    known = _known(index)
+    if known is not None:
+        return known
     if index.numel() == 0:
         found = (0, -1)
     else:
         low, high = torch.aminmax(index)
         found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
-    setattr(index, _REMEMBERED, (version, found))
+    _keep(index, found)
     return found
 
 
 def remember_range(index: Tensor, low: int, high: int) -> None:
     """Every value is known to lie from `low` to `high`: whoever made the tensor says so, and nothing is read."""
-    if getattr(index, _REMEMBERED, None) is None and not index.is_inference():
-        setattr(index, _REMEMBERED, (index._version, (low, high)))
+    if _known(index) is None:
+        _keep(index, (low, high))
+
+
+def _known(index: Tensor) -> tuple[int, int] | None:
+    known = getattr(index, _REMEMBERED, None)
+    is_own = known and known[0]() is index and known[1] == index._version
+    return known[2] if is_own else None  # type: ignore[index]
+
+
+def _keep(index: Tensor, values: tuple[int, int]) -> None:
+    if not index.is_inference():  # which does not tell when it changes
+        setattr(index, _REMEMBERED, _Read(ref(index), index._version, values))
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:
     """`value_range`, except that nothing is read while a CUDA graph is captured: then any entry may be -1."""
-    known = getattr(index, _REMEMBERED, None)
-    if known is not None and known[0] is not None and known[0] == index._version:
-        return known[1]  # type: ignore[no-any-return]
+    known = _known(index)
+    if known is not None:
+        return known
     if index.is_cuda and torch.cuda.is_current_stream_capturing():
         return -1, -1
     return value_range(index)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .pipeline import Plan, plan_for
 from .sparse import Recipe, SparseFormat
@@ -49,6 +50,8 @@ def is_watched() -> bool:
 def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Found | None:
     """A call like one that is remembered; None: there is none, or somebody watches."""
     if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
+        return None
+    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which its plan would lose
         return None
     try:
         key, form, wants_grad = _key(expr, operands, size)
@@ -102,7 +105,7 @@ def find_values_gradient(
         return None, None
     parts: list[Any] = ["values", expr, _precision(), _is_deterministic()]
     for tensor in (upstream, form.values, *dense.values()):
-        if type(tensor) not in PLAIN or (tensor.requires_grad and torch.is_grad_enabled()):
+        if type(tensor) not in PLAIN or (tensor.requires_grad and torch.is_grad_enabled()) or tensor.is_neg():
             return None, None
         parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     key = tuple(parts)
@@ -232,13 +235,16 @@ def _key(
     form, wants_grad = None, False
     parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic()]
     for name, operand in operands.items():
-        if type(operand) in PLAIN:
-            parts += (name, operand.shape, operand.stride(), operand.dtype, operand.device)
-        else:
+        if type(operand) not in PLAIN:
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes
             form, operand = operand, operand.values
             if type(operand) not in PLAIN:
                 return None, None, False
-            parts += (name, type(form), operand.shape, operand.stride(), operand.dtype, operand.device)
+            parts.append(type(form))
+        shape, strides = operand.shape, operand.stride()
+        # memory may hold the negatives of values, as under the imaginary part of a conjugate, but with gaps between
+        if (not strides or strides[-1] != 1 or shape[-1] == 1) and operand.is_neg():
+            return None, None, False
         wants_grad = wants_grad or operand.requires_grad
+        parts += (name, shape, strides, operand.dtype, operand.device)
     return tuple(parts), form, wants_grad

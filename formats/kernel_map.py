@@ -245,6 +245,7 @@ def _maker(indices: Tensor):  # type: ignore[no-untyped-def]
     return voxel_hash if voxel_hash is not None and (is_young or INTERPRETED) else voxel_sort
 
 
+@torch.inference_mode(False)  # what is kept must be good for training too
 def _swapped(table: Tensor, rows: int) -> Tensor:
     """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V]."""
     volume, device = table.shape[1], table.device
@@ -254,6 +255,7 @@ def _swapped(table: Tensor, rows: int) -> Tensor:
     return _placed(own.flatten(), place.flatten(), rows * volume).view(rows, volume)
 
 
+@torch.inference_mode(False)
 def _grouped(table: Tensor, group_size: int) -> GroupedMap:
     """The groups of table[x,z] = y, ascending by tap and then by x; reads from the device how many there are."""
     rows, volume, device = *table.shape, table.device

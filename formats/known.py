@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .convert import Gather
@@ -40,6 +41,7 @@ class Regrouped:
     known: Known
 
     @cached_property
+    @torch.inference_mode(False)  # what is kept must be good for training too
     def source(self) -> Tensor:
         """Where each slot's value lies among the flattened values it comes from, -1 at padding: [P] or [P, Q]."""
         source, is_padding = self.gather.source, self.gather.is_padding

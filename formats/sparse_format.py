@@ -269,7 +269,8 @@ class SparseFormat(FromTensors):
     def _positions(self) -> Tensor | None:
         """Which of the flattened values are no padding; None: all."""
         if self._known.positions is None and self.has_padding:
-            self._known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
+            with torch.inference_mode(False):
+                self._known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
         return self._known.positions
 
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
@@ -278,6 +279,7 @@ class SparseFormat(FromTensors):
             found = self._known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
         return found
 
+    @torch.inference_mode(False)
     def _regrouped(self, group_dim: int, group_size: int | None) -> Regrouped:
         grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(), self._positions()
@@ -303,7 +305,8 @@ def _facts(
 ) -> RowFacts | None:
     rows = coords[group_dim]
     if known.facts is None and rows is not None:
-        known.facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            known.facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
     return known.facts
 
 

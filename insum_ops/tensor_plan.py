@@ -108,7 +108,14 @@ def make_plan(
 ) -> TensorPlan | None:
     """The plan for these paths; None: no path has any product in it."""
     check_layout(layout)
-    irreps = (in1, in2, out)
+    with torch.device("cpu"), torch.inference_mode(False):  # its tables are kept: for any device, for training too
+        return _make_plan((in1, in2, out), instructions, layout)
+
+
+def _make_plan(
+    irreps: tuple[Irreps, Irreps, Irreps], instructions: tuple[Instruction, ...], layout: str
+) -> TensorPlan | None:
+    in1, in2, out = irreps
     paths = [path for path in instructions if 0 not in path.path_shape]
     if not paths:
         return None

@@ -44,7 +44,10 @@ class SharedTerm:
     def on(self, device: torch.device, dtype: torch.dtype) -> Pair:
         found = self.copies.get((device, dtype))
         if found is None:
-            found = self.copies[device, dtype] = (self.CG.to(device, dtype), self.A.to(device, dtype))
+            with torch.inference_mode(False):  # what is kept must be good for training too
+                found = self.CG.to(device, dtype), self.A.to(device, dtype)
+            if type(found[0].values) is Tensor:  # a FakeTensorMode's are good for one call
+                self.copies[device, dtype] = found
         return found
 
     def __call__(

@@ -30,10 +30,13 @@ class Constants:
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         found = self.copies.get((device, dtype))
         if found is None:
-            found = self.copies[device, dtype] = {
-                name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-                for name, tensor in self.tensors.items()
-            }
+            with torch.inference_mode(False):  # what is kept must be good for training too
+                found = {
+                    name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+                    for name, tensor in self.tensors.items()
+                }
+            if all([type(tensor) is Tensor for tensor in found.values()]):  # a FakeTensorMode's are good for one call
+                self.copies[device, dtype] = found
         return found
 
 

@@ -170,7 +170,10 @@ class ChannelTerm:
     ) -> Tensor:
         CG = self.copies.get((X.device, X.dtype))
         if CG is None:
-            CG = self.copies[X.device, X.dtype] = self.CG.to(X.device, X.dtype)
+            with torch.inference_mode(False):  # what is kept must be good for training too
+                CG = self.CG.to(X.device, X.dtype)
+            if type(CG.values) is Tensor:  # a FakeTensorMode's are good for one call
+                self.copies[X.device, X.dtype] = CG
         X = X.unsqueeze(2) if X.dim() == 2 else X
         Y = Y.unsqueeze(2) if self.has_u and Y.dim() == 2 else Y
         tensors = {"CG": CG, "X": X, "Y": Y}

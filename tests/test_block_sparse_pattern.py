@@ -296,6 +296,18 @@ def test_a_state_dict_of_another_pattern_size_is_refused():
     assert torch.equal(target.to_dense(), source.to_dense())
 
 
+def test_a_model_made_without_memory_takes_the_patterns_of_a_state_dict():
+    source = BlockSparseLinear(32, 48, 16, 1.0)
+    target = BlockSparseLinear(32, 48, 16, 0.5, device="meta")
+    words = "coords is on the meta device here; give it memory first, with model.to_empty(device=...)"
+    assert_says(OperandError, words, lambda: load_patterns_(target, source.state_dict()))
+    target.to_empty(device="cpu")
+    target.coords.fill_(10**9)  # what happened to be there
+    load_patterns_(target, source.state_dict())
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target.to_dense(), source.to_dense())
+
+
 def test_patterns_of_a_state_dict_are_checked():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
     head = "Error(s) in loading state_dict for BlockSparseLinear:\n\t"
@@ -539,11 +551,16 @@ def test_a_change_that_can_not_be_made_changes_nothing():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
     before = {key: value.clone() for key, value in layer.state_dict().items()}
     other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+    flat = torch.optim.LBFGS(layer.parameters())
     mask = torch.ones(3, 2, dtype=torch.bool)
     for words, call in (
         (
             "optimizer does not hold this layer's weight; pass the one that trains it",
             lambda: layer.prune_(0.2, optimizer=other),
+        ),
+        (
+            "optimizer is LBFGS, whose state spans all parameters; leave it out and make a new one",
+            lambda: layer.prune_(0.2, optimizer=flat),
         ),
         (
             "density is 1.0, which is 6 blocks, but 3 are stored; set_pattern_ adds blocks",

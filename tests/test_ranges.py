@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +64,33 @@ def test_a_tensor_without_versions_is_read_every_time(reads: list[Tensor]) -> No
         index[0] = 9
         assert remembered_range(index) == (2, 9)
     assert len(reads) == 2
+
+
+def saved_and_loaded(index: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save({"index": index}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)["index"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index)), saved_and_loaded],
+    ids=["copy", "deepcopy", "pickle", "save"],
+)
+def test_a_copy_is_read_for_itself(copied: Callable[[Tensor], Tensor]) -> None:
+    index, A = torch.tensor([0, 1]), torch.ones(3)
+    for _ in range(5):
+        index[0] = 2
+    insum("C[p] += A[E[p]]", A=A, E=index)
+    other = copied(index)
+    while other._version < index._version:  # the version of which the original's values are known
+        other[1] = -1
+    other[1] = -1
+    assert insum("C[p] += A[E[p]]", A=A, E=other).tolist() == [1, 0]
+    other[1] = 3
+    with pytest.raises(IndexRangeError, match=r"^E\[1\] is 3, outside A dimension 0, which has size 3;"):
+        insum("C[p] += A[E[p]]", A=A, E=other)
 
 
 def test_a_call_reads_each_index_tensor_once(reads: list[Tensor]) -> None:

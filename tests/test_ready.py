@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from insum_ops import insum
 from insum_ops.compiler import autograd, ready
 from insum_ops.compiler.errors import IndexRangeError, ShapeError
-from insum_ops.formats import BlockCOO, GroupCOO
+from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
 
@@ -118,6 +118,25 @@ def test_an_index_changed_out_of_range_is_still_refused():
     given["I"][1] = 7
     with pytest.raises(IndexRangeError, match=r"^I\[1\] is 7, outside C dimension 0, which has size 2;"):
         insum("C[I[p]] += X[p]", **given)
+
+
+@pytest.mark.parametrize("kind", [COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO])
+@pytest.mark.parametrize("expr", [SPMM, "C[k,n] += A[m,k] * B[m,n]", "C[k,n] = max(A[m,k] * B[m,n])"])
+@pytest.mark.parametrize("group_dim", [0, 1])
+def test_a_pattern_first_used_in_inference_mode_can_be_trained(kind, expr, group_dim):
+    dense = matrix()
+    A = kind.from_dense(dense, group_dim=group_dim, **{"block_size": (2, 5)} if kind.is_blocked else {})
+    B = torch.randn(6 if "B[m" in expr else 5, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        first = insum(expr, A=A, B=B)
+    values, dense_B = A.values.clone().requires_grad_(), B.clone().requires_grad_()
+    for operand in (B, dense_B):
+        second = insum(expr, A=A.with_values(values), B=operand)
+        torch.testing.assert_close(second.detach(), first.clone())
+        second.sum().backward()
+    assert values.grad is not None
+    assert dense_B.grad is not None
+    A.with_values(values).to_dense().sum().backward()
 
 
 def test_a_mode_sees_a_remembered_call():

@@ -120,6 +120,34 @@ def test_a_strided_convolution_is_the_dense_one(ndim, options):
         assert not elsewhere.any()  # every cell that a voxel reaches is an output
 
 
+def test_a_kernel_of_one_heeds_output_padding():
+    layer = nn.SparseConvTranspose1d(4, 6, 1, dilation=2, output_padding=1).double()
+    y, _ = assert_equals_dense(cloud(4, 1), layer)
+    assert y.spatial_shape == [12]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.SubMConv2d(4, 4, 3),
+        nn.SparseConv2d(4, 4, 2, stride=2),
+        nn.SparseConvTranspose2d(4, 4, 2, stride=2),
+        nn.SparseAvgPool2d(2, 2),
+        nn.SparseMaxPool2d(2, 2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_maps_made_in_inference_mode_serve_training(layer):
+    x = cloud(4, 2, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = layer(x).features.clone()
+    y = layer(x)
+    torch.testing.assert_close(y.features.detach(), expected.clone())
+    y.features.sum().backward()
+    assert x.features.grad is not None
+    assert not y.indices.is_inference()
+
+
 @pytest.mark.parametrize("options", TRANSPOSE, ids=str)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_a_transposed_convolution_is_the_dense_one(ndim, options):

@@ -29,8 +29,14 @@ def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         problem = coords_problem(key, state_dict[key], layer.grid)
         if problem:
             raise OperandError(problem)
+        if layer.coords.is_meta:
+            raise OperandError(
+                f"{key} is on the meta device here; give it memory first, with model.to_empty(device=...)"
+            )
         mask = torch.zeros(layer.grid, dtype=torch.bool, device=layer.coords.device)
         mask[tuple(state_dict[key].to(mask.device).long())] = True
         masks.append(mask)
     for (_, layer), mask in zip(layers, masks):
+        if coords_problem("coords", layer.coords, layer.grid):  # whatever to_empty found in memory is no pattern
+            layer.coords = layer.coords[:, :0]
         layer.set_pattern_(mask)

@@ -35,6 +35,8 @@ def remap_optimizer(optimizer: torch.optim.Optimizer | None, weight: nn.Paramete
         return
     if not any(weight is parameter for group in optimizer.param_groups for parameter in group["params"]):
         raise OperandError("optimizer does not hold this layer's weight; pass the one that trains it")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OperandError("optimizer is LBFGS, whose state spans all parameters; leave it out and make a new one")
     state = optimizer.state.get(weight, {})
     for name, value in state.items():
         if isinstance(value, Tensor) and value.ndim == weight.ndim and len(value) == len(weight):

@@ -43,7 +43,8 @@ class Voxels:
         if found is None:
             kind, kernel, stride, padding, dilation, extra = layout
             shape, batch = self.grid.spatial_shape, self.grid.batch_size
-            made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
+            with torch.inference_mode(False):  # what is kept must be good for training too
+                made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
             target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
             found = self.maps[layout] = made, target
         return found[0], found[1] or self

@@ -73,7 +73,8 @@ class SparseConvolution(SparseModule):
         self.output_padding = per_axis("output_padding", output_padding, self.ndim, 0)
         self.indice_key, self.name = indice_key, name
         self.layout = Layout(self.kind, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding)
-        self.is_pointwise = self.kind != "inverse" and prod(self.kernel_size) == 1 and prod(self.stride) == 1
+        is_one = prod(self.kernel_size) == 1 and prod(self.stride) == 1 and not any(self.output_padding)
+        self.is_pointwise = is_one and self.kind != "inverse"
         if self.is_pointwise and any(self.padding) and self.kind != "subm":
             raise ShapeError(
                 f"padding is {list(self.padding)} but the kernel is 1 and so is the stride; such a layer takes none"

@@ -13,7 +13,9 @@ from functools import cached_property, lru_cache
 from .ir import Access, Index, Statement, Var, walk
 from .parse import parse
 
-__all__ = ["Term", "Winners", "fresh_name", "gradient", "terms", "upstream_name", "winners"]
+__all__ = [
+    "Term", "Winners", "fresh_name", "gradient", "tangent", "tangent_terms", "terms", "upstream_name", "winners",
+]  # fmt: skip
 
 
 def fresh_name(wanted: str, taken: Iterable[str]) -> str:
@@ -47,6 +49,27 @@ def gradient(statement: Statement, wrt: int) -> Statement:
     target = won.place(replace(target, name=fresh_name(f"d{target.name}", taken)))
     others = tuple(won.place(factor) if isinstance(factor, Access) else factor for factor in others)
     derived = Statement(target, (replace(upstream, indices=won.output), *others))
+    return derived if won.is_seen(derived) else replace(derived, factors=(*derived.factors, won.one))
+
+
+def tangent(statement: Statement, wrt: int) -> Statement:
+    """The statement of how the output changes with factors[wrt]: its tangent in its place.
+
+    For `C[i] += A[i,k] * B[k]` and factor 1 it is `tC[i] += A[i,k] * tB[k]`, and with `max` and the winners' places K
+    it is `tC[i] += A[i,K[i]] * tB[K[i]]`.
+    """
+    target = statement.factors[wrt]
+    assert isinstance(target, Access), "a number has no tangent"
+    taken = {*statement.tensor_names, statement.output.name}
+    renamed = replace(target, name=fresh_name(f"t{target.name}", taken))
+    factors = (*statement.factors[:wrt], renamed, *statement.factors[wrt + 1 :])
+    name = fresh_name(f"t{statement.output.name}", {*taken, renamed.name})
+    if statement.is_sum or not statement.reduced:
+        return Statement(replace(statement.output, name=name), factors)
+    won = Winners(statement)
+    placed = tuple(won.place(factor) if isinstance(factor, Access) else factor for factor in factors)
+    taken |= {renamed.name, won.ones, *won.names.values()}
+    derived = Statement(Access(fresh_name(f"t{statement.output.name}", taken), won.output), placed)
     return derived if won.is_seen(derived) else replace(derived, factors=(*derived.factors, won.one))
 
 
@@ -149,4 +172,22 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
         if isinstance(factor, Access) and factor.name == name:
             derived = gradient(statement, at)
             found.append((str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def tangent_terms(expr: str, name: str) -> tuple[Term, ...]:
+    """How the output changes with tensor `name`, as expressions to be added up; each with the tangent's name in it.
+
+    >>> tangent_terms("C[i] += A[i,k] * B[k]", "B")
+    (('tC[i] += A[i,k] * tB[k]', 'tB', ('A',)),)
+    """
+    statement = parse(expr)
+    found = []
+    for at, factor in enumerate(statement.factors):
+        if isinstance(factor, Access) and factor.name == name:
+            derived = tangent(statement, at)
+            moved = derived.factors[at]
+            assert isinstance(moved, Access)
+            found.append((str(derived), moved.name, tuple(key for key in derived.tensor_names if key != moved.name)))
     return tuple(found)

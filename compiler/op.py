@@ -6,15 +6,18 @@ All planning happens inside them. The second is for a `max` or `min` whose gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .batch import batched
 from .bind import bind
 from .parse import parse
 from .pipeline import run, run_with_winners
+from .ready import PLAIN, is_watched
 
-__all__ = ["call", "call_with_winners"]
+__all__ = ["batch_call", "call", "call_with_winners", "run_plain", "run_plain_with_winners"]
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
 
@@ -43,5 +46,66 @@ def _fake_with_winners(
     return value, torch.empty(bound.size, dtype=bound.winner_dtype, device=bound.device)
 
 
+def _batch(
+    info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
+) -> tuple[Tensor, int]:
+    """Under vmap: one statement for the whole batch."""
+    given = batch_call(info.batch_size, dims[3], expr, names, size, tensors, fact)
+    return call(*given, facts if given[-1] else []), 0
+
+
+def _batch_with_winners(
+    info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    given = batch_call(info.batch_size, dims[3], expr, names, size, tensors, fact)
+    return call_with_winners(*given, facts if given[-1] else []), (0, 0)
+
+
+torch.library.register_vmap("insum_ops::run", _batch, lib=_library)
+torch.library.register_vmap("insum_ops::run_with_winners", _batch_with_winners, lib=_library)
+
+
+def batch_call(
+    count: int,
+    dims: Sequence[int | None],
+    expr: str,
+    names: str,
+    size: Sequence[int] | None,
+    tensors: Sequence[Tensor],
+    fact: str,
+) -> tuple[str, str, Sequence[int] | None, list[Tensor], str]:
+    """The call for `count` tensors at once, along dimension `dims` of each; None: the same tensor for all of them."""
+    output, moved, along = parse(expr).output.name, list[Tensor](), list[str]()
+    for name, tensor, dim in zip(names.split(","), tensors, dims):
+        if dim is not None:
+            tensor = tensor.movedim(dim, 0)
+        elif name == output:
+            tensor = tensor.expand(count, *tensor.shape)
+        if dim is not None or name == output:
+            along.append(name)
+        moved.append(tensor)
+    wide = None if size is None else (count, *size)
+    return batched(expr, tuple(along)), names, wide, moved, "" if fact in along else fact
+
+
 call = torch.ops.insum_ops.run.default
 call_with_winners = torch.ops.insum_ops.run_with_winners.default
+
+
+def run_plain(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
+    """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
+    function = call if _is_watched(tensors) else run
+    return function(expr, names, size, tensors, fact, facts)
+
+
+def run_plain_with_winners(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    function = call_with_winners if _is_watched(tensors) else run_with_winners
+    return function(expr, names, size, tensors, fact, facts)
+
+
+def _is_watched(tensors: Sequence[Tensor]) -> bool:
+    return is_watched() or any([type(tensor) not in PLAIN for tensor in tensors])

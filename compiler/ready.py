@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,11 @@ __all__ = [
     "SparseCall",
     "find",
     "find_values_gradient",
+    "is_transformed",
     "is_watched",
+    "is_wrapped",
+    "may_autocast",
+    "outside_transforms",
     "remember",
     "remember_sparse",
     "remember_values_gradient",
@@ -33,7 +38,8 @@ PLAIN = (Tensor, torch.nn.Parameter)
 # asked at every call, so without the Python functions around them
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
-_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by one of them
+may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
 _precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 
@@ -47,9 +53,23 @@ def is_watched() -> bool:
     return torch.compiler.is_compiling() or _modes() > 0 or _transforms() is not None
 
 
+def is_transformed() -> bool:
+    """A transform of torch.func is active, or derivatives are carried forward."""
+    if torch.compiler.is_compiling():
+        return False
+    return _transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """What is made here outlives the call: it is no part of a transform, and good for training too."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
+
+
 def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Found | None:
     """A call like one that is remembered; None: there is none, or somebody watches."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
+    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
         return None
     if forward_ad._current_level >= 0:  # a tensor may have a tangent, which its plan would lose
         return None
@@ -101,7 +121,9 @@ def find_values_gradient(
     expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
 ) -> tuple[object, ValuesGradient | None]:
     """What the gradient of the values is remembered by, None where somebody watches, and what is remembered."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or _may_autocast():
+    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
+        return None, None
+    if forward_ad._current_level >= 0:
         return None, None
     parts: list[Any] = ["values", expr, _precision(), _is_deterministic()]
     for tensor in (upstream, form.values, *dense.values()):

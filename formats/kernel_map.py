@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,15 @@ class GroupedMap:
     MAPY: Tensor  # [P, Q]  int32: input voxel of each pair; padding is -1
     MAPZ: Tensor  # [P]     int32: tap of each group, ascending
 
+    def by_tap(self, volume: int) -> Tensor:
+        """MAPP[z,s], int32 [V, S]: the groups of tap z, padded with -1; reads from the device how many the most are."""
+        count, device = len(self.MAPZ), self.MAPZ.device
+        taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
+        first = torch.searchsorted(self.MAPZ, taps, out_int32=True)
+        most = int(first.diff().max()) if count else 0
+        found = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
+        return torch.where(found < first[1:, None], found, -1)
+
 
 @dataclass(eq=False)
 class _Tables:
@@ -43,7 +54,7 @@ class _Tables:
     rows: tuple[int, int]
     is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
     neighbours: list[Tensor | None]
-    grouped: dict[int, GroupedMap] = field(default_factory=dict)
+    grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
 
     def of(self, side: int) -> Tensor:
         found = self.neighbours[side]
@@ -76,17 +87,18 @@ class KernelMap:
     _tables: _Tables
     _side: int = 0
     _inverse: list[KernelMap] = field(default_factory=list)
+    memory: dict[Any, Any] = field(default_factory=dict, init=False)  # what is worth keeping as long as the map lives
 
-    @property
+    @cached_property
     def volume(self) -> int:
         """How many taps the kernel has."""
         return prod(self.kernel_size)
 
-    @property
+    @cached_property
     def num_inputs(self) -> int:
         return self._tables.rows[1 - self._side]
 
-    @property
+    @cached_property
     def num_outputs(self) -> int:
         return self._tables.rows[self._side]
 
@@ -126,16 +138,24 @@ class KernelMap:
         if group_size < 1:
             raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
         known = self._tables.grouped
-        if group_size not in known:
-            known[group_size] = _grouped(self._tables.of(0), group_size)
-        found = known[group_size]
-        return found if self._side == 0 else GroupedMap(found.MAPY, found.MAPX, found.MAPZ)
+        found = known.get((self._side, group_size))
+        if found is None:
+            first = known.get((0, group_size))
+            if first is None:
+                first = known[0, group_size] = _grouped(self._tables.of(0), group_size)
+            found = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
+            known[self._side, group_size] = found
+        return found
 
     def to(self, device: torch.device | str) -> KernelMap:
         """The same map in another device's memory."""
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
         kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
         return replace(self, **moved, _tables=replace(self._tables, neighbours=kept, grouped={}), _inverse=[])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what others keep with the map."""
+        return {**vars(self), "memory": {}}
 
     def __repr__(self) -> str:
         return (

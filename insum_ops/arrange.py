@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .compiler.ready import is_transformed, outside_transforms
 from .formats import BlockCOO, GroupCOO
 from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
 from .formats.sparse_format import SparseFormat
@@ -30,7 +31,7 @@ class Arranged:
 
     def fill(self, values: Tensor) -> SparseFormat:
         """The format over `values` [E, *block_size], in the order of the source; differentiable."""
-        if values.requires_grad and torch.is_grad_enabled():
+        if values.requires_grad and torch.is_grad_enabled() and not is_transformed():
             return self.pattern.with_values(_Slots.apply(values, self))
         return self.pattern.with_values(self.write(values))
 
@@ -51,8 +52,9 @@ class Arranged:
         """Where each entry lies among the flattened slots [E]; None: entry e lies in slot e."""
         if self.source is None:
             return None
-        taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
-        return torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+        with outside_transforms():
+            taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
+            return torch.empty_like(taken).scatter_(0, self.source[taken], taken)
 
     @property
     def coords(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.sparse_format import SparseFormat
 from .remember import ByIdentity
@@ -35,7 +36,7 @@ class Edges:
         if edge_weight is None:
             if dtype not in self.ones:
                 pattern = self.arranged.pattern
-                with torch.inference_mode(False):  # what is kept must be good for training too
+                with outside_transforms():
                     self.ones[dtype] = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
             return self.ones[dtype]
         is_known = self.weights is not None and self.weights() is edge_weight
@@ -43,9 +44,9 @@ class Edges:
         if is_known and not wants_grad and self.filled is not None and self.weights_version == edge_weight._version:
             return self.filled
         _check_weights(edge_weight, self.arranged)
-        if wants_grad:
+        if wants_grad or is_wrapped(edge_weight):
             return self.arranged.fill(edge_weight)
-        with torch.inference_mode(False):  # what is kept must be good for training too
+        with outside_transforms():
             filled = self.arranged.fill(edge_weight.detach())
         if not edge_weight.is_inference():
             self.weights, self.weights_version, self.filled = ref(edge_weight), edge_weight._version, filled
@@ -101,7 +102,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
     return sources, targets
 
 
-@torch.inference_mode(False)
+@outside_transforms()
 def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise OperandError(f"edge_index is {edge_index.dtype}; node numbers are int32 or int64")

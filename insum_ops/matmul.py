@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .compiler.autograd import gradient_of, values_gradient
+from .compiler.autograd import evaluate
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
+from .compiler.gradients import gradient_of, values_gradient
+from .compiler.ready import is_transformed, may_autocast
 from .edges import edges_of
 from .formats.convert import block_grid
 from .formats.sparse_format import SparseFormat
@@ -25,8 +27,6 @@ MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] =
 MIN = tuple(statement.replace("max", "min") for statement in MAX)
 STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
 HALVES = (torch.float16, torch.bfloat16)
-
-_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
@@ -71,7 +71,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         form = A
     else:
         _refuse_tracing("A")
-        if reduce == "sum" and B.ndim <= 3 and torch.is_grad_enabled() and not _may_autocast():
+        if reduce == "sum" and B.ndim <= 3 and torch.is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
                 return _Trained.apply(*trained, B, SUM[B.ndim - 1])  # type: ignore[no-any-return]
@@ -107,10 +107,10 @@ class _Trained(torch.autograd.Function):
             form = form.with_values(ctx.source.slots(listed))
         d_listed = d_B = None
         if ctx.needs_input_grad[0]:
-            slots = values_gradient(ctx.statement, "A", form, {"B": B}, upstream)
+            slots = values_gradient(evaluate, ctx.statement, "A", form, {"B": B}, upstream)
             d_listed = ctx.source.like(listed.detach(), slots)
         if ctx.needs_input_grad[2]:
-            d_B = gradient_of(ctx.statement, "B", {"A": form, "B": B}, upstream)
+            d_B = gradient_of(evaluate, ctx.statement, "B", {"A": form, "B": B}, upstream)
         return d_listed, None, d_B, None
 
 
@@ -199,7 +199,7 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             raise OperandError(
                 f"pattern is on {form.device} but {name} is on {operand.device}; move them to one device"
             )
-    if torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad):
+    if torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .compiler.errors import ShapeError
 from .compiler.ranges import remember_range
-from .formats.kernel_map import GroupedMap, KernelMap
+from .compiler.ready import is_transformed, may_autocast, outside_transforms
+from .formats.kernel_map import KernelMap
 from .functional import insum
+from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, KernelViews, as_weight, channel_kind, statement_weight
 
-__all__ = ["sparse_conv3d"]
+__all__ = ["convolve", "neighbours", "sparse_conv3d"]
 
 # [is grouped][channels: dense, in groups, one by one]
 STATIONARY = (
@@ -30,13 +32,26 @@ WEIGHT_GRADIENT = (
     "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
     "dWeight[MAPZ[p],g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
 )
-DENSE, IN_GROUPS, ONE_BY_ONE = range(3)
+# the same in two steps, neither of which scatters: deterministic
+GROUP_SUMS = (
+    "Part[p,c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
+    "Part[p,g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
+    "Part[p,g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
+)
+TAP_SUMS = (
+    "dWeight[z,c,m] += Part[MAPP[z,s],c,m]",
+    "dWeight[z,g,c,m] += Part[MAPP[z,s],g,c,m]",
+    "dWeight[z,g] += Part[MAPP[z,s],g]",
+)
+HALF = (torch.float16, torch.bfloat16)
+Settings = tuple[torch.dtype, bool, bool, object]
 
 # `python -m bench.bench_kernels conv` on one H200, float16: without atomics up to 64 channels, with them from 128 on
 STATIONARY_CHANNELS = 64
 FULL_ENOUGH = 0.25  # of a table's entries; below, most of what the output-stationary statement visits is -1
 GROUP_SIZE = 128
 GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long
+GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum
 
 
 def sparse_conv3d(
@@ -53,38 +68,36 @@ def sparse_conv3d(
             [ 32.],
             [300.]])
     """
-    given, taken = features.shape, weight.shape
-    fits = len(given) == 2 and given[0] == kernel_map.num_inputs and taken[1:-1] == kernel_map.kernel_size
-    fits = fits and groups == 1 and taken[-1] == given[1] and (bias is None or bias.shape == taken[:1])
-    if not fits:  # or there are groups, which have more to them
+    return convolve(features, weight, kernel_map, bias, groups)
+
+
+def convolve(
+    features: Tensor,
+    weight: Tensor,
+    kernel_map: KernelMap,
+    bias: Tensor | None,
+    groups: int,
+    views: KernelViews | None = None,
+) -> Tensor:
+    """The same; `views` are those that a layer keeps of its own weight and bias."""
+    if views is None or not views.has(weight, bias):
         _check(features, weight, kernel_map, bias, groups)
-    kind, Weight = _split_weight(weight, groups)
-    In = features.unflatten(1, (groups, -1)) if kind == IN_GROUPS else features
-    seed = None if bias is None else bias.unflatten(0, (groups, -1)) if kind == IN_GROUPS else bias
-    device = features.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        seed = None if seed is None else _cast(seed, dtype)
-        with torch.autocast(device, enabled=False):
-            Out = _convolve(_cast(In, dtype), _cast(Weight, dtype), seed, kernel_map, kind)
-    else:
-        Out = _convolve(In, Weight, seed, kernel_map, kind)
-    return Out.flatten(1) if kind == IN_GROUPS else Out
+        if views is not None:
+            views.take(weight, bias, groups)
+    if (views is None and torch.compiler.is_compiling()) or may_autocast():  # a layer that is traced has no views
+        device = features.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            seed = None if bias is None else _cast(bias, dtype)
+            with torch.autocast(device, enabled=False):
+                return _convolve(_cast(features, dtype), _cast(weight, dtype), seed, kernel_map, groups, False, None)
+    function = _convolve if torch.is_grad_enabled() else _run
+    return function(features, weight, bias, kernel_map, groups, False, views)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Under autocast float32 takes its type, before gradients are recorded: backward runs outside of it."""
     return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
-
-
-def _split_weight(weight: Tensor, groups: int) -> tuple[int, Tensor]:
-    """How the channels are connected, and the weight with its axes in the statement's order; a view."""
-    flat = weight.flatten(1, -2)  # [M, V, C / groups]
-    if groups == 1:
-        return DENSE, flat.permute(1, 2, 0)
-    if groups == len(weight) and weight.shape[-1] == 1:
-        return ONE_BY_ONE, flat.squeeze(2).T
-    return IN_GROUPS, flat.unflatten(0, (groups, -1)).permute(2, 0, 3, 1)
 
 
 def is_stationary(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -93,49 +106,112 @@ def is_stationary(kernel_map: KernelMap, channels: int, dtype: torch.dtype, devi
         return True
     if device.type == "cpu":  # pairs alone are visited there, whatever is absent
         return False
-    inputs, outputs = kernel_map.num_inputs, kernel_map.num_outputs
-    if inputs * kernel_map.most_per_input < FULL_ENOUGH * outputs * kernel_map.volume:
+    most, all_of_them = kernel_map.num_inputs * kernel_map.most_per_input, kernel_map.num_outputs * kernel_map.volume
+    if most < FULL_ENOUGH * all_of_them:
         return False
+    return channels <= STATIONARY_CHANNELS or not _may_round_sums(dtype)
+
+
+def _may_round_sums(dtype: torch.dtype) -> bool:
+    """torch's flags for its own split-K: whether partial sums may meet in half precision."""
     matmul = torch.backends.cuda.matmul
-    if dtype == torch.float16 and not matmul.allow_fp16_reduced_precision_reduction:
-        return True
-    if dtype == torch.bfloat16 and not matmul.allow_bf16_reduced_precision_reduction:
-        return True
-    return channels <= STATIONARY_CHANNELS
+    if dtype == torch.float16:
+        return bool(matmul.allow_fp16_reduced_precision_reduction)
+    return dtype != torch.bfloat16 or bool(matmul.allow_bf16_reduced_precision_reduction)
 
 
-def _convolve(In: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, kind: int) -> Tensor:
-    wants_grad = In.requires_grad or Weight.requires_grad or (bias is not None and bias.requires_grad)
-    if wants_grad and torch.is_grad_enabled():
-        return _Convolution.apply(In, Weight, bias, kernel_map, kind)  # type: ignore[no-any-return]
-    return _run(In, Weight, bias, kernel_map, kind)
+def _convolve(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    views: KernelViews | None,
+) -> Tensor:
+    """`is_swapped`: from the weight's output channels to its input channels."""
+    wants_grad = features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if wants_grad and torch.is_grad_enabled() and not is_transformed():
+        return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped, views)  # type: ignore[no-any-return]
+    return _run(features, weight, bias, kernel_map, groups, is_swapped, views)
 
 
-def _run(In: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, kind: int) -> Tensor:
+def _run(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    views: KernelViews | None,
+) -> Tensor:
     """One statement; the bias is what its sums start from."""
-    sizes = Weight.shape
-    if kind == ONE_BY_ONE:
-        shape: tuple[int, ...] = (kernel_map.num_outputs, sizes[1])
-        channels = 1
+    if views is None:
+        Weight = statement_weight(weight, groups, is_swapped)
+        call = _prepare(features, Weight, bias, kernel_map, None)
     else:
-        shape, channels = (kernel_map.num_outputs, *sizes[1:-2], sizes[-1]), max(sizes[-2:])
-    start: dict[str, Any] = {} if bias is None else {"Out": bias.expand(shape)}
-    if is_stationary(kernel_map, channels, In.dtype, In.device):
-        NBR = kernel_map.neighbours
-        _remember(NBR, -1, kernel_map.num_inputs)
-        return insum(STATIONARY[kind], In=In, NBR=NBR, Weight=Weight, **start)
-    return insum(GROUPED[kind], size=shape, In=In, Weight=Weight, **_maps(kernel_map, GROUP_SIZE), **start)
+        Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
+        known: _Call | None = kernel_map.memory.get(key)
+        if known is None or known.settings != _settings(features.dtype, views.stamp):
+            known = kernel_map.memory[key] = _prepare(features, Weight, bias, kernel_map, views.stamp)
+        call = known
+    if len(call.shape) == 2:
+        return insum(call.statement, size=call.shape, In=features, Weight=Weight, **call.operands)
+    In = features.unflatten(1, (groups, -1))
+    return insum(call.statement, size=call.shape, In=In, Weight=Weight, **call.operands).flatten(1)
+
+
+class _Call(NamedTuple):
+    """A statement over one map, but for the features and the weight."""
+
+    statement: str
+    shape: tuple[int, ...]
+    operands: dict[str, Tensor]
+    settings: Settings
+
+
+def _settings(dtype: torch.dtype, stamp: object) -> Settings:
+    """All that a call depends on, beside its map and features."""
+    return dtype, torch.are_deterministic_algorithms_enabled(), dtype not in HALF or _may_round_sums(dtype), stamp
+
+
+def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, stamp: object) -> _Call:
+    sizes, rows = Weight.shape, kernel_map.num_outputs
+    kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
+    shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
+    channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
+    is_table = is_stationary(kernel_map, channels, features.dtype, features.device)
+    operands = dict(neighbours(kernel_map) if is_table else _maps(kernel_map, GROUP_SIZE))
+    if bias is not None:
+        operands["Out"] = (bias.view(shape[1:]) if kind == IN_GROUPS else bias).expand(shape)
+    return _Call((STATIONARY if is_table else GROUPED)[kind], shape, operands, _settings(features.dtype, stamp))
+
+
+def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
+    """The map's table, for a statement."""
+    known: dict[str, Tensor] | None = kernel_map.memory.get("NBR")
+    if known is None:
+        with outside_transforms():
+            known = {"NBR": kernel_map.neighbours}
+        _remember(known["NBR"], -1, kernel_map.num_inputs)
+        kernel_map.memory["NBR"] = known
+    return known
 
 
 def _maps(kernel_map: KernelMap, group_size: int) -> dict[str, Tensor]:
-    voxels = min(kernel_map.num_inputs, kernel_map.num_outputs)  # no tap has more pairs
-    if voxels < group_size:
-        group_size = max(16, 1 << (voxels - 1).bit_length())
-    grouped: GroupedMap = kernel_map.grouped(group_size)
-    _remember(grouped.MAPX, -1, kernel_map.num_outputs)
-    _remember(grouped.MAPY, -1, kernel_map.num_inputs)
-    _remember(grouped.MAPZ, 0, kernel_map.volume)
-    return {"MAPX": grouped.MAPX, "MAPY": grouped.MAPY, "MAPZ": grouped.MAPZ}
+    """The pairs in groups, for a statement; no more in a group than a tap can have."""
+    known: dict[str, Tensor] | None = kernel_map.memory.get(group_size)
+    if known is None:
+        voxels = min(kernel_map.num_inputs, kernel_map.num_outputs)
+        fitting = group_size if voxels >= group_size else max(16, 1 << (voxels - 1).bit_length())
+        with outside_transforms():
+            grouped = kernel_map.grouped(fitting)
+        _remember(grouped.MAPX, -1, kernel_map.num_outputs)
+        _remember(grouped.MAPY, -1, kernel_map.num_inputs)
+        _remember(grouped.MAPZ, 0, kernel_map.volume)
+        known = {"MAPX": grouped.MAPX, "MAPY": grouped.MAPY, "MAPZ": grouped.MAPZ}
+        kernel_map.memory[group_size] = known
+    return known
 
 
 def _remember(index: Tensor, low: int, extent: int) -> None:
@@ -147,30 +223,76 @@ class _Convolution(torch.autograd.Function):
     """A convolution; the gradient of its input is one too, over the inverse map, so that it gathers as well."""
 
     @staticmethod
-    def forward(ctx: Any, In: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, kind: int) -> Tensor:
-        ctx.save_for_backward(In, Weight)
-        ctx.kernel_map, ctx.kind = kernel_map, kind
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kernel_map: KernelMap,
+        groups: int,
+        is_swapped: bool,
+        views: KernelViews | None,
+    ) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        ctx.rest = kernel_map, groups, is_swapped, views
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _run(In, Weight, bias, kernel_map, kind)
+        return _run(features, weight, bias, kernel_map, groups, is_swapped, views)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        In, Weight = ctx.saved_tensors
-        kind, kernel_map = ctx.kind, ctx.kernel_map
-        d_in = d_weight = d_bias = None
-        if ctx.needs_input_grad[0]:
-            swapped = Weight if kind == ONE_BY_ONE else Weight.transpose(-1, -2)
-            d_in = _convolve(upstream, swapped, None, kernel_map.inverse, kind).to(In.dtype)
-        if ctx.needs_input_grad[1]:
-            maps = _maps(kernel_map, GROUP_SIZE_OF_SUMS)
-            shape = tuple(Weight.shape)
-            d_weight = insum(WEIGHT_GRADIENT[kind], size=shape, In=In, dOut=upstream, **maps).to(Weight.dtype)
-        if ctx.needs_input_grad[2]:
-            d_bias = upstream.sum(0).to(ctx.bias_dtype)
-        return d_in, d_weight, d_bias, None, None
+        features, weight = ctx.saved_tensors
+        kernel_map, groups, is_swapped, views = ctx.rest
+        wants_features, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        d_features = d_weight = d_bias = None
+        if wants_features:
+            if views is not None and not views.is_of(weight):
+                views = None
+            d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, views)
+            d_features = _as_type(d_features, features.dtype)
+        if wants_weight:
+            if is_swapped:  # what came in has the weight's output channels
+                d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
+            else:
+                d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
+        if wants_bias:
+            d_bias = _as_type(upstream.sum(0), ctx.bias_dtype)
+        return d_features, d_weight, d_bias, None, None, None, None
+
+
+def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
+    kind = channel_kind(weight, groups)
+    if kind == IN_GROUPS:
+        In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
+    if torch.are_deterministic_algorithms_enabled():
+        maps = _maps(kernel_map, GROUP_SIZE_OF_PARTS)
+        Part = insum(GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=maps["MAPX"], MAPY=maps["MAPY"])
+        dWeight = insum(TAP_SUMS[kind], Part=Part, MAPP=_groups_by_tap(kernel_map, maps["MAPX"].shape[1]))
+    else:
+        channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
+        maps = _maps(kernel_map, GROUP_SIZE_OF_SUMS)
+        dWeight = insum(WEIGHT_GRADIENT[kind], size=(kernel_map.volume, *channels), In=In, dOut=dOut, **maps)
+    return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
+
+
+def _groups_by_tap(kernel_map: KernelMap, group_size: int) -> Tensor:
+    known: Tensor | None = kernel_map.memory.get("MAPP")
+    if known is None:
+        grouped = kernel_map.grouped(group_size)
+        with outside_transforms():
+            known = kernel_map.memory["MAPP"] = grouped.by_tap(kernel_map.volume)
+        _remember(known, -1, len(grouped.MAPZ))
+    return known
+
+
+def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _check(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> None:
+    given, taken = features.shape, weight.shape
+    fits = len(given) == 2 and given[0] == kernel_map.num_inputs and taken[1:-1] == kernel_map.kernel_size
+    if fits and groups == 1 and taken[-1] == given[1] and (bias is None or bias.shape == taken[:1]):
+        return
     if features.ndim != 2 or len(features) != kernel_map.num_inputs:
         raise ShapeError(
             f"features is {list(features.shape)} but the kernel map has {kernel_map.num_inputs} input voxels; "

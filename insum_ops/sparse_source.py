@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .compiler.ready import outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.sources import torch_entries
@@ -34,7 +35,7 @@ class SparseSource:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and torch.is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
-        with torch.inference_mode(False):  # what is kept must be good for training too
+        with outside_transforms():
             self.filled = self.arranged.fill(_entries(A, self.merged))
         return self.filled
 
@@ -72,7 +73,7 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     return found
 
 
-@torch.inference_mode(False)  # what is kept must be good for training too
+@outside_transforms()
 def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource:
     """The pattern found before where it is still A's, else a new one."""
     coords, values, is_sorted = _listed(A, name)

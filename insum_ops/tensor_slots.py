@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .clebsch_gordan import Irreps
 from .compiler.errors import OperandError
+from .compiler.ready import is_transformed, outside_transforms
 
 __all__ = ["Constants", "Slots", "check_layout", "make_slots"]
 
@@ -30,7 +31,7 @@ class Constants:
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         found = self.copies.get((device, dtype))
         if found is None:
-            with torch.inference_mode(False):  # what is kept must be good for training too
+            with outside_transforms():
                 found = {
                     name: tensor.to(device, dtype if tensor.is_floating_point() else None)
                     for name, tensor in self.tensors.items()
@@ -113,7 +114,7 @@ def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Sl
 
 
 def _gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
-    if x.requires_grad and torch.is_grad_enabled():
+    if x.requires_grad and torch.is_grad_enabled() and not is_transformed():
         return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
     return x.index_select(1, columns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insum_ops.compiler.differentiate import fresh_name, gradient, terms, upstream_name, winners
+from insum_ops.compiler.differentiate import fresh_name, gradient, tangent, tangent_terms, terms, upstream_name, winners
 from insum_ops.compiler.parse import parse
 
 
@@ -86,3 +86,30 @@ def test_fresh_names() -> None:
 def test_a_number_has_no_gradient() -> None:
     with pytest.raises(AssertionError, match=r"^a number has no gradient$"):
         gradient(parse("C[i] = 2 * A[i]"), 0)
+
+
+@pytest.mark.parametrize(
+    ("expr", "wrt", "expected"),
+    [
+        ("C[i,j] += A[i,k] * B[k,j]", 1, "tC[i,j] += A[i,k] * tB[k,j]"),
+        ("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", 0, "tC[AM[p],n] += tAV[p,q] * B[AK[p,q],n]"),
+        ("C[()] = 0.5 * A[i,i]", 1, "tC[()] += 0.5 * tA[i,i]"),
+        ("C[i] += A[i] * tA[i] * tC[i]", 0, "tC_[i] += tA_[i] * tA[i] * tC[i]"),
+        ("C[i,j] = max(A[i,k] * B[k,j])", 0, "tC[i,j] += tA[i,K[i,j]] * B[K[i,j],j]"),
+        (
+            "C[AM[p],n] = min(AV[p,q] * B[AK[p,q],n])",
+            1,
+            "tC[i,n] += AV[P[i,n],Q[i,n]] * tB[AK[P[i,n],Q[i,n]],n]",
+        ),
+        ("C[E[p]] = max(A[0])", 0, "tC[i] += tA[0] * ones[P[i]]"),
+    ],
+)
+def test_a_tangent_stands_where_its_factor_stood(expr: str, wrt: int, expected: str) -> None:
+    assert str(tangent(parse(expr), wrt)) == expected
+
+
+def test_a_tensor_in_two_places_has_two_tangents() -> None:
+    assert tangent_terms("C[i,j] += A[i,k] * A[k,j]", "A") == (
+        ("tC[i,j] += tA[i,k] * A[k,j]", "tA", ("A",)),
+        ("tC[i,j] += A[i,k] * tA[k,j]", "tA", ("A",)),
+    )

@@ -122,6 +122,11 @@ def test_groups_hold_the_same_pairs(geometry, group_size):
         listed = torch.stack([z[is_pair].long(), grouped.MAPY[is_pair].long(), grouped.MAPX[is_pair].long()])
         assert sorted(listed.T.tolist()) == sorted(one.pairs.T.tolist())
         assert one.grouped(group_size).MAPX is grouped.MAPX
+        groups = grouped.by_tap(one.volume)
+        assert groups.dtype == torch.int32
+        for tap, row in enumerate(groups.tolist()):
+            expected = (tap == grouped.MAPZ).nonzero().flatten().tolist()
+            assert row == expected + [-1] * (groups.shape[1] - len(expected))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -155,6 +160,7 @@ def test_no_voxel_and_one_voxel_work(kind):
     assert none.inverse.neighbours.shape == (0, 27)
     assert none.pairs.shape == (3, 0)
     assert none.grouped(8).MAPX.shape == (0, 8)
+    assert none.grouped(8).by_tap(none.volume).shape == (none.volume, 0)
     one = kernel_map(torch.tensor([[1, 1, 1, 1]]), [3, 3, 3], 2, 3, kind=kind)
     assert one.pairs.shape[1] == {"subm": 1, "strided": 1, "transposed": 27}[kind]
 

@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
-WITHOUT_TORCH = {f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate")}
+WITHOUT_TORCH = {
+    f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate", "batch")
+}
 LOADS_SOURCE = "insum_ops.compiler.launch"  # the one file that turns text into code: text that codegen wrote
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 

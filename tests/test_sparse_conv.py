@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import nn, sparse_conv3d
+from insum_ops import insum, nn, sparse_conv3d
 from insum_ops.compiler.errors import OperandError, ShapeError
 from insum_ops.formats import kernel_map
 
+convolutions = sys.modules["insum_ops.sparse_conv"]
 SHAPES = {1: [11], 2: [6, 7], 3: [4, 5, 6]}
 CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
@@ -241,6 +244,21 @@ def test_deterministic_mode_computes_the_same():
             assert_equals_dense(x, layer.double())
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_deterministic_weight_gradient_scatters_nothing(monkeypatch):
+    """Long groups are summed, then the groups of each tap; as many tiles are kept as there are groups."""
+    seen = []
+    monkeypatch.setattr(convolutions, "insum", lambda expr, **given: (seen.append(expr), insum(expr, **given))[1])
+    monkeypatch.setattr(convolutions, "GROUP_SIZE_OF_PARTS", 16)  # so that some taps have several groups
+    torch.use_deterministic_algorithms(True)
+    try:
+        for groups in (1, 2, 4):
+            assert_equals_dense(cloud(4), nn.SubMConv3d(4, 4, 3, groups=groups).double())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(seen) == 12
+    assert not any(expr.split("=")[0].count("[") > 1 for expr in seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

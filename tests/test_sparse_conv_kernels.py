@@ -128,7 +128,8 @@ def test_a_small_network_trains_on_this_route():
         torch.nn.ReLU(),
         nn.SparseConv2d(4, 4, 2, 2, indice_key="down"),
         nn.SparseInverseConv2d(4, 4, 2, "down"),
-        nn.SparseAvgPool2d(2),
+        nn.SparseMaxPool2d(2),
+        nn.SparseAvgPool2d(1),
     ).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []

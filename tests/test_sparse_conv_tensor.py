@@ -11,7 +11,7 @@ import torch
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import nn
+from insum_ops import explain, nn
 from insum_ops.compiler.errors import OperandError, ShapeError
 from insum_ops.formats import FormatError
 from insum_ops.nn import sparse_conv_tensor
@@ -258,6 +258,41 @@ def test_average_pooling_divides_by_the_voxels_there_are(options):
     (actual,) = torch.autograd.grad((y.features * weights).sum(), x.features)
     (reference,) = torch.autograd.grad((expected * weights).sum(), x.features)
     assert_matches(actual, reference)
+
+
+def test_of_equal_features_the_first_tap_gets_the_gradient():
+    features = torch.ones(3, 2, requires_grad=True)
+    x = nn.SparseConvTensor(features, torch.tensor([[0, 1], [0, 0], [0, 2]]), [4], 1)
+    nn.SparseMaxPool1d(2)(x).features.sum().backward()
+    assert features.grad.tolist() == [[0, 0], [1, 1], [1, 1]]
+
+
+def test_max_pooling_is_one_statement():
+    y = explain(nn.SparseMaxPool3d.EXPR, In=torch.ones(2, 3), NBR=torch.tensor([[0, 1], [-1, 1]]))
+    assert "scatter: store" in str(y)
+
+
+@pytest.mark.parametrize("pool", [nn.SparseMaxPool3d(2), nn.SparseAvgPool3d(2)], ids=repr)
+def test_pooling_keeps_its_type_under_autocast(pool):
+    x = cloud()
+    x = x.replace_feature(x.features.detach().float().requires_grad_())
+    expected = pool(x).features
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = pool(x).features
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_max_pooling_are_right(deterministic):
+    x = cloud(density=0.2)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        pool = nn.SparseMaxPool3d(3, 2, 1)
+        call = lambda features: pool(x.replace_feature(features)).features
+        assert torch.autograd.gradcheck(call, x.features, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, x.features, fast_mode=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_pooling_over_a_submanifold_keeps_the_voxels():

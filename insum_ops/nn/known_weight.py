@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import BlockCOO
 
 __all__ = ["KnownWeight", "known_weight"]
@@ -35,9 +36,11 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
     if known is not None and known.has_pattern(coords):  # written to, but with what was there
         return replace(known, coords=coords, version=_version(coords))
     height, width = weight.shape[1:]
-    with torch.inference_mode(False), torch.no_grad():  # the pattern outlives this call
+    with outside_transforms(), torch.no_grad():  # the pattern outlives this call
         pattern = coords.clone()
         rows, columns = pattern
+        if is_wrapped(weight):  # by a transform, inside of which alone it may be read
+            weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
         _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients
     return KnownWeight(form, pattern, coords, _version(coords))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.errors import OperandError, ShapeError
+from ..compiler.ready import outside_transforms
 from ..formats.kernel_map import KernelMap, kernel_map
 from ..formats.voxel_grid import VoxelGrid
 
@@ -43,7 +44,7 @@ class Voxels:
         if found is None:
             kind, kernel, stride, padding, dilation, extra = layout
             shape, batch = self.grid.spatial_shape, self.grid.batch_size
-            with torch.inference_mode(False):  # what is kept must be good for training too
+            with outside_transforms():
                 made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
             target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
             found = self.maps[layout] = made, target
@@ -89,23 +90,22 @@ class SparseConvTensor:
         voxel_num: Tensor | None = None,
         indice_dict: dict[str, SavedMap] | None = None,
         benchmark: bool = False,
-        voxels: Voxels | None = None,
     ) -> None:
-        if voxels is None:
-            own = VoxelGrid(tuple(int(size) for size in spatial_shape), int(batch_size))
-            own.check_kind(indices)
-            if indices.device != features.device:
-                raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
-            voxels = Voxels(indices, own)
-        if features.ndim != 2 or len(features) != len(voxels.indices):
-            raise ShapeError(
-                f"features is {list(features.shape)} but there are {len(voxels.indices)} voxels; "
-                "features are [voxels, channels]"
-            )
-        self._features = features
-        self.voxels = voxels
-        self.indice_dict: dict[str, SavedMap] = {} if indice_dict is None else indice_dict
+        own = VoxelGrid(tuple(int(size) for size in spatial_shape), int(batch_size))
+        own.check_kind(indices)
+        if indices.device != features.device:
+            raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
+        voxels = Voxels(indices, own)
+        self._hold(features, voxels, {} if indice_dict is None else indice_dict)
         self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
+
+    def _hold(self, features: Tensor, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        given = features.shape
+        if len(given) != 2 or given[0] != voxels.indices.shape[0]:
+            raise ShapeError(
+                f"features is {list(given)} but there are {len(voxels.indices)} voxels; features are [voxels, channels]"
+            )
+        self._features, self.voxels, self.indice_dict = features, voxels, indice_dict
 
     @property
     def features(self) -> Tensor:
@@ -135,7 +135,10 @@ class SparseConvTensor:
 
     def at(self, features: Tensor, voxels: Voxels) -> SparseConvTensor:
         """Features on other voxels that the same maps lead to."""
-        return SparseConvTensor(features, voxels.indices, (), 0, self.grid, None, self.indice_dict, voxels=voxels)
+        made = object.__new__(SparseConvTensor)
+        made._hold(features, voxels, self.indice_dict)
+        made.grid, made.voxel_num, made.benchmark = self.grid, None, False
+        return made
 
     def shadow_copy(self) -> SparseConvTensor:
         return self.replace_feature(self._features)

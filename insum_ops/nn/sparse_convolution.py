@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, ShapeError
+from ..compiler.ready import is_watched
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
-from ..sparse_conv import sparse_conv3d
+from ..kernel_views import KernelViews
+from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
 
 __all__ = ["Size", "SparseConvolution", "SparseModule"]
@@ -38,6 +40,8 @@ class SparseConvolution(SparseModule):
     ndim: ClassVar[int]
     kind: ClassVar[str]
     POINTWISE = "Out[x,g,m] += In[x,g,c] * Weight[g,c,m]"
+    bias: nn.Parameter | None
+    _views: KernelViews | None = None
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class SparseConvolution(SparseModule):
                 f"padding is {list(self.padding)} but the kernel is 1 and so is the stride; such a layer takes none"
             )
         self.weight = nn.Parameter(torch.empty(out_channels, *self.kernel_size, in_channels // groups))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_channels)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -95,7 +99,28 @@ class SparseConvolution(SparseModule):
         if self.is_pointwise:
             return x.replace_feature(self.pointwise(x.features))
         kernel_map, voxels = self.map(x)
-        return x.at(sparse_conv3d(x.features, self.weight, kernel_map, self.bias, self.groups), voxels)
+        try:  # at a tenth of the cost of asking the module for them
+            weight: Any = self._parameters["weight"]
+            bias = self._parameters["bias"]
+        except KeyError:  # parametrized
+            weight, bias = self.weight, self.bias
+        views = self.views() if type(weight) is nn.Parameter and not is_watched() else None
+        return x.at(convolve(x.features, weight, kernel_map, bias, self.groups, views), voxels)
+
+    def views(self) -> KernelViews:
+        """Of the weight and the bias, kept from call to call."""
+        if self._views is None:
+            self._views = KernelViews()
+        return self._views
+
+    def _apply(self, *given: Any, **options: Any) -> Any:
+        """Parameters are about to move: what views hold of their old memory is let go."""
+        self._views = None
+        return super()._apply(*given, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what can be worked out again."""
+        return {**vars(self), "_views": None}
 
     def map(self, x: SparseConvTensor) -> tuple[KernelMap, Voxels]:
         return x.map(self.layout, self.indice_key)
@@ -134,13 +159,15 @@ class SparseConvolution(SparseModule):
         return Out if self.bias is None else Out + self.bias
 
     def check(self, x: SparseConvTensor) -> None:
-        name = type(self).__name__
         if not isinstance(x, SparseConvTensor):
-            raise OperandError(f"{name} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
+            raise OperandError(
+                f"{type(self).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}"
+            )
         if len(x.voxels.grid.spatial_shape) != self.ndim:
-            raise ShapeError(f"{name} takes {self.ndim} axes but spatial_shape is {x.spatial_shape}")
+            raise ShapeError(f"{type(self).__name__} takes {self.ndim} axes but spatial_shape is {x.spatial_shape}")
         if x.features.shape[1] != self.in_channels:
-            raise ShapeError(f"{name} takes {self.in_channels} channels but features have {x.features.shape[1]}")
+            channels = x.features.shape[1]
+            raise ShapeError(f"{type(self).__name__} takes {self.in_channels} channels but features have {channels}")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Weights of every spconv: [out, *kernel, in] of today's, [*kernel, in, out] of 1.x and early 2.x."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..compiler.errors import OperandError, ShapeError
+from ..compiler.ready import may_autocast
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
+from ..sparse_conv import neighbours
 from .sparse_conv_tensor import Layout, SparseConvTensor
 from .sparse_convolution import Size, SparseModule
 
@@ -77,11 +79,11 @@ class SparsePool(SparseModule):
 
 
 class _SparseMaxPool(SparsePool):
+    EXPR = "Out[x,c] = max(In[NBR[x,z],c])"
+
     def pool(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
         """Out[x,c] = the largest In[NBR[x,z],c]; every output has a voxel in its window."""
-        absent = features.new_full((1, features.shape[1]), -torch.inf)
-        NBR = kernel_map.neighbours.long()  # -1 is the last row
-        return torch.cat([features, absent])[NBR].max(1).values
+        return _in_its_own_type(self.EXPR, In=features, **neighbours(kernel_map))
 
 
 class _SparseAvgPool(SparsePool):
@@ -89,9 +91,18 @@ class _SparseAvgPool(SparsePool):
 
     def pool(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
         """Out[x,c] = the mean of In[NBR[x,z],c] over the voxels there are."""
-        NBR = kernel_map.neighbours
-        Share = (NBR >= 0).sum(1).to(features.dtype).reciprocal()
-        return insum(self.EXPR, Share=Share, In=features, NBR=NBR)
+        table = neighbours(kernel_map)
+        Share = (table["NBR"] >= 0).sum(1).to(features.dtype).reciprocal()
+        return _in_its_own_type(self.EXPR, Share=Share, In=features, **table)
+
+
+def _in_its_own_type(expr: str, In: Tensor, **operands: Any) -> Tensor:
+    """Pooling keeps the type of its input under autocast, as torch's does."""
+    device = In.device.type
+    if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return insum(expr, In=In, **operands)
+    return insum(expr, In=In, **operands)
 
 
 class SparseMaxPool1d(_SparseMaxPool):
@@ -107,7 +118,7 @@ class SparseMaxPool2d(_SparseMaxPool):
 
 
 class SparseMaxPool3d(_SparseMaxPool):
-    """The largest feature in each window, over three axes."""
+    """`Out[x,c] = max(In[NBR[x,z],c])`: the largest feature in each window, over three axes."""
 
     ndim = 3
 

@@ -1,0 +1,259 @@
+"""torch.func and forward mode: every transform of a statement against dense torch, loops and numerical derivatives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statements import DEVICE, IS_INTERPRETED, Case, examples, statements
+from tolerances import assert_matches
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+from insum_ops import insum, nn, sddmm, spmm
+from insum_ops.compiler.op import call, call_with_winners
+from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
+
+# torch's own, when forward mode is first used
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
+DOUBLE = (torch.float64,)
+SPMM = "C[m,n] += A[m,k] * B[k,n]"
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(DEVICE)
+
+
+def sparse_matrix() -> Tensor:
+    return random(5, 6) * (torch.rand(5, 6) < 0.6).to(DEVICE)
+
+
+FORMATS = [
+    lambda dense: COO.from_dense(dense),
+    lambda dense: ELL.from_dense(dense),
+    lambda dense: GroupCOO.from_dense(dense, group_size=2),
+    lambda dense: GroupCOO.from_dense(dense, group_dim=1),
+    lambda dense: BlockCOO.from_dense(dense, block_size=(2, 3)),
+    lambda dense: BlockGroupCOO.from_dense(dense, block_size=(3, 4), group_size=2),
+]
+FORMAT_NAMES = ["COO", "ELL", "GroupCOO", "GroupCOO by columns", "BlockCOO", "BlockGroupCOO"]
+
+
+def on_bases(case: Case, *bases: Tensor) -> Tensor:
+    return insum(case.expr, size=case.size, **case.with_bases(dict(zip(case.value_names, bases, strict=True))).tensors)
+
+
+def bases_of(case: Case) -> tuple[Tensor, ...]:
+    return tuple(case.operands[name].base.clone() for name in case.value_names)
+
+
+@settings(max_examples=examples(40, 4))
+@given(statements(DOUBLE, largest=TINY))
+def test_tangents_are_right(case: Case) -> None:
+    leaves = tuple(base.requires_grad_() for base in bases_of(case))
+    function = lambda *bases: on_bases(case, *bases)
+    assert gradcheck(function, leaves, fast_mode=True, check_forward_ad=True, check_backward_ad=False)
+
+
+@settings(max_examples=examples(40, 4))
+@given(statements(DOUBLE, largest=TINY))
+def test_jacobians_are_those_of_one_backward_pass_for_each_row(case: Case) -> None:
+    bases = bases_of(case)
+    function, which = (lambda *bases: on_bases(case, *bases)), tuple(range(len(bases)))
+    expected = torch.autograd.functional.jacobian(function, bases) if bases else ()
+    for transform in (jacrev, jacfwd):
+        for ours, own in zip(transform(function, which)(*bases) if bases else (), expected, strict=True):
+            assert_matches(ours, own)
+
+
+@settings(max_examples=examples(60, 6))
+@given(statements(DOUBLE, largest=TINY), st.data())
+def test_a_batch_is_each_of_its_examples(case: Case, data: st.DataObject) -> None:
+    bases = bases_of(case)
+    dims = [data.draw(st.sampled_from((None, 0, -1))) for _ in bases]
+    if all(dim is None for dim in dims):
+        dims = [0 for _ in bases]
+    if not bases:
+        return
+    many = [
+        base if dim is None else torch.stack([base, -base, 2 * base], dim)
+        for base, dim in zip(bases, dims, strict=True)
+    ]
+    actual = vmap(lambda *given: on_bases(case, *given), tuple(dims))(*many)
+    for at in range(3):
+        own = [base if dim is None else base.select(dim, at) for base, dim in zip(many, dims, strict=True)]
+        assert_matches(actual[at], on_bases(case, *own))
+
+
+@pytest.mark.parametrize("argument", [0, 1])
+def test_every_transform_of_a_product_is_that_of_the_dense_one(argument: int) -> None:
+    A, B, tangent = random(3, 4), random(4, 5), random(3, 5)
+    ours, dense = (lambda A, B: insum(SPMM, A=A, B=B)), torch.matmul
+    loss = lambda function: lambda A, B: function(A, B).sin().sum()
+    for transform in (grad, hessian):
+        assert_matches(transform(loss(ours), argument)(A, B), transform(loss(dense), argument)(A, B))
+    for transform in (jacrev, jacfwd):
+        assert_matches(transform(ours, argument)(A, B), transform(dense, argument)(A, B))
+    assert_matches(vjp(ours, A, B)[1](tangent)[argument], vjp(dense, A, B)[1](tangent)[argument])
+    moved = [(torch.ones_like(A), B), (A, torch.zeros_like(B))][argument]
+    assert_matches(jvp(ours, (A, B), moved)[1], jvp(dense, (A, B), moved)[1])
+    third = lambda function: grad(lambda x: grad(lambda y: grad(lambda z: function(z).pow(3).sum())(y).sum())(x).sum())
+    x = random(3, 3)
+    assert_matches(third(lambda x: insum("C[i,j] += x[i,k] * x[k,j]", x=x))(x), third(lambda x: x @ x)(x))
+
+
+@pytest.mark.parametrize("make", FORMATS, ids=FORMAT_NAMES)
+def test_every_transform_of_a_format_is_that_of_the_dense_matrix(make) -> None:
+    A, B = make(sparse_matrix()), random(6, 3)
+    ours = lambda values, B: insum(SPMM, A=A.with_values(values), B=B).sin().sum()
+    dense = lambda values, B: (A.with_values(values).to_dense() @ B).sin().sum()
+    for argument in (0, 1):
+        for transform in (grad, hessian):
+            assert_matches(transform(ours, argument)(A.values, B), transform(dense, argument)(A.values, B))
+    values, batch = torch.stack([A.values, 2 * A.values]), torch.stack([B, 3 * B], 1)
+    for argument in (0, 1):
+        for dims in ((None, 1), (0, None), (0, 1)):
+            given = (A.values if dims[0] is None else values, B if dims[1] is None else batch)
+            actual = vmap(grad(ours, argument), dims)(*given)
+            for at in range(2):
+                own = [x if d is None else x.select(d, at) for x, d in zip(given, dims, strict=True)]
+                assert_matches(actual[at], grad(dense, argument)(*own))
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("argument", [0, 1])
+def test_every_transform_of_an_extremum_is_that_of_the_dense_one(kind: str, argument: int) -> None:
+    A, B = random(3, 4), random(4, 5)
+    ours = lambda A, B: insum(f"C[m,n] = {kind}(A[m,k] * B[k,n])", A=A, B=B).sin().sum()
+    dense = lambda A, B: getattr(torch, f"a{kind}")(A[:, :, None] * B, 1).sin().sum()
+    for transform in (grad, hessian):
+        assert_matches(transform(ours, argument)(A, B), transform(dense, argument)(A, B))
+    many = torch.stack([B, -B])
+    assert_matches(vmap(grad(ours, argument), (None, 0))(A, many), vmap(grad(dense, argument), (None, 0))(A, many))
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_a_scattered_extremum_has_tangents_and_batches(kind: str) -> None:
+    A = GroupCOO.from_dense(sparse_matrix(), group_size=2)
+    B = random(6, 3).requires_grad_()
+    values = A.values.clone().requires_grad_()
+    call = lambda values, B: insum(f"C[m,n] = {kind}(A[m,k] * B[k,n])", A=A.with_values(values), B=B)
+    assert gradcheck(call, (values, B), check_forward_ad=True, fast_mode=IS_INTERPRETED)
+    many = torch.stack([B, -B]).detach()
+    assert_matches(vmap(call, (None, 0))(values.detach(), many), torch.stack([call(values, b) for b in many]))
+
+
+def test_index_tensors_may_be_batched() -> None:
+    at, X = torch.tensor([[0, 2, -1], [1, 1, 0]], device=DEVICE), random(3, 4)
+    scatter = lambda at, X: insum("C[I[p],n] += X[p,n]", I=at, X=X, size=(3, 4))
+    gather = lambda at, X: insum("Y[p,n] = X[I[p],n]", I=at, X=X)
+    for function in (scatter, gather):
+        assert_matches(vmap(function, (0, None))(at, X), torch.stack([function(one, X) for one in at]))
+        loss = lambda at, X, function=function: function(at, X).square().sum()
+        assert_matches(vmap(grad(loss, 1), (0, None))(at, X), torch.stack([grad(loss, 1)(one, X) for one in at]))
+
+
+def test_an_output_that_sums_start_from_may_be_batched_or_shared() -> None:
+    C, A, B = random(2, 3, 5), random(3, 4), random(2, 4, 5)
+    start = lambda C, B: insum(SPMM, C=C, A=A, B=B)
+    assert_matches(vmap(start)(C, B), C + A @ B)
+    assert_matches(vmap(start, (None, 0))(C[0], B), C[0] + A @ B)
+    assert_matches(vmap(start, (0, None))(C, B[0]), C + A @ B[0])
+    assert_matches(vmap(vmap(start, (None, 0)), (0, None))(C, B), C[:, None] + A @ B)
+    assert_matches(jvp(start, (C[0], B[0]), (C[1], B[1]))[1], C[1] + A @ B[1])
+    assigned = lambda C: insum("C[m,n] = A[m,k] * B[k,n]", C=C, A=A, B=B[0])
+    assert_matches(jvp(assigned, (C[0],), (C[1],))[1], torch.zeros(3, 5, dtype=torch.float64))
+
+
+def test_the_operators_themselves_are_batched() -> None:
+    A, B = random(3, 4), random(2, 4, 5)
+    many = vmap(lambda B: call(SPMM, "A,B", None, [A, B], "", []))(B)
+    assert_matches(many, A @ B)
+    won = vmap(lambda B: call_with_winners("C[m,n] = max(A[m,k] * B[k,n])", "A,B", None, [A, B], "", []))(B)
+    expected = (A[:, :, None] * B[:, None]).max(2)
+    assert_matches(won[0], expected.values)
+    assert torch.equal(won[1].long(), expected.indices)
+
+
+def test_forward_mode_carries_tangents_after_calls_without_any() -> None:
+    A, B, tangent = random(3, 4), random(4, 5), random(3, 4)
+    form = GroupCOO.from_dense(sparse_matrix())
+    D, moved = random(6, 2), random(6, 2)
+    for _ in range(2):  # the second time the calls are remembered
+        insum(SPMM, A=A, B=B)
+        insum(SPMM, A=form, B=D)
+        with forward_ad.dual_level():
+            product = insum(SPMM, A=forward_ad.make_dual(A, tangent), B=B)
+            assert_matches(forward_ad.unpack_dual(product).tangent, tangent @ B)
+            product = insum(SPMM, A=form, B=forward_ad.make_dual(D, moved))
+            assert_matches(forward_ad.unpack_dual(product).tangent, form.to_dense() @ moved)
+
+
+def test_what_is_kept_inside_a_transform_is_good_outside() -> None:
+    """Patterns, maps and conversions are worked out once; a transform that came first must not own them."""
+    dense, B = sparse_matrix(), random(6, 3)
+    edges = torch.tensor([[0, 1, 2], [2, 2, 0]], device=DEVICE)
+    weights, nodes = random(3), random(3, 2)
+    listed = dense.to_sparse()
+    coo = GroupCOO.from_dense(dense, group_dim=1)
+    calls = [
+        (lambda B: insum(SPMM, A=coo, B=B), B),
+        (lambda B: spmm(listed, B), B),
+        (lambda B: spmm((edges, weights), B), nodes),
+        (lambda B: spmm((edges, None), B, reduce="max"), nodes),
+        (lambda B: sddmm((edges, None), B, B), nodes),
+    ]
+    for function, x in calls:
+        first = grad(lambda x, function=function: function(x).square().sum())(x)
+        own = x.clone().requires_grad_()
+        function(own).square().sum().backward()
+        assert_matches(own.grad, first)
+        assert_matches(vmap(function)(torch.stack([x, 2 * x]))[0], function(x))
+
+
+def test_gradients_of_each_example_of_a_linear_layer() -> None:
+    layer = nn.BlockSparseLinear(8, 6, block_size=2, density=0.5).double().to(DEVICE)
+    x, own = random(3, 8), dict(layer.named_parameters())
+    loss = lambda parameters, x: functional_call(layer, parameters, (x,)).square().sum()
+    actual = vmap(grad(loss), (None, 0))(own, x)
+    for at in range(3):
+        layer.zero_grad()
+        layer(x[at]).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert_matches(actual[name][at], parameter.grad)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_of_each_example_of_a_convolution(groups: int) -> None:
+    indices = (torch.rand(2, 4, 4) < 0.5).nonzero().int().to(DEVICE)
+    x = nn.SparseConvTensor(random(len(indices), 4), indices, [4, 4], 2)
+    model = nn.SparseSequential(
+        nn.SubMConv2d(4, 4, 3, groups=groups), nn.SparseMaxPool2d(2), nn.SubMConv2d(4, 4, 3, bias=False)
+    )
+    model = model.double().to(DEVICE)
+    features = torch.stack([x.features, random(*x.features.shape)])
+    run = lambda parameters, f: functional_call(model, parameters, (x.replace_feature(f),)).features.square().sum()
+    own = dict(model.named_parameters())
+    actual = vmap(grad(run), (None, 0))(own, features)
+    twin = copy.deepcopy(model)
+    for at in range(2):
+        twin.zero_grad()
+        twin(x.replace_feature(features[at])).features.square().sum().backward()
+        for name, parameter in twin.named_parameters():
+            assert_matches(actual[name][at], parameter.grad)
+    assert_matches(hessian(lambda f: run(own, f))(x.features[:, :]).sum(), _second(model, x).sum())
+
+
+def _second(model, x) -> Tensor:
+    """The Hessian of the same loss by two backward passes, a row at a time."""
+    features = x.features.clone().requires_grad_()
+    loss = model(x.replace_feature(features)).features.square().sum()
+    (first,) = torch.autograd.grad(loss, features, create_graph=True)
+    rows = [torch.autograd.grad(value, features, retain_graph=True)[0] for value in first.flatten()]
+    return torch.stack(rows)

@@ -54,6 +54,7 @@ class _Tables:
     rows: tuple[int, int]
     is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
     neighbours: list[Tensor | None]
+    num_pairs: int | None = None
     grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
 
     def of(self, side: int) -> Tensor:
@@ -101,6 +102,17 @@ class KernelMap:
     @cached_property
     def num_outputs(self) -> int:
         return self._tables.rows[self._side]
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs there are, read from the device once; during a capture, how many there may be."""
+        tables = self._tables
+        if tables.num_pairs is None:
+            table = next(found for found in tables.neighbours if found is not None)
+            if table.is_cuda and torch.cuda.is_current_stream_capturing():
+                return self.num_inputs * self.most_per_input
+            tables.num_pairs = int((table >= 0).sum())
+        return tables.num_pairs
 
     @property
     def neighbours(self) -> Tensor:

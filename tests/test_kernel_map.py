@@ -312,3 +312,10 @@ def test_a_mistake_is_named(wrong, message):
 def test_a_group_holds_a_pair():
     with pytest.raises(FormatError, match=r"^group_size is 0; a group holds at least one pair$"):
         kernel_map(GOOD, [3, 4], 2, 3).grouped(0)
+
+
+def test_pairs_are_counted_once():
+    line = torch.tensor([[0, 4], [0, 5], [0, 0]])
+    found = kernel_map(line, [6], 1, kernel_size=3)
+    assert found.num_pairs == found.pairs.shape[1] == 5
+    assert found.inverse.num_pairs == 5

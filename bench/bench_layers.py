@@ -70,16 +70,17 @@ def spmm_backward() -> None:
         check(B.grad, expected_B, 1e-4)
         time_torch = wall_ms(lambda: step(theirs, torch.sparse.mm))
         time_ours = wall_ms(lambda: step(ours, our_spmm))
+        on_device = device_ms(lambda: step(ours, our_spmm), calls=3)
         ratios.append(time_torch / time_ours)
-        rows.append((name, time_torch, time_ours, ratios[-1]))
-    print(table("spmm forward + backward, ms", ("graph", "torch", "ours", "speed-up"), rows))
+        rows.append((name, time_torch, time_ours, ratios[-1], on_device))
+    print(table("spmm forward + backward, ms", ("graph", "torch", "ours", "speed-up", "ours, device"), rows))
     print(f"   geomean {geomean(ratios):.2f}x, least {min(ratios):.2f}x")
 
 
 def linear() -> None:
     """BlockSparseLinear 4096 x 4096 on 4096 tokens beside nn.Linear and torch's BSR kernel, tuned."""
     rows, size = [], 4096
-    names = ("dtype", "block", "density", "forward", "over dense", "device", "over BSR", "fwd+bwd over dense")
+    names = ("dtype", "block", "density", "forward", "over dense", "device", "over BSR", "fwd+bwd", "its device")
     for dtype, edge in product((torch.float16, torch.bfloat16), (32, 64, 128)):
         x = torch.randn(size, size, device=DEVICE, dtype=dtype, requires_grad=True)
         upstream = torch.randn(size, size, device=DEVICE, dtype=dtype)
@@ -95,9 +96,9 @@ def linear() -> None:
             is_short = dtype == torch.float16
             bsr = _torch_bsr(twin, x, edge) if is_short and density <= 0.5 else float("nan")
             ratios = (theirs / own for theirs, own in zip(dense_times, ours))
-            forward, on_device, training, _ = ratios
-            sizes = (dense_times[3], ours[3])
-            rows.append((str(dtype)[6:], edge, density, ours[0], forward, on_device, bsr / ours[1], training, *sizes))
+            forward, on_device, training, training_device, _ = ratios
+            over = (forward, on_device, bsr / ours[1], training, training_device)
+            rows.append((str(dtype)[6:], edge, density, ours[0], *over, dense_times[4], ours[4]))
         print(
             table("BlockSparseLinear 4096 x 4096, 4096 tokens, ms", (*names, "dense MiB", "MiB"), rows[-6:]), flush=True
         )
@@ -125,15 +126,16 @@ def _step(forward: Callable[[], Tensor], upstream: Tensor, leaves: tuple[Tensor,
     forward().backward(upstream)
 
 
-def _layer_times(layer: nn.Module, x: Tensor, upstream: Tensor) -> tuple[float, float, float, float]:
-    """Forward as called, forward on the device, forward + backward as called, and its peak memory in MiB."""
+def _layer_times(layer: nn.Module, x: Tensor, upstream: Tensor) -> tuple[float, float, float, float, float]:
+    """Forward as called and on the device, forward + backward as called and on the device, its peak memory in MiB."""
 
     def inference() -> None:
         with torch.no_grad():
             layer(x)
 
     step = lambda: _step(lambda: layer(x), upstream, (x, *layer.parameters()))
-    return wall_ms(inference), device_ms(inference, replays=7), wall_ms(step), peak_mib(step)
+    training = wall_ms(step), device_ms(step, calls=3, replays=7)
+    return wall_ms(inference), device_ms(inference, replays=7), *training, peak_mib(step)
 
 
 def _torch_bsr(twin: nn.Linear, x: Tensor, edge: int) -> float:

@@ -132,6 +132,11 @@ class TuningCache:
         return self.folder / "tuning" / f"{key.digest()}.json"
 
 
+MOST_SOURCES = 8192
+SOURCES_BETWEEN_LOOKS = 256
+_written = 0  # by this process
+
+
 def source_path(digest: str) -> Path:
     """Where the kernel source of this digest lies once `write_source` has written it."""
     return cache_dir() / "kernels" / f"{digest}.py"
@@ -153,7 +158,27 @@ def _store(path: Path, data: bytes) -> Path:
         if path.exists():
             _warn_damaged(path)
         _replace(path, data)
+        _thin_out(path.parent)
     return path
+
+
+def _thin_out(folder: Path) -> None:
+    """Of very many sources the older half goes: every config that tuning ever tried has one."""
+    global _written
+    _written += 1
+    if _written % SOURCES_BETWEEN_LOOKS:
+        return
+    found = [entry for entry in os.scandir(folder) if entry.name.endswith(".py")]
+    if len(found) > MOST_SOURCES:
+        for entry in sorted(found, key=_age)[: len(found) // 2]:
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _age(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:  # another process thins out too
+        return 0.0
 
 
 @functools.cache

@@ -516,3 +516,14 @@ def test_the_private_folder_goes_with_its_process() -> None:
     (output,) = outputs(start(script))
     assert Path(output.strip()).name.startswith("insum_ops-")
     assert not Path(output.strip()).exists()
+
+
+def test_sources_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "MOST_SOURCES", 20)
+    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 5)
+    for number in range(60):
+        path = write_source(f"# {number}\n")
+        os.utime(path, (number, number))
+        assert len(list(path.parent.glob("*.py"))) <= 25
+    assert path.is_file()  # the newest stays

@@ -44,7 +44,7 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
     if not any([tensor.requires_grad for tensor in dense.values()]):
         return None
     name = next(name for name in operands if name not in dense)
-    return _Sparse.apply(expr, name, form, size, tuple(dense), call, form.values, *dense.values())  # type: ignore[no-any-return]
+    return _Sparse.apply(expr, name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
 
 
 def _evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
@@ -157,7 +157,7 @@ def _evaluate_sparse(
             return transformed_sparse(evaluate, expr, name, form, size, dense)
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1 and not is_transformed()
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and is_sum(expr):
-        return _Sparse.apply(expr, name, form, size, tuple(dense), None, form.values, *dense.values())  # type: ignore[no-any-return]
+        return _Sparse.apply(expr, name, form, size, tuple(operands), None, form.values, *dense.values())  # type: ignore[no-any-return]
     if form.group_dim != group_dim:
         form = grouped(form, group_dim, is_sum(expr))
     how = recipe_for(expr, size, name, form, dense)
@@ -195,10 +195,14 @@ class _Sparse(torch.autograd.Function):
         call: SparseCall | None,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.expr, ctx.name, ctx.form, ctx.names = expr, name, form, names
+        ctx.expr, ctx.name, ctx.form = expr, name, form
+        ctx.names = [other for other in names if other != name]
         ctx.save_for_backward(*tensors)
-        dense = dict(zip(names, tensors[1:]))
-        return evaluate(expr, {name: form, **dense}, size) if call is None else call(form, dense)
+        dense = dict(zip(ctx.names, tensors[1:]))
+        if call is not None:
+            return call(form, dense)
+        # in the caller's order, by which the call is remembered
+        return evaluate(expr, {other: dense.get(other, form) for other in names}, size)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -210,3 +210,10 @@ def test_values_read_through_positions_are_the_regrouped_ones(kind):
     for mine, theirs in zip(along.coords, copied.coords):
         assert torch.equal(mine, theirs)
     assert torch.equal(along.facts.pointers, copied.facts.pointers)
+
+
+def test_a_call_with_gradients_is_worked_out_once_whatever_the_order(long_way):
+    A, B = GroupCOO.from_dense(matrix()), torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        insum(SPMM, B=B, A=A).sum().backward()
+    assert long_way.count("_evaluate_sparse") == 3  # once outside and once inside autograd's function, once for dB

@@ -68,8 +68,10 @@ INDEX_NAMES = (
 
 
 def examples(plain: int, interpreted: int) -> int:
-    """How many examples to draw: the interpreter needs about 15 ms for each program of a kernel."""
-    return interpreted if IS_INTERPRETED else plain
+    """How many examples to draw: the interpreter needs about 15 ms for each program of a kernel, a GPU compiles it."""
+    if IS_INTERPRETED:
+        return interpreted
+    return max(plain // 4, interpreted) if DEVICE.startswith("cuda") else plain
 
 
 LAYOUTS = ("contiguous", "contiguous", "transposed", "strided", "expanded")

@@ -208,3 +208,22 @@ def test_what_it_will_not_hold():
     message = "A is a dense tensor; pass insum_ops.formats.GroupCOO.from_dense(A), or A.to_sparse_csr()"
     with pytest.raises(OperandError, match=f"^{re.escape(message)}$"):
         SpMM(torch.eye(3))
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_groups_of_another_size_compute_the_same(trainable):
+    """What a layer does after it has moved to a GPU that other groups suit better."""
+    dense = random_matrix(7, 5)
+    layer = SpMM(csr(dense), trainable=trainable)
+    layer._gpu_size = 2 * layer.A.group_size
+    B = random_dense(5, 3)
+    for _ in range(2):
+        assert_matches(layer(B), dense @ B)
+        assert layer.A.group_size == layer._gpu_size
+    assert (layer.A is layer.A) is not trainable  # regrouped once if nothing changes
+    if trainable:
+        layer(B).sum().backward()
+        assert_matches(layer.AV.grad.sum(), B.sum(1)[(dense != 0).nonzero()[:, 1]].sum())
+    else:
+        layer.AV.mul_(2)
+        assert_matches(layer(B), 2 * dense @ B)

@@ -86,7 +86,7 @@ class SparseFormat(FromTensors):
 
     def to_dense(self) -> Tensor:
         """A[coords] += values, as a dense tensor of `shape`."""
-        coords, values, positions = self._entry_coords(), self._flat_values, self._positions()
+        coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
         if positions is not None:
             coords, values = coords[:, positions], values.index_select(0, positions)
         return scatter_dense(Entries(coords, values), self.shape, self.block_size)
@@ -145,17 +145,12 @@ class SparseFormat(FromTensors):
         if dim == self.group_dim and group_size in (None, self.group_size):
             return self
         found = self._pattern_along(dim, group_size)
-        values = found.gather(self._flat_values)
+        values = found.gather(self.flat_values)
         return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
 
     def along(self, group_dim: int) -> Along:
         """`regroup(group_dim)` with the values where they are, for a statement that reads them through positions."""
         return Along(self, self._pattern_along(group_dim, None), group_dim)
-
-    @property
-    def flat_values(self) -> Tensor:
-        """The values with a single axis before those of a block: [P*Q, *block_size]."""
-        return self._flat_values
 
     @property
     def facts(self) -> RowFacts | None:
@@ -253,8 +248,9 @@ class SparseFormat(FromTensors):
         return tuple(self.values.shape[: len(self.value_axes)])
 
     @property
-    def _flat_values(self) -> Tensor:
-        return self.values.flatten(0, len(self.value_axes) - 1)  # [P*Q, *block_size]
+    def flat_values(self) -> Tensor:
+        """The values with a single axis before those of a block: [P*Q, *block_size]."""
+        return self.values.flatten(0, len(self.value_axes) - 1)
 
     def _entry_coords(self) -> Tensor:
         """The coordinates of each of the flattened values: [ndim, P*Q]."""

@@ -104,13 +104,7 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        tensors = dict(zip(ctx.names.split(","), ctx.saved_tensors))
-        wanted = ctx.needs_input_grad[5:]
-        grads = [
-            gradient_of(evaluate, ctx.expr, name, tensors, upstream) if wanted[at] else None
-            for at, name in enumerate(tensors)
-        ]
-        return None, None, None, None, None, *grads
+        return _gradients(ctx, dict(zip(ctx.names.split(","), ctx.saved_tensors)), upstream)
 
 
 class _Extremum(torch.autograd.Function):
@@ -135,13 +129,16 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         won, *saved = ctx.saved_tensors
         tensors = dict(zip(ctx.names.split(","), saved))
-        wanted = ctx.needs_input_grad[5:]
-        operands = {**tensors, **winner_places(ctx.expr, won, tensors)} if any(wanted) else tensors
-        grads = [
-            gradient_of(evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
-            for at, name in enumerate(tensors)
-        ]
-        return None, None, None, None, None, *grads
+        return _gradients(ctx, {**tensors, **winner_places(ctx.expr, won, tensors)}, upstream)
+
+
+def _gradients(ctx: Any, operands: Mapping[str, Tensor], upstream: Tensor) -> Any:
+    wanted = ctx.needs_input_grad[5:]
+    grads = [
+        gradient_of(evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
+        for at, name in enumerate(ctx.names.split(","))
+    ]
+    return None, None, None, None, None, *grads
 
 
 def _evaluate_sparse(

@@ -22,7 +22,7 @@ from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
-__all__ = ["has_kernels", "plan_for", "problem_for", "run", "run_with_winners", "tune"]
+__all__ = ["has_kernels", "may_round_sums", "plan_for", "problem_for", "run", "run_with_winners", "tune"]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
@@ -125,7 +125,7 @@ class Plan:
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
             flags += (low < 0,)
-        return (flags, _may_round_sums(self.bound.dtype)) if self.is_half else flags
+        return (flags, may_round_sums(self.bound.dtype)) if self.is_half else flags
 
     def problem(self, tensors: list[Tensor], facts: list[Tensor]) -> Problem:
         named = dict(zip(self.names, tensors))
@@ -177,7 +177,7 @@ class Plan:
         return runner
 
 
-def _may_round_sums(dtype: torch.dtype) -> bool:
+def may_round_sums(dtype: torch.dtype) -> bool:
     """torch's flag for its own split-K: partial sums may meet in half precision."""
     allowed = _fp16_reduction() if dtype == torch.float16 else _bf16_reduction()
     return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
@@ -206,7 +206,7 @@ def problem_for(
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
     is_half = bound.dtype in (torch.float16, torch.bfloat16)
-    needs_wide = is_half and (not _may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
+    needs_wide = is_half and (not may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
     flags = Flags(
         precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         sum_dtype=torch.float32 if needs_wide else None,

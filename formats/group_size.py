@@ -9,8 +9,8 @@ from torch import Tensor
 
 __all__ = ["gpu_group_size", "group_size", "group_size_candidates", "indirect_accesses"]
 
-# On one H200, N = 128 and 512, float32, 32 was the best of 8 to 256, or within 1 % of it, for every graph of
-# `python -m bench.bench_kernels spmm` with a mean degree of 20 or more; 256 lost up to a half.
+# On one H200, N = 128 and 512, float32: for all graphs of `python -m bench.bench_kernels spmm` with a mean degree of 20
+# or more, 32 was the best of the four or five sizes tried, or within 1 % of it; 256 lost up to a half.
 LARGEST_ON_GPU = 32
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .compiler.errors import ShapeError
+from .compiler.pipeline import may_round_sums
 from .compiler.ranges import remember_range
 from .compiler.ready import is_transformed, may_autocast, outside_transforms
 from .formats.kernel_map import KernelMap
@@ -52,8 +53,8 @@ Settings = tuple[torch.dtype, bool, bool, object]
 STATIONARY_CHANNELS = 128
 FULL_ENOUGH = 0.3  # of a table's entries
 GROUP_SIZE = 128
-GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long
-GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum
+GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
+GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
 
 def sparse_conv3d(
@@ -111,17 +112,9 @@ def is_stationary(kernel_map: KernelMap, channels: int, dtype: torch.dtype, devi
     most, all_of_them = kernel_map.num_inputs * kernel_map.most_per_input, kernel_map.num_outputs * kernel_map.volume
     if most < FULL_ENOUGH * all_of_them:
         return False
-    if not _may_round_sums(dtype):
+    if dtype in HALF and not may_round_sums(dtype):
         return True
     return channels <= STATIONARY_CHANNELS and kernel_map.num_pairs >= FULL_ENOUGH * all_of_them
-
-
-def _may_round_sums(dtype: torch.dtype) -> bool:
-    """torch's flags for its own split-K: whether partial sums may meet in half precision."""
-    matmul = torch.backends.cuda.matmul
-    if dtype == torch.float16:
-        return bool(matmul.allow_fp16_reduced_precision_reduction)
-    return dtype != torch.bfloat16 or bool(matmul.allow_bf16_reduced_precision_reduction)
 
 
 def _convolve(
@@ -176,7 +169,7 @@ class _Call(NamedTuple):
 
 def _settings(dtype: torch.dtype, stamp: object) -> Settings:
     """All that a call depends on, beside its map and features."""
-    return dtype, torch.are_deterministic_algorithms_enabled(), dtype not in HALF or _may_round_sums(dtype), stamp
+    return dtype, torch.are_deterministic_algorithms_enabled(), dtype not in HALF or may_round_sums(dtype), stamp
 
 
 def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, stamp: object) -> _Call:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..compiler.errors import OperandError, ShapeError
+from ..compiler.ready import may_autocast
 from ..formats import BlockCOO
 from ..functional import insum
 from .known_weight import KnownWeight, known_weight
@@ -38,9 +39,6 @@ from .state import misfit
 __all__ = ["BlockSparseLinear"]
 
 Layer = TypeVar("Layer", bound="BlockSparseLinear")
-
-# whether any device's autocast is on, at a fraction of the cost of asking for one device
-_may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 class BlockSparseLinear(nn.Module):
@@ -169,7 +167,7 @@ Y[t,o] += X[t,i] * W[o,i])
             )
         W = self.as_format()
         bias: Tensor | None = self.bias
-        if (torch.compiler.is_compiling() or _may_autocast()) and torch.is_autocast_enabled(x.device.type):
+        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(x.device.type):
             if bias is not None and bias.dtype == torch.float32:
                 bias = bias.to(torch.get_autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
         elif x.dtype != W.dtype:

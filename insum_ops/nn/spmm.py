@@ -105,8 +105,8 @@ class SpMM(nn.Module):
 
 def _other_size(form: SparseFormat) -> int | None:
     """The group size that suits a matrix on its GPU, None where it has it or is on none."""
-    if form.device.type != "cuda" or type(form) is not GroupCOO or form.num_groups == 0:
-        return None
+    if form.device.type != "cuda" or type(form) is not GroupCOO or form.group_dim != 0 or form.num_groups == 0:
+        return None  # one grouped by columns is arranged anew for its products anyway
     counts = (form.AK >= 0).sum(1)
     size = gpu_group_size(counts.new_zeros(form.shape[0]).index_add_(0, form.AM.long(), counts))
     return None if size == form.group_size else size

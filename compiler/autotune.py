@@ -54,7 +54,7 @@ class Problem:
 
     def launcher(self, candidate: Candidate) -> Launcher:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
-        sum_dtype = self.flags.sum_dtype or self.bound.dtype
+        sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
         return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
 
@@ -109,6 +109,7 @@ class Candidate:
             "num_stages": config.num_stages,
             "swap": config.swap,
             "reverse": config.reverse,
+            "parts": config.parts,
         }
 
     def __str__(self) -> str:

@@ -92,6 +92,7 @@ class _Emitter(Winners):
             grid,
             self.config.num_warps,
             self.config.num_stages,
+            self.config.parts,
         )
 
     # the program's place
@@ -104,8 +105,12 @@ class _Emitter(Winners):
             order = order[::-1]
         grid = tuple((name, self.block(name) if s.roles[name] == "tile" else 1) for name in order)
         varying = [item for item in grid if not self.is_single(*item)]
-        if varying:
+        parts = self.config.parts
+        if varying or parts > 1:
             self.line("pid = tl.program_id(0)")
+        if parts > 1:
+            self.line(f"part = pid % {parts}")
+            self.line(f"pid = pid // {parts}")
         for position, (name, block) in enumerate(varying):
             clean = f"i_{self.clean(name)}"
             place = "pid"
@@ -148,6 +153,17 @@ class _Emitter(Winners):
             *(n for n in s.names("step") if not self.is_one_step(n)),
         )
 
+    def shared_loop(self) -> str | None:
+        """The loop of which each program has a part: the one with the most turns."""
+        if self.config.parts == 1:
+            return None
+        return max(self.loops(), key=lambda name: self.schedule.extents[name] / self.step_of(name))
+
+    def part_of(self, turns: str) -> tuple[str, str]:
+        """The first turn of this program's part and the one after its last."""
+        share = self.let(f"tl.cdiv({turns}, {self.config.parts})", (), "share").text
+        return f"part * {share}", f"tl.minimum((part + 1) * {share}, {turns})"
+
     def is_one_step(self, name: str) -> bool:
         return self.schedule.extents[name] <= self.block(name)
 
@@ -160,12 +176,19 @@ class _Emitter(Winners):
             is_baked = extent <= BAKED_LOOP and not self.is_varying(name)
             is_short = is_baked and extent <= UNROLLED and name == self.loops()[-1]
             function = "tl.static_range" if is_short and not self.bound.statement.is_sum else "range"
-            self.line(f"for {clean} in {function}({extent if is_baked else self.extent(name)}):")
+            turns = str(extent if is_baked else self.extent(name))
+            if name == self.shared_loop():
+                turns = ", ".join(self.part_of(turns))
+            self.line(f"for {clean} in {function}({turns}):")
             self.depth += 1
             self.names[name] = Value(clean)
         else:
             start, block = f"start_{self.clean(name)}", self.block(name)
-            self.line(f"for {start} in range(0, {self.extent(name)}, {block}):")
+            first, end = "0", self.extent(name)
+            if name == self.shared_loop():
+                share = self.let(f"tl.cdiv({end}, {block * self.config.parts}) * {block}", (), "share").text
+                first, end = f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"
+            self.line(f"for {start} in range({first}, {end}, {block}):")
             self.depth += 1
             self.define_step(name, f"{start} + ")
         self.emit_level()
@@ -191,7 +214,10 @@ class _Emitter(Winners):
         else:
             block = self.step_of(outer)
             rounds = self.extent(outer) if block == 1 else f"tl.cdiv({self.extent(outer)}, {block})"
-            self.line(f"for turn in range({rounds} * {total}):")
+            turns = f"{rounds} * {total}"
+            if self.config.parts > 1:
+                turns = ", ".join(self.part_of(turns))
+            self.line(f"for turn in range({turns}):")
         self.depth += 1
         self.define_turn(outer, f"turn // {total}")
         for name, count in zip(inner, counts):
@@ -290,7 +316,7 @@ class _Emitter(Winners):
         if self.bound.is_seeded and not s.is_atomic:
             other = ", other=0.0" if mask else ""
             self.line(f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})")
-        dtype = self.flags.sum_dtype if s.is_atomic and self.flags.sum_dtype is not None else self.bound.dtype
+        dtype = s.sum_dtype(self.flags.sum_dtype)
         pointer = self.pointer(s.output, "output", axes)
         value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"
         if s.strategy == "store-or-atomic":

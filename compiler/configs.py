@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
+from math import prod
 
 from .contract import dots
 from .kernel import Config
 from .schedule import Schedule
 
 __all__ = ["configs"]
+
+BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores
+LEAST_TURNS = 4  # of a loop for each program that shares it, so that adding up atomically stays the smaller part
 
 
 def power_of_two(n: int) -> int:
@@ -20,7 +25,19 @@ def power_of_two(n: int) -> int:
 def configs(schedule: Schedule, full: bool = False) -> tuple[Config, ...]:
     """Configs for one schedule, the most promising first; each appears once."""
     found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
+    if schedule.is_shared:
+        found = (replace(config, parts=_parts(schedule, config)) for config in found)
+        found = (config for config in found if config.parts > 1)
     return tuple(dict.fromkeys(found))
+
+
+def _parts(schedule: Schedule, config: Config) -> int:
+    """How many programs share a sum; the same for all lengths that have one power of two, as tuned configs are."""
+    blocks = dict(config.blocks)
+    tiles = {name: power_of_two(extent) // blocks.get(name, 1) for name, extent in schedule.extents.items()}
+    programs = prod(max(tiles[name], 1) for name in schedule.names("grid", "tile"))
+    turns = max(tiles[name] for name in schedule.names("loop", "step"))
+    return max(1, min(power_of_two(BUSY_PROGRAMS // programs), turns // LEAST_TURNS))
 
 
 def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:

@@ -26,6 +26,7 @@ class Config:
     num_stages: int = 2
     swap: bool = False  # columns of the output on the rows' side of the dot
     reverse: bool = False  # the order in which programs walk the output
+    parts: int = 1  # programs that share one sum, each with a part of its longest loop
 
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
@@ -33,6 +34,7 @@ class Config:
     def __str__(self) -> str:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
         extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
+        extra += f" parts={self.parts}" if self.parts > 1 else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 
@@ -72,3 +74,4 @@ class Kernel:
     grid: tuple[tuple[str, int], ...]  # index name and how many of its values one program takes
     num_warps: int
     num_stages: int
+    parts: int = 1  # programs for each of the grid's

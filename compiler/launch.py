@@ -187,7 +187,7 @@ def launcher(
             numbers.append(strides[parameter.name][parameter.dim])
         else:
             order.append(_position(parameter, bound, names))
-    programs = 1
+    programs = kernel.parts
     for name, block in kernel.grid:
         programs *= -(-schedule.extents[name] // block)
     if programs >= LARGEST_GRID:
@@ -195,8 +195,7 @@ def launcher(
     scattered = bound.statement.output.indirections
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    used = sum_dtype if schedule.is_atomic else bound.dtype
-    return Launcher(bound, schedule, kernel, used, tuple(order), tuple(numbers), programs, dim, seed, wants_winners)
+    return Launcher(bound, schedule, kernel, sum_dtype, tuple(order), tuple(numbers), programs, dim, seed, wants_winners)
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

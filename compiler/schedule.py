@@ -18,6 +18,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Union
 
+import torch
+
 from .bind import Bound
 from .contract import Node, contract, dots, multiply
 from .differentiate import fresh_name
@@ -31,6 +33,9 @@ ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by on
 ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
+SHARED_LOOP = 1024  # a loop this long is shared by several programs
+SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each of a large GPU's cores,
+SHARED_TILE = 64  # with tiles of this size
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
@@ -74,6 +79,7 @@ class Schedule:
     tree: Node | None
     owner: Owner | None = None
     fact: str = ""
+    is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -109,6 +115,13 @@ class Schedule:
         names = [index.name for index in self.output.indices if isinstance(index, Var)]
         return len(set(names)) == len(self.output.indices) and not self.is_atomic
 
+    def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+        """The type in which partial sums meet in memory; `wanted` holds where a few do."""
+        own = self.bound.dtype
+        if self.is_shared and own.itemsize == 2:  # hundreds of parts: the results are few, so a wider type costs nothing
+            return torch.float32
+        return wanted if self.is_atomic and wanted is not None else own
+
     def is_along(self, name: str) -> bool:
         """The name runs along the output's last dimension, so along memory."""
         return bool(self.output.indices) and str(self.output.indices[-1]) == name
@@ -120,7 +133,8 @@ class Schedule:
         rows = [f"{'index':10}{'extent':>10}  role"]
         rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
         product = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
-        return "\n".join([f"scatter: {self.strategy}, product: {product}", *rows])
+        shared = ", sums shared by programs" if self.is_shared else ""
+        return "\n".join([f"scatter: {self.strategy}, product: {product}{shared}", *rows])
 
 
 def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
@@ -176,6 +190,8 @@ def schedules(
         found.append(_plain_schedule(start, strides, deterministic))
         deep = _deep_schedule(start, found[0])
         found += [deep] if deep is not None else []
+    if not deterministic and _is_worth_sharing(found[0]):
+        found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
     return tuple(found)
 
 
@@ -339,6 +355,19 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
         if extents[0] < 4 or extents[1] < 12:
             return False
     return True
+
+
+def _is_worth_sharing(schedule: Schedule) -> bool:
+    """Too few results to keep a GPU busy, each the sum of many products: the gradient of weights that all rows share."""
+    if not schedule.is_sum or schedule.strategy not in ("store", "atomic"):
+        return False
+    longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)
+    programs = math.prod(
+        -(-schedule.extents[name] // SHARED_TILE) if role == "tile" else schedule.extents[name]
+        for name, role in schedule.roles.items()
+        if role in ("grid", "tile")
+    )
+    return longest >= SHARED_LOOP and programs < SHARED_PROGRAMS
 
 
 def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:

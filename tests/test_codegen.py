@@ -74,6 +74,17 @@ def test_eager_and_lazy_sources_differ(name: str) -> None:
     assert ("tl.reshape" in eager) == APPLICATIONS[name].uses_dot
 
 
+def test_programs_that_share_a_sum_take_a_part_of_its_longest_loop() -> None:
+    own = problem("dW[u,w] += T[b,i,u] * dZ[b,i,w]", {"T": values(9000, 3, 64), "dZ": values(9000, 3, 64)})
+    way = schedules(own.bound, own.strides, "store")[0]
+    kernel = emit(way, own.strides, Config(tuple((axis, 64) for axis in way.axes), 4, 3, parts=8), NO_PADDING)
+    assert kernel.parts == 8
+    assert kernel.source.count("part = pid % 8") == 1
+    assert "share_0 = tl.cdiv(extent_b, 512) * 64" in kernel.source
+    assert "in range(part * share_0, tl.minimum((part + 1) * share_0, extent_b), 64)" in kernel.source
+    assert "tl.atomic_add" in kernel.source
+
+
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_arguments_are_the_parameters_in_order(name: str) -> None:
     kernel = emitted(APPLICATIONS[name])

@@ -48,6 +48,19 @@ def test_blocks_are_no_longer_than_extents_need() -> None:
     assert all(config.block("bm") == 32 and config.block("bk") == 32 for config in configs(schedule))
 
 
+def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:
+    def parts(rows: int) -> set[int]:
+        own = problem("dW[u,w] += T[b,u] * dZ[b,w]", {"T": values(rows, 64), "dZ": values(rows, 64)})
+        shared, _ = schedules(own.bound, own.strides, "store")
+        found = configs(shared)
+        assert all(config.parts * 4 * config.block("b") <= power_of_two(rows) for config in found)
+        return {config.parts for config in found}
+
+    assert parts(50_000) == parts(40_000) == {128, 256}  # tuned configs are remembered by powers of two
+    assert max(parts(500_000)) == 512
+    assert max(parts(2048)) <= 8
+
+
 def test_one_config_where_there_is_no_tile() -> None:
     own = problem("C[()] = A[()] * B[()]", {"A": values(), "B": values()})
     (schedule,) = schedules(own.bound, own.strides, "store")

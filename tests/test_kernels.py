@@ -213,6 +213,38 @@ def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
     run_all(make, strategy, blocks, False, FLAGS)
 
 
+def weight_gradient(dtype, wide):
+    tensors = dict(L=positions(2, 3), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
+    return "dW[L[i],u,w] += T[b,i,u] * dZ[b,i,w]", tensors, (2, wide, 4), "", None
+
+
+def seeded_gradient(dtype, wide):
+    tensors = dict(dW=draw(wide, 4, dtype=dtype), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
+    return "dW[u,w] += T[b,i,u] * dZ[b,i,w]", tensors, None, "", None
+
+
+SHARED = [(weight_gradient, "atomic"), (seeded_gradient, "store"), (output_stationary, "store"), (convolution, "atomic")]
+
+
+@pytest.mark.parametrize("parts", [2, 7])
+@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
+def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeypatch):
+    """Some parts are longer than others, and some may be empty."""
+    monkeypatch.setattr(schedule, "SHARED_LOOP", 2)
+    own, tensors, known = problem_of(make, dtype, FLAGS, 17)
+    way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)[0]
+    assert way.is_shared
+    sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
+    result = own.launcher(Candidate(way, Config(sizes, 1, 1, parts=parts)))(list(tensors.values()), known)
+    assert result.dtype == dtype
+    magnitudes = {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
+    terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
+    limit = bound(dtype, expected(own.bound, magnitudes).cpu(), terms, len(tensors))
+    assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
 EAGER = [
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),

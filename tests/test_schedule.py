@@ -78,6 +78,25 @@ def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
     assert dict(scheduled(strict, "store").roles) == {"i": "step"}
 
 
+def test_programs_share_sums_where_results_are_few() -> None:
+    expr = "dW[u,w] += T[b,u] * dZ[b,w]"
+    tensors = {"T": values(50_000, 64), "dZ": values(50_000, 64)}
+    own = problem(expr, tensors)
+    shared, alone = schedules(own.bound, own.strides, "store")
+    assert (shared.strategy, shared.is_shared) == ("atomic", True)
+    assert (alone.strategy, alone.is_shared) == ("store", False)
+    assert shared.roles == alone.roles
+    assert str(shared).startswith("scatter: atomic, product: tl.dot, sums shared by programs\n")
+    assert shared.sum_dtype(None) == torch.float32  # hundreds of parts would lose too much in float16
+    assert alone.sum_dtype(torch.float32) == torch.float16
+    strict = problem(expr, tensors, deterministic=True)
+    assert [way.is_shared for way in schedules(strict.bound, strict.strides, "store", deterministic=True)] == [False]
+    many = problem(expr, {"T": values(50_000, 1024), "dZ": values(50_000, 1024)})
+    assert [way.is_shared for way in schedules(many.bound, many.strides, "store")] == [False]
+    short = problem(expr, {"T": values(1000, 64), "dZ": values(1000, 64)})
+    assert [way.is_shared for way in schedules(short.bound, short.strides, "store")] == [False]
+
+
 def maximum(fact: str = "AM", deterministic: bool = False) -> Problem:
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
     return problem(GROUP_MAX, tensors, (200, 128), fact, deterministic=deterministic)

@@ -195,7 +195,8 @@ def launcher(
     scattered = bound.statement.output.indirections
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    return Launcher(bound, schedule, kernel, sum_dtype, tuple(order), tuple(numbers), programs, dim, seed, wants_winners)
+    numbered = tuple(order), tuple(numbers)
+    return Launcher(bound, schedule, kernel, sum_dtype, *numbered, programs, dim, seed, wants_winners)
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

@@ -22,7 +22,16 @@ from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
-__all__ = ["has_kernels", "may_round_sums", "plan_for", "problem_for", "run", "run_with_winners", "tune"]
+__all__ = [
+    "has_kernels",
+    "may_round_sums",
+    "plan_for",
+    "problem_for",
+    "run",
+    "run_with_winners",
+    "tune",
+    "uses_tensor_cores",
+]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
@@ -181,6 +190,15 @@ def may_round_sums(dtype: torch.dtype) -> bool:
     """torch's flag for its own split-K: partial sums may meet in half precision."""
     allowed = _fp16_reduction() if dtype == torch.float16 else _bf16_reduction()
     return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
+
+
+def uses_tensor_cores(dtype: torch.dtype) -> bool:
+    """Products in half precision, and in float32 where torch may round to tf32; all others are multiply-adds."""
+    return dtype.itemsize == 2 or (dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+
+
+# a tracer asks once and keeps the answer: torch's own function returns a word, which it can't hold
+setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def has_kernels(device: torch.device) -> bool:

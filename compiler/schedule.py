@@ -118,7 +118,7 @@ class Schedule:
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """The type in which partial sums meet in memory; `wanted` holds where a few do."""
         own = self.bound.dtype
-        if self.is_shared and own.itemsize == 2:  # hundreds of parts: the results are few, so a wider type costs nothing
+        if self.is_shared and own.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
             return torch.float32
         return wanted if self.is_atomic and wanted is not None else own
 
@@ -358,7 +358,7 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
 
 
 def _is_worth_sharing(schedule: Schedule) -> bool:
-    """Too few results to keep a GPU busy, each the sum of many products: the gradient of weights that all rows share."""
+    """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
     if not schedule.is_sum or schedule.strategy not in ("store", "atomic"):
         return False
     longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)

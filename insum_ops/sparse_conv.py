@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .compiler.errors import ShapeError
-from .compiler.pipeline import may_round_sums
+from .compiler.pipeline import may_round_sums, uses_tensor_cores
 from .compiler.ranges import remember_range
 from .compiler.ready import is_transformed, may_autocast, outside_transforms
 from .formats.kernel_map import KernelMap
@@ -50,6 +50,7 @@ Settings = tuple[torch.dtype, bool, bool, object]
 # One H200, float16, 3^3 submanifolds, `python -m bench.bench_kernels conv`, gathering against atomics: a room whose
 # table is 38 % full takes about .039 / .10 ms against .046 / .096 at 64 / 128 channels; at 64, scans of 19 and 13 %
 # take .044 against .030 and .079 against .048. Where sums must not be rounded on the way, gathering wins on all.
+# Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 2.6 ms at 128.
 STATIONARY_CHANNELS = 128
 FULL_ENOUGH = 0.3  # of a table's entries
 GROUP_SIZE = 128
@@ -108,6 +109,8 @@ def is_stationary(kernel_map: KernelMap, channels: int, dtype: torch.dtype, devi
     if torch.are_deterministic_algorithms_enabled():
         return True
     if device.type == "cpu":  # pairs alone are visited there, whatever is absent
+        return False
+    if not uses_tensor_cores(dtype):
         return False
     most, all_of_them = kernel_map.num_inputs * kernel_map.most_per_input, kernel_map.num_outputs * kernel_map.volume
     if most < FULL_ENOUGH * all_of_them:
@@ -169,7 +172,8 @@ class _Call(NamedTuple):
 
 def _settings(dtype: torch.dtype, stamp: object) -> Settings:
     """All that a call depends on, beside its map and features."""
-    return dtype, torch.are_deterministic_algorithms_enabled(), dtype not in HALF or may_round_sums(dtype), stamp
+    setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
+    return dtype, torch.are_deterministic_algorithms_enabled(), setting, stamp
 
 
 def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, stamp: object) -> _Call:

@@ -17,8 +17,8 @@ from .functional import insum
 from .tensor_paths import Instruction
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
-from .tensor_slots import Constants, Slots, check_layout, make_slots
-from .tensor_terms import ChannelTerm, PathTerm, channel_term, path_key, path_term
+from .tensor_slots import Constants, Slots, check_layout, gather, make_slots
+from .tensor_terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 
 __all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
 
@@ -37,7 +37,11 @@ class Terms:
         if weight is None:
             return [None] * len(self.terms)
         if self.order is not None:
-            weight = weight.index_select(0, self.order.on(weight.device)["order"])
+            order = self.order.on(weight.device)
+            if weight.dim() == 1:
+                weight = weight.index_select(0, order["columns"])
+            else:
+                weight = gather(weight, order["columns"], order["inverse"])
         if len(self.terms) == 1:
             return [weight]
         return list(weight.split([term.weight_numel for term in self.terms], -1))
@@ -51,7 +55,7 @@ class TensorPlan:
     channels: ChannelTerm | None
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
-    each: Terms  # weights of their own for each sample: one for each run of paths, so that weights are not copied
+    each: Terms  # weights of their own for each sample
 
     def __call__(
         self,
@@ -152,14 +156,21 @@ def _common_channels(paths: Sequence[Instruction], irreps: Sequence[Irreps]) -> 
 
 
 def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots], is_shared: bool) -> Terms:
-    """Weighted paths in runs as their weights lie, or in classes with the weights brought together; then the rest."""
+    """Weighted paths in runs as their weights lie, or in classes with the weights brought together; then the rest.
+
+    Where weights are shared, bringing them together costs nothing. Each sample's own are the larger part of what is
+    read: they are only moved where results would be added to in memory so often that that takes longer.
+    """
     keys = [path_key(path, irreps, slots) for path in paths]
     weighted = [at for at, path in enumerate(paths) if path.has_weight]
     plain = [at for at, path in enumerate(paths) if not path.has_weight]
     numels = [prod(path.path_shape) if path.has_weight else 0 for path in paths]
     starts = [0, *accumulate(numels)]
-    if is_shared:
-        weighted.sort(key=keys.__getitem__)
+    in_classes = sorted(weighted, key=keys.__getitem__)
+    sizes = [width * count for width, count in zip(slots[2].widths, slots[2].counts)]
+    moved = _added([keys[at] for at in in_classes], sizes) + 2 * sum(numels)
+    if is_shared or moved < _added([keys[at] for at in weighted], sizes):
+        weighted = in_classes
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
     has_kinds = takes_one_hot(irreps[1], paths)
@@ -170,7 +181,16 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
         terms.append(make(key, [paths[at] for at in run], irreps, slots))
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
     is_ordered = torch.equal(order, torch.arange(len(order)))
-    return Terms(tuple(terms), None if is_ordered else Constants({"order": order}))
+    return Terms(tuple(terms), None if is_ordered else Constants({"columns": order, "inverse": order.argsort()}))
+
+
+def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:
+    """Numbers that pass through memory for each sample because statements add to what others made.
+
+    A statement is a run of equal keys. One that is not the first of its slot reads and writes the slot once more.
+    """
+    slots = [key[3][2] for key, _ in groupby(keys)]
+    return sum(2 * sizes[slot] for at, slot in enumerate(slots) if slot in slots[:at])
 
 
 def _scalar_terms(

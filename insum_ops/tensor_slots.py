@@ -16,7 +16,7 @@ from .clebsch_gordan import Irreps
 from .compiler.errors import OperandError
 from .compiler.ready import is_transformed, outside_transforms
 
-__all__ = ["Constants", "Slots", "check_layout", "make_slots"]
+__all__ = ["Constants", "Slots", "check_layout", "gather", "make_slots"]
 
 LAYOUTS = ("mul_ir", "ir_mul")
 
@@ -60,7 +60,7 @@ class Slots:
         """Columns [b, dim] to slots [b, component, channel], or [b, component] where there is one channel."""
         if self.order is not None:
             order = self.order.on(x.device)
-            x = _gather(x, order["columns"], order["inverse"])
+            x = gather(x, order["columns"], order["inverse"])
         rows, widths = x.shape[0], self.widths
         if len(widths) == 1:
             return [x if widths[0] == 1 else x.view(rows, self.counts[0], widths[0])]
@@ -74,7 +74,7 @@ class Slots:
         if self.order is None:
             return z
         order = self.order.on(z.device)
-        return _gather(z, order["inverse"], order["columns"])
+        return gather(z, order["inverse"], order["columns"])
 
 
 def check_layout(layout: str) -> None:
@@ -113,7 +113,8 @@ def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Sl
     return Slots(tuple(widths), tuple(counts), tuple(slot_of), tuple(first), tuple(parts), constants)
 
 
-def _gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
+def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
+    """`Y[b,i] = X[b,I[i]]` for a permutation I and its inverse."""
     if x.requires_grad and torch.is_grad_enabled() and not is_transformed():
         return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
     return x.index_select(1, columns)
@@ -130,4 +131,4 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         columns, inverse = ctx.saved_tensors
-        return _gather(upstream, inverse, columns), None, None
+        return gather(upstream, inverse, columns), None, None

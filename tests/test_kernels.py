@@ -223,7 +223,12 @@ def seeded_gradient(dtype, wide):
     return "dW[u,w] += T[b,i,u] * dZ[b,i,w]", tensors, None, "", None
 
 
-SHARED = [(weight_gradient, "atomic"), (seeded_gradient, "store"), (output_stationary, "store"), (convolution, "atomic")]
+SHARED = [
+    (weight_gradient, "atomic"),
+    (seeded_gradient, "store"),
+    (output_stationary, "store"),
+    (convolution, "atomic"),
+]
 
 
 @pytest.mark.parametrize("parts", [2, 7])

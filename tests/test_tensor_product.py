@@ -278,6 +278,32 @@ def test_the_functional_form_is_the_module():
     assert_matches(tensor_product(x, y, weight, **irreps), expected)
 
 
+def test_weights_of_each_sample_are_moved_only_where_that_saves_more():
+    """tetris has 21 runs of paths into three slots and few weights, DiffDock many weights and few runs."""
+    tetris = FullyConnectedTensorProduct(
+        "0e + 1o + 2e + 3o", "0e + 1o + 2e + 3o", "64x0e + 24x1e + 24x1o + 16x2e + 16x2o", shared_weights=False
+    )
+    plan = tetris._product.plan
+    assert [term.num_paths for term in plan.each.terms] == [11, 9, 4]
+    assert plan.each.order is not None
+    docking = "10x1o + 10x1e + 48x0e + 48x0o"
+    plan = FullyConnectedTensorProduct(docking, "0e + 1o + 2e", docking, shared_weights=False)._product.plan
+    assert len(plan.each.terms) == 9
+    assert plan.each.order is None
+
+
+def test_weights_that_were_moved_get_their_gradients():
+    irreps = ("0e + 1o + 2e", "0e + 1o + 2e", "6x0e + 4x1e + 4x1o + 3x2e + 3x2o")
+    theirs, ours = both(*irreps, shared_weights=False)
+    assert ours._product.plan.each.order is not None
+    x, y = torch.randn(5, 9, dtype=torch.float64), torch.randn(5, 9, dtype=torch.float64)
+    weight = torch.randn(5, ours.weight_numel, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(5, ours.irreps_out.dim, dtype=torch.float64)
+    (own,) = torch.autograd.grad(ours(x, y, weight), weight, upstream)
+    (expected,) = torch.autograd.grad(theirs(x, y, weight), weight, upstream)
+    assert_matches(own, expected)
+
+
 def test_the_readme_example_runs(capsys):
     torch.set_default_dtype(torch.float32)
     text = (Path(__file__).parent.parent / "README.md").read_text()

@@ -113,11 +113,17 @@ def tensor_product(precision: str) -> Case:
     return Case("tensor product", expr, shapes, SINGLE, padded=padded, precision=precision)
 
 
+def shared_weights(precision: str) -> Case:
+    """The gradient of weights that 10,000 rows share: programs share its sums."""
+    shapes = {"T": (10_000, 9, 64), "dZ": (10_000, 9, 64), "dW": (64, 64)}
+    return Case("shared weights", "dW[u,w] += T[b,i,u] * dZ[b,i,w]", shapes, SINGLE, precision=precision)
+
+
 def cases() -> Iterator[Case]:
     """Gradients as autograd takes them; B's of a GroupCOO product is the forward kernel on the regrouped pattern."""
     for precision in ("ieee", "tf32"):
         forward = tensor_product(precision)
-        yield from (forward, *map(forward.gradient, "XYW"))
+        yield from (forward, *map(forward.gradient, "XYW"), shared_weights(precision))
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

@@ -176,7 +176,7 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
     has_kinds = takes_one_hot(irreps[1], paths)
     terms: list[PathTerm | SharedTerm] = []
     for key, run in runs:
-        mixes = is_shared and key[0] == "uvw" and key[1][1] == 1 and not has_kinds
+        mixes = is_shared and key[0] == "uvw" and not has_kinds
         make = shared_term if mixes else path_term
         terms.append(make(key, [paths[at] for at in run], irreps, slots))
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])

@@ -4,13 +4,15 @@
     Z[b,i,w] += A[i,r,l] * T[b,r,u] * W[l,u,w]
 
 r counts the components of every path's own output. In one statement the product with W would be taken once for each
-coefficient; T is small, since it has no weights in it.
+coefficient; T is small, since it has no weights in it. Where the second input has channels too, T[b,r,u,v] has them
+all, and the second statement takes (u,v) as one index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -26,6 +28,10 @@ __all__ = ["SharedTerm", "shared_term"]
 
 Pair = tuple[ELL, ELL]
 
+# [are rows of X gathered]
+MIXED = "T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]", "T[b,r,u] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k]"
+MIXED_BOTH = "T[b,r,u,v] += CG[r,j,k] * X[b,j,u] * Y[b,k,v]", "T[b,r,u,v] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k,v]"
+
 
 @dataclass(frozen=True)
 class SharedTerm:
@@ -39,7 +45,7 @@ class SharedTerm:
 
     @property
     def weight_numel(self) -> int:
-        return self.num_paths * self.key[1][0] * self.key[1][2]
+        return self.num_paths * prod(self.key[1])
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Pair:
         found = self.copies.get((device, dtype))
@@ -53,22 +59,23 @@ class SharedTerm:
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
-        Y: Tensor,  # [b, k]
+        Y: Tensor,  # [b, k], [b, k, v] with several channels
         W: Tensor | None,  # [weight_numel]
         Z: Tensor | None,  # what to start from
         size: tuple[int, ...],  # of Z
         SRC: Tensor | None,  # [b]
     ) -> Tensor:
         assert W is not None
-        _, (mul1, _, mul_out), _, _ = self.key
+        _, (mul1, mul2, mul_out), _, _ = self.key
         CG, A = self.on(X.device, X.dtype)
-        X = X.unsqueeze(2) if X.dim() == 2 else X
-        rows = (size[0], CG.shape[0], mul1)
-        if SRC is None:
-            T = insum("T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]", size=rows, CG=CG, X=X, Y=Y)
+        tensors = {"CG": CG, "X": X.unsqueeze(2) if X.dim() == 2 else X, "Y": Y}
+        if SRC is not None:
+            tensors["SRC"] = SRC
+        if mul2 == 1:
+            T = insum(MIXED[SRC is not None], size=(size[0], CG.shape[0], mul1), **tensors)
         else:
-            T = insum("T[b,r,u] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k]", size=rows, CG=CG, X=X, Y=Y, SRC=SRC)
-        tensors = {"A": A, "T": T, "W": W.view(self.num_paths, mul1, mul_out)}
+            T = insum(MIXED_BOTH[SRC is not None], size=(size[0], CG.shape[0], mul1, mul2), **tensors).flatten(2)
+        tensors = {"A": A, "T": T, "W": W.view(self.num_paths, mul1 * mul2, mul_out)}
         if Z is not None:
             tensors["Z"] = Z
         return insum("Z[b,i,w] += A[i,r,l] * T[b,r,u] * W[l,u,w]", size=size, **tensors)

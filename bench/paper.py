@@ -8,8 +8,8 @@ __all__ = ["REPORTED"]
 REPORTED = {
     ("structured_spmm", "32x32", "dense"): "pays from 25 % sparsity on",
     ("structured_spmm", "32x32", "TorchBSR"): "equal or better at every sparsity",
-    ("unstructured_spmm", "float32", "torch.sparse"): "1.20x on average, 14 graphs",
-    ("unstructured_spmm", "float16", "torch.sparse"): "1.18x on average",
+    ("unstructured_spmm", "float32, N = 128", "torch.sparse"): "1.20x on average, 14 graphs",
+    ("unstructured_spmm", "float16, N = 128", "torch.sparse"): "1.18x on average",
     ("convolution", "128 channels", "TorchSparse"): "faster than both its algorithms, 7 rooms",
     ("tensor_product", "", "e3nn"): "2.3x to 8.3x",
     ("tensor_product", "", "cuequivariance"): "2.6x to 8.3x",

@@ -9,12 +9,12 @@ from pathlib import Path
 from .case import OURS
 from .harness import geomean
 from .paper import REPORTED
-from .results import TITLES, ResultsError, Run, crossover
+from .results import TITLES, ResultsError, Run, called_ratio, crossover
 
 __all__ = ["BEGIN", "END", "block", "rewrite"]
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-SKIPPED = ("roof", "group_size", "cost", "host", "memory")  # not a speed-up over a peer
+SKIPPED = ("roof", "group_size", "conversion", "cost", "host", "memory")  # not a speed-up over a peer
 
 
 def rewrite(text: str, run: Run, source: str) -> str:
@@ -28,7 +28,7 @@ def rewrite(text: str, run: Run, source: str) -> str:
 def block(run: Run, source: str) -> str:
     """The machine, a table of ours, the paper and peers, and what comes before the first result."""
     rows = [*_speedups(run), *_noted(run)]
-    table = ["| what | against | result | the paper, on an RTX 3090 |", "|---|---|---|---|"]
+    table = ["| what | against | device | as called | the paper, on an RTX 3090 |", "|---|---|---|---|---|"]
     table += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([_headline(run, source), "", *table])
 
@@ -39,52 +39,64 @@ def _headline(run: Run, source: str) -> str:
     place = f"{gpu}, driver {machine.get('driver')}" if gpu != "none" else f"{machine.get('cpu')}, no GPU"
     versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages)
     commit = str(run.commit.get("id") or "unknown")[:7] + (", changed" if run.commit.get("dirty") else "")
-    how = "device time by CUDA-graph replay" if gpu != "none" else "wall time"
+    how = "wall time"
+    if gpu != "none":
+        how = "`device` is time by CUDA-graph replay, `as called` that of one call among many, Python included"
     return (
-        f"{place}, {versions}, {run.date}, commit {commit}; {how}, medians, values checked first, peers in the same "
+        f"{place}, {versions}, {run.date}, commit {commit}; {how}; medians, values checked first, peers in the same "
         "run. "
         f"`make bench` measures, `python -m bench readme {source}` writes this table."
     )
 
 
-def _speedups(run: Run) -> Iterator[tuple[str, str, str, str]]:
+Points = list[tuple[float | None, float]]  # where a case lies on its experiment's axis, and its speed-up
+
+
+def _speedups(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
     for experiment in run.experiments:
         if experiment in SKIPPED:
             continue
-        found: dict[tuple[str, str], list[tuple[float | None, float]]] = {}
+        found: dict[tuple[str, str], tuple[Points, Points]] = {}
         for ours, peer, ratio in run.ratios(experiment):
-            found.setdefault((ours.series, peer.provider), []).append((ours.x, ratio))
-        for (series, against), points in found.items():
+            device, called = found.setdefault((ours.series, peer.provider), ([], []))
+            if ours.timing == peer.timing:
+                device.append((ours.x, ratio))
+            as_called = called_ratio(ours, peer)
+            if as_called is not None:
+                called.append((ours.x, as_called))
+        for (series, against), (device, called) in found.items():
             title = TITLES.get(experiment, experiment) + (f", {series}" if series else "")
             reported = REPORTED.get((experiment, series, against), "")
-            yield title, against, _summary(points, against), reported
+            yield title, against, _summary(device, against), _summary(called, against), reported
 
 
-def _summary(points: list[tuple[float | None, float]], peer: str) -> str:
+def _summary(points: Points, peer: str) -> str:
     ratios = [ratio for _, ratio in points]
-    if len(ratios) == 1:
-        return f"{ratios[0]:.2f}x"
-    curve = [(x, ratio) for x, ratio in points if x is not None]
-    if peer == "dense" and len(curve) == len(points):  # against sparsity
+    if len(ratios) < 2:
+        return f"{ratios[0]:.2f}x" if ratios else ""
+    curve = sorted((x, ratio) for x, ratio in points if x is not None)
+    if peer == "dense" and len(curve) == len(points):  # against sparsity or density
         ends = f"{curve[0][1]:.2f}x at {curve[0][0]:.0%} to {curve[-1][1]:.2f}x at {curve[-1][0]:.0%}"
+        if curve[0][1] > curve[-1][1]:
+            pays = crossover([(-x, ratio) for x, ratio in curve])
+            return f"{ends}; {'never pays' if pays is None else f'pays up to {-pays:.0%}'}"
         pays = crossover(curve)
         return f"{ends}; {'never pays' if pays is None else f'pays from {pays:.0%} on'}"
     return f"{geomean(ratios):.2f}x geomean, least {min(ratios):.2f}x, of {len(ratios)}"
 
 
-def _noted(run: Run) -> Iterator[tuple[str, str, str, str]]:
+def _noted(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
     for row in run.of("cost"):
-        yield (
-            f"{TITLES['cost']}: {row.case}",
-            "",
-            f"{row.value:.3g} {row.unit}",
-            REPORTED.get(("cost", "", row.case), ""),
-        )
+        reported = REPORTED.get(("cost", "", row.case), "")
+        yield f"{TITLES['cost']}: {row.case}", "", "", f"{row.value:.3g} {row.unit}", reported
+    conversions = [row.value for row in run.of("conversion")]
+    if conversions:
+        yield TITLES["conversion"], "", "", f"{min(conversions):.2g} to {max(conversions):.2g} ms", ""
     for providers in run.cases("host"):
         if OURS in providers:
             ours = providers[OURS]
             peers = ", ".join(f"{p}: {row.value:.0f} µs" for p, row in providers.items() if p != OURS)
-            yield f"{TITLES['host']}: {ours.case}", peers, f"{ours.value:.0f} µs", ""
+            yield f"{TITLES['host']}: {ours.case}", peers, "", f"{ours.value:.0f} µs", ""
 
 
 def write(results: Path, readme: Path, run: Run, is_check: bool) -> int:

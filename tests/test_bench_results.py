@@ -118,13 +118,33 @@ def test_the_readme_block_states_machine_results_and_paper(tmp_path, readme):
     assert "old figures" not in text
     for line in (
         "| Block SpMM against sparsity, 32x32 | dense | 0.50x at 0% to 5.00x at 90%; pays from 33% on "
-        "| pays from 25 % sparsity on |",
-        "| SpMM over graphs, float32 | torch.sparse | 1.26x geomean, least 0.80x, of 2 | 1.20x on average, 14 graphs |",
-        "| What each idea brings | COO | 40.00x | groups 8x, blocks 20x, fusion 2.6x more |",
-        "| Before the first result: compile |  | 1.25 s | 9.9 s |",
-        "| Host time of one call: format | torch.sparse: 35 µs | 28 µs |  |",
+        "| 0.56x at 0% to 2.78x at 90%; pays from 35% on | pays from 25 % sparsity on |",
+        "| `spmm` over graphs, float32, N = 128 | torch.sparse | 1.26x geomean, least 0.80x, of 2 "
+        "| 1.18x geomean, least 0.83x, of 2 | 1.20x on average, 14 graphs |",
+        "| What each idea brings | COO | 40.00x | 27.00x | groups 8x, blocks 20x, fusion 2.6x more |",
+        "| Before the first result: compile |  |  | 1.25 s | 9.9 s |",
+        "| Host time of one call: format | torch.sparse: 35 µs |  | 28 µs |  |",
     ):
         assert line in text.splitlines()
+
+
+def test_a_peer_that_cannot_be_captured_is_compared_as_both_are_called(tmp_path, readme):
+    ours = entry("convolution", "room", "insum_ops", 1.0, series="64 channels")
+    theirs = entry("convolution", "room", "spconv", 4.0, series="64 channels")
+    theirs["extra_info"] |= {"timing": "queue", "queued_ms": 5.0}
+    ((_, _, ratio),) = load(results := write(tmp_path / "results.json", [ours, theirs])).ratios("convolution")
+    assert ratio == 4.0  # 5 ms over 1.25
+    main(["readme", str(results), "--readme", str(readme)])
+    assert "| Convolution over rooms and scans, 64 channels | spconv |  | 4.00x |  |" in readme.read_text().splitlines()
+
+
+def test_a_curve_against_density_says_up_to_where_sparse_pays(tmp_path, readme):
+    rows = []
+    for density, ms in ((1.0, 4.0), (0.5, 1.0), (0.1, 0.25)):
+        for provider, time in (("insum_ops", ms), ("dense", 1.0)):
+            rows.append(entry("linear", f"{density:.0%} dense", provider, time, density, series="32x32"))
+    main(["readme", str(write(tmp_path / "results.json", rows)), "--readme", str(readme)])
+    assert "| 4.00x at 10% to 0.25x at 100%; pays up to 50% |" in readme.read_text()
 
 
 def test_figures_changed_by_hand_are_found(tmp_path, readme, capsys):

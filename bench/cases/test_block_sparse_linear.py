@@ -1,0 +1,108 @@
+"""BlockSparseLinear on as many tokens as features beside nn.Linear and TorchBSR: forward, and forward with backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from insum_ops.nn import BlockSparseLinear
+
+from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
+from ..conftest import Measure
+from ..harness import peak_mib
+from ..peers import torch_bsr
+
+DENSE = "dense"
+SIZE = on(4096, 512)
+DENSITIES = on((1.0, 0.5, 0.3, 0.1, 0.05, 0.01), (0.5, 0.1))
+KINDS = on(
+    [(torch.float16, edge) for edge in (32, 64, 128)] + [(torch.bfloat16, edge) for edge in (32, 64, 128)],
+    [(torch.float32, 32)],
+)
+FEW = (0.3, 0.1)  # densities at which bfloat16 runs: it takes the time of float16
+
+
+@dataclass(frozen=True)
+class Operands:
+    name: str
+    layer: BlockSparseLinear
+    twin: nn.Linear
+    x: Tensor
+    upstream: Tensor
+    facts: dict[str, float | int | str]
+
+
+@held
+def operands(dtype: torch.dtype, edge: int, density: float) -> Operands:
+    layer = BlockSparseLinear(SIZE, SIZE, edge, density, device=DEVICE, dtype=dtype)
+    x = torch.randn(SIZE, SIZE, device=DEVICE, dtype=dtype, requires_grad=True)
+    upstream = torch.randn(SIZE, SIZE, device=DEVICE, dtype=dtype)
+    name = f"{str(dtype)[6:]}, {edge}x{edge}, {density:.0%} dense"
+    facts: dict[str, float | int | str] = {"series": f"{edge}x{edge}", "size": SIZE, "dtype": str(dtype)[6:]}
+    return Operands(name, layer, layer.to_linear(), x, upstream, facts)
+
+
+def forward_case(given: Operands, density: float) -> Case:
+    dtype, twin = given.x.dtype, given.twin
+    with torch.no_grad():
+        expected = nn.functional.linear(given.x.double(), twin.weight.double(), twin.bias.double())
+    traffic = float(dtype.itemsize * (given.layer.weight.numel() + 2 * SIZE * SIZE))
+    flops = 2.0 * given.layer.weight.numel() * SIZE
+    return Case("linear", given.name, expected, LIMIT[dtype], density, flops, traffic, given.facts)
+
+
+def forward(provider: str, given: Operands, edge: int) -> Call:
+    x = given.x.detach()
+    if provider == "TorchBSR":
+        bsr = torch_bsr(given.twin.weight.detach(), x.T, edge)  # W @ x.T; it has no bias
+        bias = given.twin.bias.detach()
+        return Call(bsr.run, result=lambda: bsr.run().T + bias, facts=bsr.facts)  # type: ignore[attr-defined]
+    layer = given.layer if provider == OURS else given.twin
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return layer(x)  # type: ignore[no-any-return]
+
+    return Call(run)
+
+
+@pytest.mark.parametrize("provider", [OURS, DENSE, "TorchBSR"])
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize(("dtype", "edge"), KINDS)
+def test_forward(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
+    _skip_most(dtype, density)
+    if provider == "TorchBSR" and (dtype != torch.float16 or density > 0.5):
+        pytest.skip("TorchBSR is tuned for each case, in float16 and up to half dense alone")
+    given = operands(dtype, edge, density)
+    measure(forward_case(given, density), provider, lambda: forward(provider, given, edge))
+
+
+def training(provider: str, given: Operands) -> Call:
+    """The gradients of x, weight and bias."""
+    layer: nn.Module = given.layer if provider == OURS else given.twin
+    leaves = (given.x, *layer.parameters())
+
+    def run() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(layer(given.x), leaves, given.upstream)
+
+    facts = {"peak MiB": round(peak_mib(run))} if DEVICE == "cuda" else {}
+    return Call(run, result=lambda: run()[0], facts=facts)
+
+
+@pytest.mark.parametrize("provider", [OURS, DENSE])
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize(("dtype", "edge"), KINDS)
+def test_training(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
+    _skip_most(dtype, density)
+    given = operands(dtype, edge, density)
+    expected = given.upstream.double() @ given.twin.weight.detach().double()
+    case = Case("linear_training", given.name, expected, LIMIT[dtype], density, facts=given.facts)
+    measure(case, provider, lambda: training(provider, given))
+
+
+def _skip_most(dtype: torch.dtype, density: float) -> None:
+    if dtype == torch.bfloat16 and density not in FEW:
+        pytest.skip(f"bfloat16 runs at {' and '.join(map(str, FEW))} alone: it takes the time of float16")

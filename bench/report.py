@@ -109,7 +109,7 @@ def _figure(plot: Plot, images: dict[str, bytes]) -> Iterator[str]:
 def _rows(run: Run, experiment: str) -> Iterator[str]:
     yield f'<section id="rows-{experiment}"><h2>{escape(TITLES.get(experiment, experiment))}: rows</h2>'
     yield '<div class="wide"><table><tr><th>case</th><th>provider</th><th>result</th><th>ours is better</th>'
-    yield "<th>wall, ms</th><th>cold, ms</th><th>error</th><th>timed by</th></tr>"
+    yield "<th>wall, ms</th><th>cold, ms</th><th>peak, MiB</th><th>error</th><th>timed by</th></tr>"
     for providers in run.cases(experiment):
         ours = providers.get(OURS)
         for row in providers.values():
@@ -121,7 +121,8 @@ def _row(row: Row, ours: Row | None) -> str:
     is_peer = ours is not None and row.provider != OURS and ours.unit == row.unit and ours.value > 0
     ratio = _ratio(row.value / ours.value) if is_peer and ours is not None else "<td></td>"
     cells = f"<td>{escape(row.case)}</td><td>{escape(row.provider)}</td><td>{row.value:.4g} {row.unit}</td>{ratio}"
-    cells += f"<td>{_number(row.wall_ms)}</td><td>{_number(row.cold_ms)}</td><td>{_number(row.error, '.1e')}</td>"
+    cells += f"<td>{_number(row.wall_ms)}</td><td>{_number(row.cold_ms)}</td>"
+    cells += f"<td>{_number(row.peak_mib)}</td><td>{_number(row.error, '.1e')}</td>"
     return f'<tr id="row-{row.number}">{cells}<td>{row.timing}</td></tr>'
 
 

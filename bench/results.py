@@ -21,6 +21,10 @@ TITLES = {
     "linear_training": "`BlockSparseLinear`, forward and backward",
     "convolution": "Convolution over rooms and scans",
     "tensor_product": "Fully connected tensor product",
+    "tensor_product_training": "Fully connected tensor product, gradients",
+    "equivariant": "Tensor products of models in use",
+    "equivariant_training": "Tensor products of models in use, gradients",
+    "shared_product": "Tensor product with shared weights, beside its matrix products alone",
     "ablation": "What each idea brings",
     "group_size": "Time against group size",
     "cost": "Before the first result",
@@ -38,6 +42,10 @@ BASELINES = {
     "unstructured_spmm": ("torch.sparse",),
     "convolution": ("spconv", "torch, one matmul a tap"),
     "tensor_product": ("e3nn",),
+    "tensor_product_training": ("e3nn",),
+    "equivariant": ("e3nn",),
+    "equivariant_training": ("e3nn",),
+    "shared_product": ("torch.matmul",),
     "ablation": ("COO",),
     "scaling": ("torch.sparse",),
 }
@@ -71,6 +79,12 @@ class Row:
     @property
     def series(self) -> str:
         return str(self.facts.get("series", ""))
+
+    @property
+    def peak_mib(self) -> float | None:
+        """What the call needed beyond its operands, where it was measured."""
+        peak = self.facts.get("peak_mib")
+        return None if peak is None else float(str(peak))
 
 
 @dataclass(frozen=True)

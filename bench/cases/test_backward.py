@@ -1,4 +1,4 @@
-"""Forward and backward, gradients checked in float64: SpMM, block-sparse linear, convolution, tensor product."""
+"""Forward and backward, gradients checked in float64: SpMM, block-sparse linear, convolution."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from insum_ops import sparse_conv3d, spmm
 from insum_ops.formats import kernel_map
-from insum_ops.nn import BlockSparseLinear, FullyConnectedTensorProduct
+from insum_ops.nn import BlockSparseLinear
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
 from ..conftest import Measure
 from ..inputs import cloud_loaders, csr, graph_loaders, submanifold_map, voxels
-from ..peers import installed
 
 DTYPE = on(torch.float16, torch.float32)
 GRAPHS = graph_loaders(is_small=DEVICE == "cpu")
@@ -143,25 +142,4 @@ def convolution() -> Training:
 @pytest.mark.parametrize("provider", [OURS, "torch, one matmul a tap"])
 def test_convolution(provider: str, measure: Measure) -> None:
     given = convolution()
-    measure(given.case, provider, lambda: given.call(provider))
-
-
-@held
-def tensor_product() -> Training:
-    o3 = installed("e3nn.o3")
-    channels, batch = on((32, 10_000), (8, 100))
-    irreps, second = f"{channels}x0e + {channels}x1o + {channels}x2e", "0e + 1o + 2e"
-    theirs = o3.FullyConnectedTensorProduct(irreps, second, irreps, shared_weights=False).to(DEVICE)
-    ours = FullyConnectedTensorProduct(irreps, second, irreps, shared_weights=False).to(DEVICE)
-    X, upstream = (torch.randn(batch, theirs.irreps_in1.dim, device=DEVICE) for _ in range(2))
-    Y = torch.randn(batch, theirs.irreps_in2.dim, device=DEVICE)
-    W = torch.randn(batch, theirs.weight_numel, device=DEVICE)
-    exact = o3.FullyConnectedTensorProduct(irreps, second, irreps, shared_weights=False).to(DEVICE, torch.float64)
-    name = f"tensor product, lmax 2, {channels} channels"
-    return training(name, (X, Y, W), upstream, exact, {OURS: ours, "e3nn": theirs})
-
-
-@pytest.mark.parametrize("provider", [OURS, "e3nn"])
-def test_tensor_product(provider: str, measure: Measure) -> None:
-    given = tensor_product()
     measure(given.case, provider, lambda: given.call(provider))

@@ -1,0 +1,46 @@
+"""Fully connected products of models in use, weights for each edge: DiffDock, e3nn's tetris, e3tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..case import OURS, Case, held, on
+from ..conftest import Measure
+from ..equivariant import Operands, Product, make, mul
+
+PROVIDERS = (OURS, "e3nn", "cuequivariance")
+EDGES, POINTS = on(10_000, 50), on(20_000, 50)
+DIFFDOCK = f"{mul(10)}x1o + {mul(10)}x1e + {mul(48)}x0e + {mul(48)}x0o"
+TETRIS = f"{mul(64)}x0e + {mul(24)}x1e + {mul(24)}x1o + {mul(16)}x2e + {mul(16)}x2o"
+HARMONICS = "0e + 1o + 2e + 3o"
+E3TOOLS = f"{mul(64)}x0e + {mul(16)}x1o", "0e + 1o", f"{mul(80)}x0e + {mul(16)}x1o"
+PRODUCTS = {
+    product.name: product
+    for product in (
+        Product("DiffDock-L1", DIFFDOCK, "0e + 1o", DIFFDOCK, EDGES),
+        Product("DiffDock-L2", DIFFDOCK, "0e + 1o + 2e", DIFFDOCK, EDGES),
+        Product("tetris-poly-1", HARMONICS, HARMONICS, TETRIS, POINTS),
+        Product("tetris-poly-2", TETRIS, "0e + 1o + 2e", "0o + 6x0e", POINTS),
+        Product("e3tools convolution", *E3TOOLS, EDGES),
+    )
+}
+
+
+@held
+def operands(name: str) -> Operands:
+    return make(PRODUCTS[name])
+
+
+@held
+def case(name: str, is_training: bool) -> Case:
+    given = operands(name)
+    return given.training_case("equivariant_training") if is_training else given.forward_case("equivariant")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("is_training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_product(name: str, is_training: bool, provider: str, measure: Measure) -> None:
+    given = operands(name)
+    call = given.training if is_training else given.forward
+    measure(case(name, is_training), provider, lambda: call(provider))

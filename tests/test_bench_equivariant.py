@@ -1,0 +1,155 @@
+"""The tensor products that are measured are the published ones, checked whole, beside peers on their own kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("pytest_benchmark")
+pytest.importorskip("e3nn")
+import bench.case
+import bench.equivariant
+from bench.case import OURS
+from bench.equivariant import COMPILED, SAMPLES, Operands, Product, make, natural
+from bench.harness import check
+from insum_ops import nn
+
+# paths and weights as the models' own code gives them
+PUBLISHED = {
+    "DiffDock-L1": (10, 6928),
+    "DiffDock-L2": (12, 7128),
+    "tetris-poly-1": (24, 648),
+    "tetris-poly-2": (5, 664),
+    "e3tools convolution": (4, 7680),
+    "e3tools transformer": (4, 6400),
+    "e3nn's benchmark": (24, 12288),
+    "MACE skip_tp": (3, 4374528),
+    "NequIP self-connection": (8, 28672),
+    "mace-medium": (8, 1024),
+    "mace-large": (17, 2176),
+    "SevenNet-l3i5": (34, 1760),
+    "mace-medium, gather and scatter": (8, 1024),
+    "mace-large, gather and scatter": (17, 2176),
+}
+
+
+def anew(name: str) -> ModuleType:
+    """The module executed once more, with this moment's device, beside the one that others have imported."""
+    spec = find_spec(name)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gpu_sizes_are_the_published_ones(monkeypatch):
+    monkeypatch.setattr(bench.case, "DEVICE", "cuda")
+    modules = ("test_equivariant", "test_equivariant_shared", "test_equivariant_edges")
+    products = [own for name in modules for own in anew(f"bench.cases.{name}").PRODUCTS.values()]
+    layers = {own.name: own.built(nn) for own in products}
+    assert {name: (len(own.instructions), own.weight_numel) for name, own in layers.items()} == PUBLISHED
+    assert all(2_000 <= own.batch <= 20_000 for own in products)
+
+
+PRODUCT = Product("small", natural(1, 2), natural(1, 1), natural(1, 2), 100)
+KINDS = Product("kinds", natural(1, 2), "3x0e", natural(1, 2), 100, is_shared=True, is_one_hot=True)
+GRAPH = Product("graph", natural(1, 4), natural(1, 1), natural(1, 1), 100, "uvu", nodes=7)
+
+
+@pytest.fixture(params=[PRODUCT, KINDS, GRAPH], ids=lambda product: product.name)
+def given(request) -> Operands:
+    return make(request.param)
+
+
+def test_samples_that_meet_are_all_checked(given):
+    rows = {"small": SAMPLES, "kinds": 100, "graph": 7}[given.product.name]
+    assert len(given.forward_case("experiment").expected) == rows
+
+
+class Tilted(torch.autograd.Function):
+    """The operand as it is, but one element of its gradient is twice what it should be."""
+
+    @staticmethod
+    def forward(ctx, operand):
+        return operand.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        wrong = gradient.clone()
+        wrong.view(-1)[0] *= 2
+        return wrong
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_wrong_gradient_of_any_operand_is_found(given, at, monkeypatch):
+    if given.product.is_one_hot and at == 1:
+        pytest.skip("kinds do not learn")
+    case, layer = given.training_case("experiment"), given.layer(OURS)
+    check(given.training(OURS).result(), case.expected, case.limit)
+
+    def wrong(*operands):
+        return layer(*(Tilted.apply(own) if number == at else own for number, own in enumerate(operands)))
+
+    monkeypatch.setattr(Operands, "layer", lambda self, provider: wrong)
+    with pytest.raises(AssertionError, match=r"^relative error .* is above 4e-05$"):
+        check(given.training(OURS).result(), case.expected, case.limit)
+
+
+def test_forces_are_checked_by_a_case_of_their_own():
+    given = make(PRODUCT)
+    case = given.training_case("experiment", is_force=True)
+    assert (case.name, case.facts["series"]) == ("forces, small", "forces")
+    for provider in (OURS, "e3nn"):
+        check(given.training(provider, is_force=True).result(), case.expected, case.limit)
+    with pytest.raises(AssertionError, match=r"^relative error .* is above 4e-05$"):
+        check(given.training(OURS).result(), case.expected, case.limit)
+
+
+def cuequivariance(monkeypatch, method: str, seen: list[torch.Tensor]) -> None:
+    """A stand-in whose layers note the weights they are called with."""
+    layer = lambda x, y, w: seen.append(w)
+    layer.f = SimpleNamespace(method=method)
+    module = SimpleNamespace(
+        Irreps=lambda group, irreps: [], mul_ir=None, FullyConnectedTensorProduct=lambda *irreps, **options: layer
+    )
+    monkeypatch.setattr(bench.equivariant, "installed", lambda name: module)
+    monkeypatch.setattr(bench.equivariant, "needs_gpu", lambda what: None)
+
+
+def test_cuequivariance_off_its_fused_path_is_skipped(monkeypatch):
+    given = make(PRODUCT)
+    cuequivariance(monkeypatch, "naive", [])
+    with pytest.raises(pytest.skip.Exception, match=r"^cuequivariance is on its naive path, not on fused_tp$"):
+        given.layer("cuequivariance")
+
+
+def test_cuequivariance_takes_shared_weights_as_a_row(monkeypatch):
+    seen: list[torch.Tensor] = []
+    own, shared = make(PRODUCT), make(replace(PRODUCT, is_shared=True))
+    cuequivariance(monkeypatch, "fused_tp", seen)
+    for given in (own, shared):
+        given.layer("cuequivariance")(given.X, given.Y, given.W)
+    assert [list(weight.shape) for weight in seen] == [[100, 16], [1, 16]]
+
+
+def test_compiling_a_peer_is_asked_for(monkeypatch):
+    monkeypatch.setattr(bench.equivariant, "needs_gpu", lambda what: None)
+    monkeypatch.setattr(torch, "compile", lambda layer: "compiled")
+    given = make(PRODUCT)
+    monkeypatch.delenv(COMPILED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match=rf"^compiling e3nn takes up to a minute a case; set {COMPILED}=1"):
+        given.layer("e3nn compiled")
+    monkeypatch.setenv(COMPILED, "1")
+    assert given.layer("e3nn compiled") == "compiled"
+
+
+def test_a_row_has_the_peak_of_its_memory(monkeypatch):
+    given = make(PRODUCT)
+    assert given.forward(OURS).facts == {}
+    monkeypatch.setattr(bench.equivariant, "DEVICE", "cuda")
+    monkeypatch.setattr(bench.equivariant, "peak_mib", lambda run: 1.26)
+    monkeypatch.setattr(Operands, "layer", lambda self, provider: given.exact)
+    assert given.forward(OURS).facts == given.training(OURS).facts == {"peak_mib": 1.3}

@@ -10,13 +10,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["DEVICE", "LIMIT", "OURS", "Call", "Case", "forget", "held", "on"]
+__all__ = ["DEVICE", "LIMIT", "LIMIT_TF32", "OURS", "PEER_FAILURES", "Call", "Case", "forget", "held", "on"]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OURS = "insum_ops"
 # the largest relative error, by norm, of a result that gets a time; float16: sums meet in it, as torch's flag allows
 LIMIT = {torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 LIMIT_TF32 = 3e-3
+PEER_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, LookupError)
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .case import OURS
 from .machine import slug
-from .results import ResultsError, Row, Run, load
+from .results import ResultsError, Row, Run, better, load
 
 __all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
 
@@ -55,7 +55,7 @@ def _ratios(run: Run) -> dict[tuple[str, str, str], float]:
             ours = providers.get(OURS)
             for peer, row in providers.items():
                 if ours is not None and _is_comparable(ours, row):
-                    found[experiment, row.case, peer] = row.low / ours.low
+                    found[experiment, row.case, peer] = better(ours, row, is_low=True)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -25,15 +26,18 @@ DPI = 160
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours is always the first
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999", "#f0e442")
 STYLES = {"light": ("#ffffff", "#1b1b1b", "#d9d9d9"), "dark": ("#16181c", "#e6e6e6", "#3a3d44")}
+MOST_BARS = 60  # in one figure
 BARS = (
     "unstructured_spmm",
     "convolution",
+    "kernel_map",
     "tensor_product",
     "tensor_product_training",
     "equivariant",
     "equivariant_training",
     "shared_product",
     "backward",
+    "unet",
     "mixture_of_experts",
     "graph_attention",
     "host",
@@ -84,7 +88,7 @@ def plots(run: Run) -> Iterator[Plot]:
         title = TITLES.get(experiment, experiment)
         baseline = run.baseline(experiment)
         if experiment in BARS and baseline is not None:
-            yield _bars(run, experiment, title)
+            yield from _all_bars(run, experiment, title)
         elif experiment == "structured_spmm" and baseline is not None:
             yield from _crossovers(run, title, baseline)
         elif experiment == "ablation" and baseline is not None:
@@ -106,9 +110,20 @@ def _providers(rows: tuple[Row, ...]) -> list[str]:
     return sorted(found, key=lambda name: name != OURS)
 
 
-def _bars(run: Run, experiment: str, title: str) -> Plot:
-    """How many times ours is faster than each peer, a bar for each; below 1 ours loses."""
+def _all_bars(run: Run, experiment: str, title: str) -> Iterator[Plot]:
+    """One figure, or one for each series if there would be too many bars in it."""
     ratios = list(run.ratios(experiment))
+    if len(ratios) <= MOST_BARS:
+        yield _bars(ratios, experiment, f"speedup-{experiment}", title)
+        return
+    for series in dict.fromkeys(ours.series for ours, _, _ in ratios):
+        name = re.sub(r"[^a-z0-9]+", "-", f"speedup-{experiment}-{series}".lower().replace("_", " ")).strip("-")
+        some = [entry for entry in ratios if entry[0].series == series]
+        yield _bars(some, experiment, name, f"{title}, {series}")
+
+
+def _bars(ratios: list[tuple[Row, Row, float]], experiment: str, name: str, title: str) -> Plot:
+    """How many times ours is faster than each peer, a bar for each; below 1 ours loses."""
     peers = list(dict.fromkeys(peer.provider for _, peer, _ in ratios))
     groups: dict[str, list[int]] = {}  # case -> the lines that its bars stand on
     for line, (ours, _, _) in enumerate(ratios):
@@ -134,7 +149,7 @@ def _bars(run: Run, experiment: str, title: str) -> Plot:
 
     height = 0.9 + 0.16 * (len(ratios) + gap * len(groups)) + 0.1 * ((len(peers) + 1) // 2)
     height = max(height, 1.0 + 0.24 * len(groups))
-    return Plot(f"speedup-{experiment}", experiment, title, "Speed-up of ours over each peer.", height, draw)
+    return Plot(name, experiment, title, "Speed-up of ours over each peer.", height, draw)
 
 
 def _crossovers(run: Run, title: str, baseline: str) -> Iterator[Plot]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .case import OURS
 from .harness import geomean
 from .plots import STYLES, Plot, plots, png
-from .results import TITLES, Row, Run
+from .results import TITLES, Row, Run, better
 
 __all__ = ["page", "report"]
 
@@ -27,6 +27,7 @@ figcaption, .soft { color: var(--soft); font-size: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left }
+th:nth-child(10), td:nth-child(10) { text-align: left }
 .loses { color: var(--loses) } tr:target, section:target h2 { outline: 2px solid var(--link) }
 """
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -77,8 +78,9 @@ def _head(run: Run) -> Iterator[str]:
     yield f'<p class="soft">{escape(" · ".join(facts))}</p>'
     yield (
         '<p class="soft">Every result was checked against float64 before it was timed; tuning and warm-up are not in '
-        "the times. On a GPU times are of the device, by CUDA-graph replay; <i>wall</i> is one eager call and its end, "
-        "<i>cold</i> starts with an empty L2. Rows in red are slower than the peer.</p>"
+        "the times. On a GPU times are of the device, by CUDA-graph replay; <i>queued</i> is one eager call among "
+        "several, <i>wall</i> one alone and its end, <i>cold</i> starts with an empty L2. Where a peer can't be "
+        "captured, queued calls of both are compared. Rows in red are slower than the peer.</p>"
     )
 
 
@@ -109,7 +111,8 @@ def _figure(plot: Plot, images: dict[str, bytes]) -> Iterator[str]:
 def _rows(run: Run, experiment: str) -> Iterator[str]:
     yield f'<section id="rows-{experiment}"><h2>{escape(TITLES.get(experiment, experiment))}: rows</h2>'
     yield '<div class="wide"><table><tr><th>case</th><th>provider</th><th>result</th><th>ours is better</th>'
-    yield "<th>wall, ms</th><th>cold, ms</th><th>peak, MiB</th><th>error</th><th>timed by</th></tr>"
+    columns = ("queued, ms", "wall, ms", "cold, ms", "peak, MiB", "error", "timed by", "facts")
+    yield "".join(f"<th>{name}</th>" for name in columns) + "</tr>"
     for providers in run.cases(experiment):
         ours = providers.get(OURS)
         for row in providers.values():
@@ -119,11 +122,12 @@ def _rows(run: Run, experiment: str) -> Iterator[str]:
 
 def _row(row: Row, ours: Row | None) -> str:
     is_peer = ours is not None and row.provider != OURS and ours.unit == row.unit and ours.value > 0
-    ratio = _ratio(row.value / ours.value) if is_peer and ours is not None else "<td></td>"
+    ratio = _ratio(better(ours, row)) if is_peer and ours is not None else "<td></td>"
     cells = f"<td>{escape(row.case)}</td><td>{escape(row.provider)}</td><td>{row.value:.4g} {row.unit}</td>{ratio}"
-    cells += f"<td>{_number(row.wall_ms)}</td><td>{_number(row.cold_ms)}</td>"
-    cells += f"<td>{_number(row.peak_mib)}</td><td>{_number(row.error, '.1e')}</td>"
-    return f'<tr id="row-{row.number}">{cells}<td>{row.timing}</td></tr>'
+    times = (row.queued_ms, row.wall_ms, row.cold_ms, row.peak_mib)
+    cells += "".join(f"<td>{_number(time)}</td>" for time in times) + f"<td>{_number(row.error, '.1e')}</td>"
+    facts = "; ".join(f"{name}: {value}" for name, value in row.facts.items() if name != "series")
+    return f'<tr id="row-{row.number}">{cells}<td>{row.timing}</td><td>{escape(facts)}</td></tr>'
 
 
 def _ratio(value: float) -> str:

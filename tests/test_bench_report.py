@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_results import every_kind, write
+from bench_results import entry, every_kind, write
 
 from bench.results import load
 
@@ -90,7 +90,19 @@ def test_every_row_is_there_and_losing_ones_are_marked(tree):
     rows = [row for row in tree.iter("tr") if "id" in row.attrib]
     assert len(rows) == len(every_kind())
     cells = [[cell.text or "" for cell in row.iter("td")] for row in rows]
-    assert ['<hubs> & "spokes", float32', "torch.sparse", "1 ms", "0.80x", "3", "2", "", "1.0e-07", "graph"] in cells
+    assert [
+        '<hubs> & "spokes", float32, N = 128',
+        "torch.sparse",
+        "1 ms",
+        "0.80x",
+        "1.25",
+        "3",
+        "2",
+        "",
+        "1.0e-07",
+        "graph",
+        "",
+    ] in cells
     losing = [cell for cell in tree.iter("td") if cell.attrib.get("class") == "loses"]
     assert all(float(cell.text.rstrip("x")) < 1 for cell in losing)
     assert len(losing) >= 2
@@ -107,6 +119,21 @@ def test_a_run_without_peers_or_rows_still_has_a_page(tmp_path):
     for number, entries in enumerate((ours, [])):
         path = report(load(write(tmp_path / "results.json", entries)), tmp_path / str(number))
         ElementTree.fromstring(path.read_text().removeprefix("<!DOCTYPE html>"))
+
+
+def test_many_bars_are_one_figure_for_each_series(tmp_path):
+    entries = [
+        entry("convolution", f"room {number}, {series}", provider, ms, series=series, voxels=number)
+        for series in ("float16", "float16, float32 sums")
+        for number in range(40)
+        for provider, ms in (("insum_ops", 1.0), ("spconv", 2.0 + number))
+    ]
+    run = load(write(tmp_path / "results.json", entries))
+    assert [plot.name for plot in plots(run)] == [
+        "speedup-convolution-float16",
+        "speedup-convolution-float16-float32-sums",
+    ]
+    assert "<td>voxels: 39</td>" in report(run, tmp_path).read_text()
 
 
 def test_the_command_says_where_the_page_is(tmp_path, capsys):

@@ -13,7 +13,7 @@ from test_readme import run_examples
 import bench.machine
 import bench.results
 from bench.__main__ import main
-from bench.compare import STORED, compare, stored_run
+from bench.compare import STORED, changes, compare, stored_run
 from bench.readme import BEGIN, END, rewrite
 from bench.results import ResultsError, load
 
@@ -46,6 +46,17 @@ def test_ground_lost_to_a_peer_fails_and_is_named(tmp_path, capsys):
         "worse  unstructured_spmm: cora, against torch.sparse: 2.00x before, 1.60x now, 1.25 times worse\n"
         "2 ratios to peers: 1 worse and 1 better by more than 1.15 times\n"
     )
+
+
+def test_a_peer_that_was_not_captured_is_compared_as_called(tmp_path):
+    ours, theirs = spmm(1.0, 6.0)
+    ours["extra_info"] |= dict(queued_ms=3.0, queued_p20=2.0)
+    theirs["extra_info"] |= dict(queued_ms=6.0, queued_p20=5.0, timing="queue")
+    run = load(write(tmp_path / "run.json", [ours, theirs]))
+    ((_, _, ratio),) = run.ratios("unstructured_spmm")
+    assert ratio == 2.0
+    (change,) = changes(run, run)
+    assert change.before == 2.5
 
 
 def test_the_threshold_is_the_callers_or_the_machines(tmp_path):

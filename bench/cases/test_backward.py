@@ -1,93 +1,96 @@
-"""Forward and backward, gradients checked in float64: SpMM, block-sparse linear, convolution."""
+"""Forward and backward, gradients checked in float64: SpMM, convolution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from insum_ops import sparse_conv3d, spmm
-from insum_ops.formats import kernel_map
-from insum_ops.nn import BlockSparseLinear
+from insum_ops import nn as layers
+from insum_ops import spmm
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
 from ..conftest import Measure
-from ..inputs import cloud_loaders, csr, graph_loaders, submanifold_map, voxels
+from ..convolutions import (
+    LOADERS,
+    PLAIN,
+    SPCONV,
+    Scene,
+    centimetres,
+    fastest,
+    new_layer,
+    new_tensor,
+    scene,
+    weight_for,
+    with_map,
+)
+from ..inputs import csr, graph_loaders
 
 DTYPE = on(torch.float16, torch.float32)
 GRAPHS = graph_loaders(is_small=DEVICE == "cpu")
 COLUMNS = on(128, 32)
-SIZE, EDGE, DENSITIES = on(4096, 256), 32, (0.5, 0.1, 0.05)
 MOST_ROWS = 5_000
-CHANNELS, VOXEL = on(64, 16), on(0.05, 0.25)
+SEPARATE = "gather, multiply, scatter"
+CHANNELS, PLAIN_CHANNELS, VOXEL = on((32, 64, 128), (16,)), on(64, 16), on(0.05, 0.25)
+KNOWN: list[str] = [name for name in ("s3dis_room", "kitti_000000", "spconv_benchmark") if name in LOADERS]
+CLOUDS = KNOWN or [*LOADERS]
 
 
 @dataclass(frozen=True)
-class Training:
-    """A case whose result is the gradients, one after another; `forwards` has each provider's function of `leaves`."""
+class Product:
+    """spmm whose result is the gradients of A's values and of B."""
 
     case: Case
-    leaves: tuple[Tensor, ...]
+    A: Tensor  # CSR
+    rows: Tensor  # of every entry
+    B: Tensor
     upstream: Tensor
-    forwards: dict[str, Callable[..., Tensor]]
-    weights: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)  # that learn too, each provider's own
 
     def call(self, provider: str) -> Call:
-        forward = self.forwards[provider]
-        leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in self.leaves)
+        if provider == SEPARATE:
+            values, B = (leaf.clone().requires_grad_() for leaf in (self.A.values(), self.B))
+            run = lambda: torch.autograd.grad(separate(self.A, self.rows, values, B), (values, B), self.upstream)
+            return Call(run, result=lambda: joined(run()))
+        multiply = spmm if provider == OURS else torch.sparse.mm
+        A, B = self.A.clone().requires_grad_(), self.B.clone().requires_grad_()
 
-        weights = self.weights.get(provider, ())
+        def gradients() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(multiply(A, B), (A, B), self.upstream)
 
-        def run() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(forward(*leaves), (*leaves, *weights), self.upstream)
+        def result() -> Tensor:
+            dA, dB = gradients()
+            return joined((dA.values(), dB))
 
-        return Call(run, result=lambda: joined(run()[: len(leaves)]), is_capturable=False)
+        return Call(gradients, result=result)
+
+
+def separate(A: Tensor, rows: Tensor, values: Tensor, B: Tensor) -> Tensor:
+    """Gather, multiply and scatter-add, as one writes it without a library."""
+    products = B[A.col_indices().long()] * values[:, None]
+    return torch.zeros(len(A), B.shape[1], device=B.device, dtype=B.dtype).index_add(0, rows, products)
 
 
 def joined(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([gradient.flatten().double() / (gradient.double().norm() + 1e-30) for gradient in gradients])
 
 
-def training(
-    name: str,
-    leaves: tuple[Tensor, ...],
-    upstream: Tensor,
-    exact: Callable[..., Tensor],
-    forwards: dict[str, Callable[..., Tensor]],
-) -> Training:
-    """`exact` computes the forward in float64 from float64 leaves."""
-    doubles = tuple(leaf.double().requires_grad_() for leaf in leaves)
-    expected = joined(torch.autograd.grad(exact(*doubles), doubles, upstream.double()))
-    facts = {"series": name.partition(",")[0]}
-    case = Case("backward", name, expected, 4 * LIMIT[upstream.dtype], facts=facts)
-    return Training(case, leaves, upstream, forwards)
-
-
 @held
-def product(name: str) -> Training:
+def product(name: str) -> Product:
     A = csr(GRAPHS[name](), DEVICE)
     B = torch.randn(A.shape[1], COLUMNS, device=DEVICE)
     upstream = torch.randn(len(A), COLUMNS, device=DEVICE)
     rows = torch.repeat_interleave(torch.arange(len(A), device=DEVICE), A.crow_indices().diff())
-
-    def exact(values: Tensor, B: Tensor) -> Tensor:
-        products = B[A.col_indices().long()] * values[:, None]
-        return torch.zeros(len(A), COLUMNS, device=DEVICE, dtype=B.dtype).index_add(0, rows, products)
-
-    matrix = lambda values: torch.sparse_csr_tensor(A.crow_indices(), A.col_indices(), values, A.shape)
-    edges = torch.stack([A.col_indices().long(), rows])
-    forwards = {
-        OURS: lambda values, B: spmm((edges, values, (A.shape[1], len(A))), B),
-        "torch.sparse": lambda values, B: torch.sparse.mm(matrix(values), B),
-        "gather, multiply, scatter": exact,
-    }
-    return training(f"spmm, {name}", (A.values(), B), upstream, exact, forwards)
+    doubles = A.values().double().requires_grad_(), B.double().requires_grad_()
+    expected = joined(torch.autograd.grad(separate(A, rows, *doubles), doubles, upstream.double()))
+    case = Case("backward", f"spmm, {name}", expected, 4 * LIMIT[torch.float32], facts={"series": "spmm"})
+    return Product(case, A, rows, B, upstream)
 
 
-@pytest.mark.parametrize("provider", [OURS, "torch.sparse", "gather, multiply, scatter"])
+@pytest.mark.parametrize("provider", [OURS, "torch.sparse", SEPARATE])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_spmm(name: str, provider: str, measure: Measure) -> None:
     given = product(name)
@@ -97,49 +100,68 @@ def test_spmm(name: str, provider: str, measure: Measure) -> None:
     measure(given.case, provider, lambda: given.call(provider))
 
 
+@dataclass(frozen=True)
+class Convolution:
+    case: Case
+    scene: Scene
+    In: Tensor
+    Weight: Tensor
+    upstream: Tensor
+
+    def call(self, provider: str) -> Call:
+        if provider == SPCONV:
+            return fastest(lambda spconv, algorithm: self.layer_call(spconv, algo=algorithm))
+        return self.tap_by_tap() if provider == PLAIN else self.layer_call(layers)
+
+    def layer_call(self, library: Any, **options: object) -> Call:
+        """A layer that trains on a cloud whose map it has; ours can be captured."""
+        In, layer = self.In.clone().requires_grad_(), new_layer(library, self.Weight, **options)
+        x = with_map(layer, new_tensor(library, self.scene, In))
+        return self.gradients(lambda: layer(x).features, In, layer.weight)
+
+    def tap_by_tap(self) -> Call:
+        In, Weight = (given.clone().requires_grad_() for given in (self.In, self.Weight))
+
+        def forward() -> Tensor:
+            Out = torch.zeros_like(In)
+            for matrix, (source, target) in zip(Weight.flatten(1, 3).permute(1, 2, 0), self.scene.by_tap):
+                Out = Out.index_add(0, target, In[source] @ matrix)
+            return Out
+
+        return self.gradients(forward, In, Weight)
+
+    def gradients(self, forward: Callable[[], Tensor], In: Tensor, Weight: Tensor) -> Call:
+        def run() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(forward(), (In, Weight), self.upstream)
+
+        def result() -> Tensor:
+            dIn, dWeight = run()
+            return joined((dIn[self.scene.rows], dWeight))
+
+        return Call(run, result=result)
+
+
 @held
-def linear(density: float) -> Training:
-    layer = BlockSparseLinear(SIZE, SIZE, EDGE, density, bias=False, device=DEVICE, dtype=DTYPE)
-    x, upstream = (torch.randn(SIZE, SIZE, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    dense = layer.to_dense().detach()
-    exact = lambda x: x @ dense.to(x.dtype).T
-    weight = dense.clone().requires_grad_()
-    forwards: dict[str, Callable[..., Tensor]] = {OURS: layer, "dense": lambda x: nn.functional.linear(x, weight)}
-    given = training(f"block-sparse linear, {density:.0%} of {SIZE} x {SIZE}", (x,), upstream, exact, forwards)
-    return replace(given, weights={OURS: (layer.weight,), "dense": (weight,)})
+def convolution(name: str, channels: int) -> Convolution:
+    given = scene(name, VOXEL)
+    In, upstream = (given.features(channels, DTYPE) for _ in range(2))
+    Weight = weight_for(channels, DTYPE)
+    expected = joined(given.gradients(In, Weight, upstream))
+    facts: dict[str, float | int | str] = {"series": "convolution", "voxels": len(In), "pairs": given.pairs}
+    words = f"convolution, {name}, {centimetres(VOXEL)}, {channels} channels"
+    case = Case("backward", words, expected, 4 * LIMIT[DTYPE], flops=6.0 * given.pairs * channels**2, facts=facts)
+    return Convolution(case, given, In, Weight, upstream)
 
 
-@pytest.mark.parametrize("provider", [OURS, "dense"])
-@pytest.mark.parametrize("density", DENSITIES)
-def test_linear(density: float, provider: str, measure: Measure) -> None:
-    given = linear(density)
-    measure(given.case, provider, lambda: given.call(provider))
+def convolutions() -> Iterator[Any]:
+    for number, name in enumerate(CLOUDS):
+        for channels in CHANNELS:
+            with_plain = number == 0 and channels == PLAIN_CHANNELS
+            for provider in (OURS, SPCONV, *([PLAIN] if with_plain else [])):
+                yield pytest.param(name, channels, provider, id=f"{name}-{channels}-{provider}")
 
 
-@held
-def convolution() -> Training:
-    name, load = next(iter(cloud_loaders().items()))
-    points = voxels(load(), VOXEL, DEVICE)
-    points = points - points.amin(0)
-    indices = torch.cat([torch.zeros_like(points[:, :1]), points], 1).int()
-    pairs = kernel_map(indices, (points.amax(0) + 1).tolist(), 1, kernel_size=3)
-    triples = submanifold_map(points)
-    taps = [triples[1:, triples[0] == tap] for tap in range(27)]
-    In, upstream = (torch.randn(len(points), CHANNELS, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    Weight = torch.randn(CHANNELS, 3, 3, 3, CHANNELS, device=DEVICE, dtype=DTYPE) * CHANNELS**-0.5
-
-    def tap_by_tap(In: Tensor, Weight: Tensor) -> Tensor:
-        flat = Weight.flatten(1, 3).permute(1, 2, 0)
-        Out = torch.zeros_like(In)
-        for W, (source, target) in zip(flat, taps):
-            Out = Out.index_add(0, target, In[source] @ W)
-        return Out
-
-    forwards = {OURS: lambda In, Weight: sparse_conv3d(In, Weight, pairs), "torch, one matmul a tap": tap_by_tap}
-    return training(f"convolution, {name}, {CHANNELS} channels", (In, Weight), upstream, tap_by_tap, forwards)
-
-
-@pytest.mark.parametrize("provider", [OURS, "torch, one matmul a tap"])
-def test_convolution(provider: str, measure: Measure) -> None:
-    given = convolution()
+@pytest.mark.parametrize(("name", "channels", "provider"), list(convolutions()))
+def test_convolution(name: str, channels: int, provider: str, measure: Measure) -> None:
+    given = convolution(name, channels)
     measure(given.case, provider, lambda: given.call(provider))

@@ -1,118 +1,130 @@
-"""Submanifold convolution 3^3 over rooms and scans, 5 cm voxels: sparse_conv3d beside spconv and plain torch."""
+"""Submanifold convolution 3^3 over rooms and scans, as a layer is called: SubMConv3d beside spconv and plain torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from insum_ops import sparse_conv3d
-from insum_ops.formats import kernel_map
+from insum_ops import nn as ours
 
-from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
+from ..case import OURS, Call, Case, held, on
 from ..conftest import Measure
-from ..inputs import cloud_loaders, submanifold_map, voxels
-from ..peers import installed
+from ..convolutions import (
+    FLOAT16,
+    FLOAT16_FULL,
+    FLOAT32,
+    LOADERS,
+    PLAIN,
+    SPCONV,
+    TF32,
+    Precision,
+    Scene,
+    asked,
+    centimetres,
+    fastest,
+    new_layer,
+    new_tensor,
+    scene,
+    weight_for,
+    with_map,
+)
+from ..paper import FLEX_GEMM
 
-PLAIN = "torch, one matmul a tap"
-PROVIDERS = (OURS, "spconv", PLAIN)
-CHANNELS = on((32, 64, 128), (16, 32))
-VOXEL = on(0.05, 0.25)  # metres
-DTYPE = on(torch.float16, torch.float32)
-SUMS = on((True, False), (True,))  # whether partial sums may meet in float16
-LOADERS = cloud_loaders()
+SIZES = on((0.05, 0.02), (0.25,))  # of a voxel, in metres
+# each precision with its channels, and whether only the larger voxels are measured in it
+KINDS: tuple[tuple[Precision, tuple[int, ...], bool], ...] = on(
+    (
+        (FLOAT16, (16, 32, 64, 128, 256), False),
+        (FLOAT16_FULL, (32, 64, 128), True),
+        (TF32, (32, 64, 128), True),
+        (FLOAT32, (32, 128), True),
+    ),
+    ((FLOAT32, (16, 32), False),),
+)
+PLAIN_CHANNELS = on((64,), (16, 32))
+
+
+def parameters() -> Iterator[Any]:
+    """Precisions that share a cloud and its voxels come one after another."""
+    for name, size, (precision, widths, is_large_only) in product(LOADERS, SIZES, KINDS):
+        for channels in widths if size == SIZES[0] or not is_large_only else ():
+            with_plain = precision is KINDS[0][0] and size == SIZES[0] and channels in PLAIN_CHANNELS
+            for provider in (OURS, SPCONV, *([PLAIN] if with_plain else [])):
+                words = (name, centimetres(size), channels, precision.name, provider)
+                yield pytest.param(name, size, channels, precision, provider, id="-".join(map(str, words)))
 
 
 @dataclass(frozen=True)
 class Operands:
     case: Case
-    indices: Tensor  # [N, 4]  batch, then voxel coordinates from 0
-    shape: list[int]
-    triples: Tensor  # [3, pairs]
+    scene: Scene
     In: Tensor
-    Weight: Tensor  # [M, 3, 3, 3, C], spconv's layout
+    Weight: Tensor
 
 
 @held
-def operands(name: str, channels: int, is_reduced: bool) -> Operands:
-    points = voxels(np.asarray(LOADERS[name]()), VOXEL, DEVICE)
-    points = points - points.amin(0)
-    triples = submanifold_map(points)
-    In = torch.randn(len(points), channels, device=DEVICE, dtype=DTYPE)
-    Weight = torch.randn(channels, 3, 3, 3, channels, device=DEVICE, dtype=DTYPE) * channels**-0.5
-    taps = Weight.flatten(1, 3).permute(1, 2, 0).double()  # [27, C, M]
-    expected = torch.zeros(len(points), channels, device=DEVICE, dtype=torch.float64)
-    for tap in range(27):
-        pairs = triples[:, triples[0] == tap]
-        expected.index_add_(0, pairs[2], In[pairs[1]].double() @ taps[tap])
-    sums = "" if DEVICE == "cpu" else ", float16 sums" if is_reduced else ", float32 sums"
+def operands(name: str, size: float, channels: int, precision: Precision) -> Operands:
+    given = scene(name, size)
+    In, Weight = given.features(channels, precision.dtype), weight_for(channels, precision.dtype)
+    facts: dict[str, float | int | str] = {"series": precision.name, "voxels": len(In), "pairs": given.pairs}
+    if precision is FLOAT16 and size == SIZES[0] and (name, channels) in FLEX_GEMM:
+        facts["FlexGEMM in another run on an H200, device ms"] = FLEX_GEMM[name, channels]
     case = Case(
         "convolution",
-        f"{name}, {channels} channels{sums}",
-        expected,
-        LIMIT[DTYPE],
-        flops=2.0 * triples.shape[1] * channels**2,
-        traffic=float(DTYPE.itemsize * (2 * In.numel() + Weight.numel()) + 8 * triples.shape[1]),
-        facts={"series": f"{channels} channels", "voxels": len(points), "pairs": triples.shape[1]},
+        f"{name}, {centimetres(size)}, {channels} channels, {precision.name}",
+        given.outputs(In, Weight),
+        precision.limit,
+        flops=2.0 * given.pairs * channels**2,
+        traffic=float(precision.dtype.itemsize * (2 * In.numel() + Weight.numel()) + 8 * given.pairs),
+        facts=facts,
     )
-    indices = torch.cat([torch.zeros_like(points[:, :1]), points], 1).int()
-    return Operands(case, indices, (points.amax(0) + 1).tolist(), triples, In, Weight)
+    return Operands(case, given, In, Weight)
 
 
 def provide(provider: str, given: Operands) -> Call:
-    In, Weight = given.In, given.Weight
-    if provider == "spconv":
-        return spconv_layer(given)
+    if provider == SPCONV:
+        return fastest(lambda spconv, algorithm: layer_call(spconv, given, algo=algorithm))
     if provider == PLAIN:
         return tap_by_tap(given)
-    pairs = kernel_map(given.indices, given.shape, 1, kernel_size=3)
-    return Call(lambda: sparse_conv3d(In, Weight, pairs))
+    return layer_call(ours, given)
 
 
-def tap_by_tap(given: Operands) -> Call:
-    """Gather, multiply, scatter-add for each tap of the kernel, as one writes it without a library."""
-    taps = given.Weight.flatten(1, 3).permute(1, 2, 0).contiguous()
-    pairs = [given.triples[1:, given.triples[0] == tap] for tap in range(27)]
-    In = given.In
-
-    def run() -> Tensor:
-        Out = torch.zeros(len(In), taps.shape[2], device=In.device, dtype=In.dtype)
-        for tap, (source, target) in enumerate(pairs):
-            Out.index_add_(0, target, In[source] @ taps[tap])
-        return Out
-
-    return Call(run)
-
-
-def spconv_layer(given: Operands) -> Call:
-    """spconv's layer with its default algorithm; the map is made by the first call and reused."""
-    spconv = installed("spconv.pytorch")
-    channels = given.In.shape[1]
-    layer = spconv.SubMConv3d(channels, channels, 3, bias=False, indice_key="map").to(DEVICE, DTYPE)
-    layer.weight.data.copy_(given.Weight)
-    x = spconv.SparseConvTensor(given.In, given.indices.contiguous(), given.shape, 1)
-    x.indice_dict = layer(x).indice_dict
+def layer_call(library: Any, given: Operands, **options: object) -> Call:
+    """A layer that has seen its cloud before, as one calls it once training is over."""
+    layer = new_layer(library, given.Weight, **options).eval()
+    x = with_map(layer, new_tensor(library, given.scene, given.In))
 
     def run() -> Tensor:
         with torch.no_grad():
             return layer(x).features  # type: ignore[no-any-return]
 
-    return Call(run, is_capturable=False)
+    return Call(run, result=lambda: run()[given.scene.rows])
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("is_reduced", SUMS)
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", LOADERS)
-def test_convolution(name: str, channels: int, is_reduced: bool, provider: str, measure: Measure) -> None:
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = is_reduced
-    try:
-        given = operands(name, channels, is_reduced)
+def tap_by_tap(given: Operands) -> Call:
+    """Gather, multiply, scatter-add for each tap of the kernel, as one writes it without a library."""
+    matrices = given.Weight.flatten(1, 3).permute(1, 2, 0).contiguous()
+    In = given.In
+
+    def run() -> Tensor:
+        Out = torch.zeros(len(In), matrices.shape[2], device=In.device, dtype=In.dtype)
+        for matrix, (source, target) in zip(matrices, given.scene.by_tap):
+            Out.index_add_(0, target, In[source] @ matrix)
+        return Out
+
+    return Call(run, result=lambda: run()[given.scene.rows])
+
+
+@pytest.mark.parametrize(("name", "size", "channels", "precision", "provider"), list(parameters()))
+def test_convolution(
+    name: str, size: float, channels: int, precision: Precision, provider: str, measure: Measure
+) -> None:
+    with asked(precision):
+        given = operands(name, size, channels, precision)
         measure(given.case, provider, lambda: provide(provider, given))
-    finally:
-        matmul.allow_fp16_reduced_precision_reduction = before

@@ -1,0 +1,169 @@
+"""The references that convolutions are checked with, and how spconv's fastest algorithm is found."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tolerances import TOLERANCE
+
+import bench.convolutions as convolutions
+from bench.case import Call, forget
+from bench.inputs import voxels
+from insum_ops import nn as ours
+
+pytest.importorskip("pytest_benchmark")
+from bench.cases import test_kernel_map as maps
+from bench.cases import test_unet as unets
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the cases themselves are larger")
+
+
+class ConvAlgo(Enum):
+    Native = 0
+    MaskImplicitGemm = 1
+    MaskSplitImplicitGemm = 2
+
+
+class Tuner:
+    def __init__(self, kernels: list[str]) -> None:
+        self.kernels, self._nvrtc_caches = kernels, {}
+
+
+@pytest.fixture
+def spconv(monkeypatch):
+    """As much of spconv as is touched, with our layers in it."""
+    ops = SimpleNamespace(CONV_CPP=Tuner([]), GEMM_CPP=Tuner([]))
+    core = SimpleNamespace(
+        get_conv_algo_desp_from_param="conv {}".format, get_gemm_algo_desp_from_param="gemm {}".format
+    )
+    algo = SimpleNamespace(ConvTunerSimple=Tuner, GemmTunerSimple=Tuner, algocore=core)
+    algo.ALL_IMPGEMM_PARAMS, algo.ALL_NATIVE_PARAMS = [1, 2], [3]
+    names = ("SparseConvTensor", "SparseSequential", "SubMConv3d", "SparseConv3d", "SparseInverseConv3d")
+    library = SimpleNamespace(ops=ops, ConvAlgo=ConvAlgo, **{name: getattr(ours, name) for name in names})
+    constants = SimpleNamespace(SPCONV_ALLOW_TF32=False)
+    modules = {"spconv": library, "spconv.pytorch": library, "spconv.pytorch.ops": ops}
+    for name, module in {**modules, "spconv.algo": algo, "spconv.constants": constants}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    convolutions._kernels.cache_clear()
+    yield SimpleNamespace(library=library, ops=ops, algo=algo, constants=constants)
+    convolutions._kernels.cache_clear()
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A cloud of two hundred voxels."""
+    points = torch.rand(600, 3, generator=torch.Generator().manual_seed(0)).mul(6).numpy()
+    monkeypatch.setitem(convolutions.LOADERS, "few", lambda: points)
+    yield convolutions.scene("few", 1.0)
+    forget()
+
+
+def dense(given: convolutions.Scene, values: torch.Tensor) -> torch.Tensor:
+    x, y, z = given.indices[:, 1:].long().T
+    cells = values.new_zeros(*given.shape, values.shape[1]).index_put((x, y, z), values)
+    return cells.movedim(-1, 0)[None]
+
+
+def test_voxels_are_distinct_and_ascending():
+    points = torch.tensor([[0.3, -0.1, 2.0], [-0.2, 0.0, 0.0], [0.4, -0.3, 2.1]]).numpy()
+    assert voxels(points, 0.5, "cpu").tolist() == [[-1, 0, 0], [0, -1, 4]]
+
+
+def test_the_reference_is_a_dense_convolution_with_its_gradients(few):
+    torch.manual_seed(0)
+    In, upstream = (few.features(3, torch.float64) for _ in range(2))
+    Weight = convolutions.weight_for(3, torch.float64)
+    leaves = In.clone().requires_grad_(), Weight.clone().requires_grad_()
+    cells = torch.nn.functional.conv3d(dense(few, leaves[0]), leaves[1].movedim(-1, 1), padding=1)
+    x, y, z = few.indices[:, 1:].long().T
+    Out = cells[0, :, x, y, z].T
+    dIn, dWeight = torch.autograd.grad(Out, leaves, upstream)
+    torch.testing.assert_close(few.outputs(In, Weight), Out[few.rows], **TOLERANCE[torch.float64])
+    found = few.gradients(In, Weight, upstream)
+    torch.testing.assert_close(found, (dIn[few.rows], dWeight), **TOLERANCE[torch.float64])
+
+
+def test_the_fastest_algorithm_is_chosen_with_its_own_tuners(spconv, monkeypatch):
+    times = {"MaskImplicitGemm": 2.0, "MaskSplitImplicitGemm": 1.0}
+    tuned = {}
+
+    def make(library, algorithm) -> Call:
+        tuned[algorithm.name] = spconv.ops.CONV_CPP, spconv.ops.GEMM_CPP
+        if algorithm is ConvAlgo.Native:
+            raise RuntimeError("can't find suitable algorithm")
+        return Call(lambda: algorithm.name)
+
+    monkeypatch.setattr(convolutions, "_once_ms", lambda run: times[run()])
+    call = convolutions.fastest(make)
+    assert call.facts == {"algorithm": "MaskSplitImplicitGemm"}
+    assert not call.is_capturable
+    assert tuned["MaskSplitImplicitGemm"] == (spconv.ops.CONV_CPP, spconv.ops.GEMM_CPP)
+    assert len({id(tuner) for pair in tuned.values() for tuner in pair}) == 6
+    assert [tuner.kernels for tuner in tuned["Native"]] == [["conv 1", "conv 2"], ["gemm 3"]]
+
+
+def test_a_peer_whose_algorithms_all_fail_says_why(spconv):
+    def make(library, algorithm) -> Call:
+        raise KeyError(torch.bfloat16)
+
+    message = (
+        r"^MaskImplicitGemm: KeyError: torch\.bfloat16; MaskSplitImplicitGemm: KeyError: torch\.bfloat16; "
+        r"Native: KeyError: torch\.bfloat16$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        convolutions.fastest(make)
+
+
+def test_tf32_is_asked_of_both_and_of_no_one_later(spconv):
+    seen = []
+
+    def make(library, algorithm) -> Call:
+        seen.append((torch.get_float32_matmul_precision(), spconv.constants.SPCONV_ALLOW_TF32))
+        return Call(lambda: None)
+
+    for precision in (convolutions.TF32, convolutions.FLOAT32):
+        with convolutions.asked(precision):
+            convolutions.fastest(make)
+    assert seen == [("high", True)] * 3 + [("highest", False)] * 3
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_tuners_that_can_not_be_renewed_cost_tf32_alone(spconv):
+    spconv.algo.ConvTunerSimple = None
+    assert convolutions.fastest(lambda library, algorithm: Call(lambda: None)).facts["algorithm"]
+    message = "kernels without tf32 can't be forgotten: 'NoneType' object is not callable"
+    with convolutions.asked(convolutions.TF32), pytest.raises(RuntimeError, match=message):
+        convolutions.fastest(lambda library, algorithm: Call(lambda: None))
+
+
+@pytest.mark.parametrize("what", [maps.NEW, maps.REUSED])
+def test_spconv_is_called_as_ours_is(spconv, few, what):
+    torch.manual_seed(0)
+    given = maps.operands("few", 1.0)
+    call = maps.provide("spconv", what, given)
+    torch.testing.assert_close(call.result().double(), given.expected, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("what", [unets.REUSED, unets.ANEW])
+@pytest.mark.parametrize("provider", ["insum_ops", "spconv", convolutions.PLAIN])
+def test_every_unet_has_the_same_loss(spconv, few, monkeypatch, provider, what):
+    monkeypatch.setattr(unets, "SIZE", 1.0)
+    torch.manual_seed(0)
+    given = unets.step("few")
+    loss = unets.provide(provider, what, given).result()
+    torch.testing.assert_close(loss.double(), given.loss, **TOLERANCE[torch.float32])
+
+
+def test_gradients_of_the_plain_unet_are_ours(few, monkeypatch):
+    monkeypatch.setattr(unets, "SIZE", 1.0)
+    torch.manual_seed(0)
+    given, gradients = unets.step("few"), []
+    for library in (ours, unets.plain_convolutions):
+        model = given.model(library, torch.float64)
+        x = library.SparseConvTensor(given.features.double(), few.indices, given.shape, 1)
+        gradients.append(torch.autograd.grad(given.losses(model(x)), list(model.parameters())))
+    torch.testing.assert_close(*gradients, **TOLERANCE[torch.float64])

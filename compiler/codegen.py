@@ -307,7 +307,7 @@ class _Emitter(Winners):
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
         masks = [self.bounds[name] for name in s.free if name in self.bounds]
         entries = [mask for access, mask in self.valid.items() if set(access.names) <= set(s.free)]
-        if s.strategy == "atomic":
+        if s.strategy == "atomic" or s.output.indirections:
             masks += entries
         elif entries:  # the element is written all the same: as zero, whatever the other factors hold
             self.line(f"acc = tl.where({self.conjunction(entries, axes)}, acc, 0.0)")

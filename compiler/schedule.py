@@ -112,6 +112,8 @@ class Schedule:
     @cached_property
     def covers_output(self) -> bool:
         """Every element of the output is written, so it needs no initial value."""
+        if self.owner is not None and self.output.indirections:  # each tile owns its rows, and every row has a tile
+            return True
         names = [index.name for index in self.output.indices if isinstance(index, Var)]
         return len(set(names)) == len(self.output.indices) and not self.is_atomic
 
@@ -159,13 +161,30 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
-    if is_simple and fact and scattered[0].name == fact and all(isinstance(i, Var) for i in scattered[0].indices):
+    if is_simple and owned_by(scattered[0], fact) is not None:
         found.append("owner")
-        if is_sum and not deterministic and not bound.is_seeded:
+        if is_sum and not deterministic and not bound.is_seeded and scattered[0].name == fact:
             found.append("store-or-atomic")
     if is_sum and not deterministic and "store-or-atomic" not in found:
         found.append("atomic")
     return tuple(found)
+
+
+def owned_by(scattered: Access, fact: str) -> Access | None:
+    """The access whose values own what is scattered to, if `fact` says so.
+
+    "AM": AM[p] ascends, and each of its values owns a row. "ROW.TILE": TILE[p] ascends, and each of its values t owns
+    the rows ROW[t,...]; ROW holds every row of the output once, and -1 where a tile is not full.
+    """
+    outer, _, inner = fact.rpartition(".")
+    owner: Index = scattered
+    if outer:
+        if scattered.name != outer or not all(isinstance(index, Var) for index in scattered.indices[1:]):
+            return None
+        owner = scattered.indices[0]
+    if not isinstance(owner, Access) or owner.name != inner:
+        return None
+    return owner if all(isinstance(index, Var) for index in owner.indices) else None
 
 
 def schedules(
@@ -221,16 +240,26 @@ class _Start:
     def scattered(self) -> Access:
         return self.output.indirections[0]
 
+    @property
+    def _scattered_dim(self) -> int:
+        return self.output.indices.index(self.scattered)
+
     def fresh(self, wanted: str) -> str:
         return fresh_name(wanted, self.extents)
 
     def owned(self, fact: str) -> _Start:
-        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r."""
-        row, segment = self.fresh("r"), str(self.scattered.indices[0])
-        extents = {**self.extents, row: self.bound.size[self.output.indices.index(self.scattered)]}
-        swap = {self.scattered: Var(row)}
+        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
+
+        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.
+        """
+        access = owned_by(self.scattered, fact)
+        assert access is not None
+        row, segment = self.fresh("r"), str(access.indices[0])
+        is_tile = access is not self.scattered
+        rows = self.bound.shapes[self.scattered.name] if is_tile else self.bound.size[self._scattered_dim :]
+        swap = {access: Var(row)}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
-        owner = Owner(row, segment, fact)
+        owner, extents = Owner(row, segment, access.name), {**self.extents, row: rows[0]}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
     def on_chip(self) -> _Start:

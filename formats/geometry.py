@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, prod
 
 from .errors import FormatError
@@ -15,6 +16,8 @@ Sizes = tuple[int, ...]
 
 def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Sizes:
     """A number for every axis, or one for each."""
+    if type(value) is int and value >= least:
+        return (value,) * ndim
     sizes = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(sizes) != ndim:
         raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
@@ -34,7 +37,7 @@ class Geometry:
     padding: Sizes
     dilation: Sizes
 
-    @property
+    @cached_property
     def volume(self) -> int:
         """How many taps there are."""
         return prod(self.kernel_size)
@@ -42,11 +45,16 @@ class Geometry:
     def axis(self, axis: int) -> tuple[int, int, int, int]:
         return self.kernel_size[axis], self.stride[axis], self.padding[axis], self.dilation[axis]
 
-    @property
+    @cached_property
     def axes(self) -> tuple[tuple[int, int, int, int], ...]:
         return tuple(self.axis(axis) for axis in range(len(self.kernel_size)))
 
-    @property
+    @cached_property
+    def extent(self) -> int:
+        """No tap is this far from the first, on any axis."""
+        return max(dilation * kernel for kernel, _, _, dilation in self.axes)
+
+    @cached_property
     def reached(self) -> int:
         """To how many coarse cells one fine cell belongs at most."""
         return prod(-(-kernel * gcd(stride, dilation) // stride) for kernel, stride, _, dilation in self.axes)

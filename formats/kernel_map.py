@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -55,15 +55,36 @@ class _Tables:
     is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
     neighbours: list[Tensor | None]
     num_pairs: int | None = None
+    counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
     grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
 
     def of(self, side: int) -> Tensor:
         found = self.neighbours[side]
         if found is None:
-            other = self.of(1 - side)
-            found = other.flip(1) if self.is_symmetric else _swapped(other, self.rows[side])
-            self.neighbours[side] = found
+            found = self.neighbours[side] = self.swapped(side)
         return found
+
+    @torch.inference_mode(False)  # what is kept must be good for training too
+    def swapped(self, side: int) -> Tensor:
+        """The table of a side, from that of the other."""
+        other = self.of(1 - side)
+        return other.flip(1) if self.is_symmetric else _maker(other).swap(other, self.rows[side])
+
+    @torch.inference_mode(False)
+    def count(self) -> tuple[Tensor, list[int]]:
+        """The pairs of each tap, read from the device once: groups of any size need no other read."""
+        if self.counts is None:
+            table = self.of(0)
+            counts = _maker(table).count(table)
+            self.counts = counts, counts[0].tolist()
+        return self.counts
+
+    @torch.inference_mode(False)
+    def group(self, group_size: int) -> GroupedMap:
+        table, (counts, per_tap) = self.of(0), self.count()
+        self.num_pairs = sum(per_tap)
+        groups = sum(-(-pairs // group_size) for pairs in per_tap)
+        return GroupedMap(*_maker(table).group(table, counts, groups, group_size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,10 +129,9 @@ class KernelMap:
         """How many pairs there are, read from the device once; during a capture, how many there may be."""
         tables = self._tables
         if tables.num_pairs is None:
-            table = next(found for found in tables.neighbours if found is not None)
-            if table.is_cuda and torch.cuda.is_current_stream_capturing():
+            if self.indices.is_cuda and torch.cuda.is_current_stream_capturing():
                 return self.num_inputs * self.most_per_input
-            tables.num_pairs = int((table >= 0).sum())
+            tables.num_pairs = sum(tables.count()[1])
         return tables.num_pairs
 
     @property
@@ -154,7 +174,7 @@ class KernelMap:
         if found is None:
             first = known.get((0, group_size))
             if first is None:
-                first = known[0, group_size] = _grouped(self._tables.of(0), group_size)
+                first = known[0, group_size] = self._tables.group(group_size)
             found = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
             known[self._side, group_size] = found
         return found
@@ -163,7 +183,8 @@ class KernelMap:
         """The same map in another device's memory."""
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
         kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
-        return replace(self, **moved, _tables=replace(self._tables, neighbours=kept, grouped={}), _inverse=[])
+        tables = replace(self._tables, neighbours=kept, counts=None, grouped={})
+        return replace(self, **moved, _tables=tables, _inverse=[])
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but what others keep with the map."""
@@ -211,9 +232,9 @@ def kernel_map(
     kernel = per_axis("kernel_size", kernel_size, ndim, 1)
     strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
     if kind == "subm":
-        return _submanifold(indices, grid, kernel, strides, dilations)
+        return _submanifold(indices, grid, _centred(kernel, strides, dilations))
     extra = per_axis("output_padding", output_padding, ndim, 0)
-    geometry = Geometry(kernel, strides, per_axis("padding", padding, ndim, 0), dilations)
+    geometry = _geometry(kernel, strides, per_axis("padding", padding, ndim, 0), dilations)
     if kind == "strided":
         if any(extra):
             raise FormatError(f"output_padding is {list(extra)} but kind is 'strided'; only 'transposed' takes it")
@@ -229,9 +250,18 @@ def kernel_map(
     return _generated(indices, grid, VoxelGrid(shape, batch_size), geometry, kind)
 
 
-def _submanifold(
-    indices: Tensor, grid: VoxelGrid, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> KernelMap:
+def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> KernelMap:
+    found = _maker(indices).find(indices, grid, geometry)
+    voxels, volume = indices.shape[0], geometry.volume
+    shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
+    sizes = geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation
+    tables = _Tables((voxels, voxels), True, [found, None])
+    return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
+
+
+@cache
+def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Geometry:
+    """The geometry of a submanifold convolution."""
     if any(size % 2 == 0 for size in kernel):
         raise FormatError(
             f"kernel_size is {list(kernel)}; a submanifold kernel has a centre, so each size is odd; "
@@ -242,12 +272,10 @@ def _submanifold(
             f"stride is {list(stride)}; a submanifold convolution keeps its voxels, so its stride is 1; "
             "use a strided convolution to downsample"
         )
-    padding = tuple(d * (k // 2) for d, k in zip(dilation, kernel))
-    geometry = Geometry(kernel, stride, padding, dilation)
-    found = _maker(indices).find(indices, grid, geometry)
-    tables = _Tables((len(indices), len(indices)), True, [found, None])
-    shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
-    return KernelMap(*shapes, kernel, stride, padding, dilation, "subm", geometry.volume, geometry.volume, tables)
+    return Geometry(kernel, stride, tuple(d * (k // 2) for d, k in zip(dilation, kernel)), dilation)
+
+
+_geometry = cache(Geometry)  # keeps what was worked out about each
 
 
 def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
@@ -271,44 +299,12 @@ def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geom
     )
 
 
-def _maker(indices: Tensor):  # type: ignore[no-untyped-def]
-    """The module that finds neighbours on this device."""
-    is_young = indices.is_cuda and torch.cuda.get_device_capability(indices.device) >= OLDEST_GPU
-    return voxel_hash if voxel_hash is not None and (is_young or INTERPRETED) else voxel_sort
+def _maker(tensor: Tensor):  # type: ignore[no-untyped-def]
+    """The module that finds and groups neighbours on this device."""
+    has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
+    return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
 
 
-@torch.inference_mode(False)  # what is kept must be good for training too
-def _swapped(table: Tensor, rows: int) -> Tensor:
-    """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V]."""
-    volume, device = table.shape[1], table.device
-    taps = torch.arange(volume, device=device)
-    place = torch.where(table >= 0, table.long() * volume + taps, rows * volume)
-    own = torch.arange(len(table), dtype=torch.int32, device=device)[:, None].expand_as(table)
-    return _placed(own.flatten(), place.flatten(), rows * volume).view(rows, volume)
-
-
-@torch.inference_mode(False)
-def _grouped(table: Tensor, group_size: int) -> GroupedMap:
-    """The groups of table[x,z] = y, ascending by tap and then by x; reads from the device how many there are."""
-    rows, volume, device = *table.shape, table.device
-    found = table.T.flatten()  # tap by tap
-    is_pair = found >= 0
-    upto = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), is_pair.cumsum(0)])
-    bounds = upto[torch.arange(volume + 1, device=device) * rows]
-    groups = (bounds.diff() + group_size - 1) // group_size
-    ends = groups.cumsum(0)
-    count = int(ends[-1])
-    MAPZ = torch.searchsorted(ends, torch.arange(count, device=device), right=True).int()
-    # a pair's place: the first of its tap, and how many pairs of that tap came before it
-    shift = (ends - groups) * group_size - bounds[:-1]
-    place = (upto[:-1].view(volume, rows) + shift[:, None]).flatten()
-    place = torch.where(is_pair, place, count * group_size)
-    own = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
-    MAPX, MAPY = (_placed(values, place, count * group_size).view(count, group_size) for values in (own, found))
-    return GroupedMap(MAPX, MAPY, MAPZ)
-
-
-def _placed(values: Tensor, place: Tensor, size: int) -> Tensor:
-    """int32 [size] with each value in its place, -1 elsewhere; a place of `size` drops the value."""
-    made = torch.full((size + 1,), -1, dtype=torch.int32, device=values.device)
-    return made.scatter_(0, place, values)[:-1]
+@cache
+def _is_young(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= OLDEST_GPU

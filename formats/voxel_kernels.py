@@ -56,11 +56,11 @@ def _first_slot(key, last_slot):
 
 @triton.jit(do_not_specialize=["count", "batch_size", "size0", "size1", "size2", "size3", "last_slot"])
 def insert(
-    keys_ptr, rows_ptr, faults_ptr, indices_ptr, count, stride_row, stride_column,
+    keys_ptr, rows_ptr, indices_ptr, count, stride_row, stride_column,
     batch_size, size0, size1, size2, size3, last_slot,
     AXES: tl.constexpr, V: tl.constexpr, TO_COARSE: tl.constexpr, IS_INPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Put every reached cell into the table; of inputs also their rows, with faults: 0 outside, 1 given twice."""
+    """Put every reached cell into the table; of inputs also their rows, and after the keys: outside, given twice."""
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, tap = entry // V, (entry % V).to(tl.int32)
@@ -70,7 +70,7 @@ def insert(
         AXES, TO_COARSE, KEY,
     )  # fmt: skip
     if IS_INPUT:
-        tl.store(faults_ptr + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
+        tl.store(keys_ptr + last_slot + 1 + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
     free = tl.full([BLOCK], -1, KEY)
     # no slot changes by who has nothing to insert (free for free) or has done so (its slot is taken)
     key = tl.where(is_pending, key, free)
@@ -79,14 +79,14 @@ def insert(
         held = tl.atomic_cas(keys_ptr + slot, free, key, sem="relaxed")
         if IS_INPUT:
             tl.store(rows_ptr + slot, row.to(tl.int32), mask=is_pending & (held == free))
-            tl.store(faults_ptr + 1 + tl.zeros_like(tap), 1, mask=is_pending & (held == key))
+            tl.store(keys_ptr + last_slot + 2 + tl.zeros_like(tap), 1, mask=is_pending & (held == key))
         is_pending = is_pending & (held != free) & (held != key)
         slot = tl.where(is_pending, (slot + 1) & last_slot, slot)
 
 
 @triton.jit(do_not_specialize=["count", "batch_size", "size0", "size1", "size2", "size3", "last_slot"])
 def look_up(
-    table_ptr, keys_ptr, rows_ptr, indices_ptr, count, stride_row, stride_column,
+    keys_ptr, rows_ptr, table_ptr, indices_ptr, count, stride_row, stride_column,
     batch_size, size0, size1, size2, size3, last_slot,
     AXES: tl.constexpr, V: tl.constexpr, TO_COARSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

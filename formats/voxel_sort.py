@@ -1,4 +1,4 @@
-"""Neighbouring voxels by sorting: plain torch on any device, and the reference of the hash."""
+"""Neighbouring voxels by sorting, and their pairs in groups: plain torch on any device, and the kernels' reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from .geometry import Geometry
 from .voxel_grid import VoxelGrid
 
-__all__ = ["find", "generate"]
+__all__ = ["count", "find", "generate", "group", "swap"]
 
 
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Tensor:
@@ -52,3 +52,41 @@ def _keys(indices: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool)
         position, is_inside = position.view(middle), is_inside.view(middle)
         keys = torch.where(is_inside & (keys[..., None] >= 0), keys[..., None] * size + position, -1)
     return keys.flatten(1)
+
+
+def count(table: Tensor) -> Tensor:
+    """COUNT[0,z]: the pairs of tap z in table[x,z] = y."""
+    return (table >= 0).sum(0, keepdim=True)
+
+
+def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
+    rows, volume, device = *table.shape, table.device
+    found = table.T.flatten()  # tap by tap
+    is_pair = found >= 0
+    pairs = counts[0]
+    ends = ((pairs + group_size - 1) // group_size).cumsum(0)
+    MAPZ = torch.searchsorted(ends, torch.arange(groups, device=device), right=True).int()
+    # a pair's place: the first of its tap, and how many pairs of that tap came before it
+    first = torch.cat([ends.new_zeros(1), ends[:-1]]) * group_size
+    before = pairs.cumsum(0) - pairs
+    place = (is_pair.cumsum(0) - 1).view(volume, rows) + (first - before)[:, None]
+    place = torch.where(is_pair, place.flatten(), groups * group_size)
+    own = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
+    MAPX, MAPY = (_placed(values, place, groups * group_size).view(groups, group_size) for values in (own, found))
+    return MAPX, MAPY, MAPZ
+
+
+def swap(table: Tensor, rows: int) -> Tensor:
+    """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V], -1 where there is none."""
+    volume, device = table.shape[1], table.device
+    taps = torch.arange(volume, device=device)
+    place = torch.where(table >= 0, table.long() * volume + taps, rows * volume)
+    own = torch.arange(len(table), dtype=torch.int32, device=device)[:, None].expand_as(table)
+    return _placed(own.flatten(), place.flatten(), rows * volume).view(rows, volume)
+
+
+def _placed(values: Tensor, place: Tensor, size: int) -> Tensor:
+    """int32 [size] with each value in its place, -1 elsewhere; a place of `size` drops the value."""
+    made = torch.full((size + 1,), -1, dtype=torch.int32, device=values.device)
+    return made.scatter_(0, place, values)[:-1]

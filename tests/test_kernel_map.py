@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import pytest
 import torch
 
-from insum_ops.formats import FormatError, KernelMap, kernel_map
+from insum_ops.formats import FormatError, KernelMap, kernel_map, voxel_sort
 from insum_ops.formats.voxel_grid import VoxelGrid
 
+kernel_maps = sys.modules[kernel_map.__module__]  # the function hides its module
 SHAPES = {1: [9], 2: [5, 7], 3: [4, 5, 6], 4: [3, 4, 3, 4]}
 # kind, kernel_size, stride, padding, dilation, output_padding
 GEOMETRIES = [
@@ -210,6 +212,7 @@ def test_permuting_the_voxels_permutes_the_map():
 
 def test_voxels_are_looked_at_once_and_again_after_a_change(monkeypatch):
     looks = []
+    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
     monkeypatch.setattr(VoxelGrid, "check_inside", lambda self, indices: looks.append(len(indices)))
     indices = voxels(SHAPES[2])
     down = made(indices, SHAPES[2], GEOMETRIES[3])
@@ -319,3 +322,32 @@ def test_pairs_are_counted_once():
     found = kernel_map(line, [6], 1, kernel_size=3)
     assert found.num_pairs == found.pairs.shape[1] == 5
     assert found.inverse.num_pairs == 5
+
+
+def test_groups_of_every_size_need_one_count(monkeypatch):
+    found = made(voxels(SHAPES[2]), SHAPES[2], ("strided", 3, 2, 1, 1, 0))
+    maker = kernel_maps._maker(found.indices)
+    calls, count = [], maker.count
+    monkeypatch.setattr(maker, "count", lambda table: calls.append(table) or count(table))
+    back = found.inverse
+    assert found.num_pairs == back.num_pairs == found.pairs.shape[1]
+    for size in (1, 3, 64):
+        assert back.grouped(size).MAPX is found.grouped(size).MAPY
+    assert len(calls) == 1
+
+
+def test_groups_without_a_count_count():
+    found = made(voxels(SHAPES[2]), SHAPES[2], GEOMETRIES[1])
+    grouped = found.grouped(5)
+    assert found.num_pairs == (grouped.MAPX >= 0).sum() == found.pairs.shape[1]
+    moved = found.to("cpu")
+    assert moved.num_pairs == found.num_pairs
+    assert torch.equal(moved.grouped(5).MAPX, grouped.MAPX)
+
+
+def test_what_is_made_in_inference_mode_trains():
+    found = made(voxels(SHAPES[2]), SHAPES[2], ("strided", 3, 2, 1, 1, 0))
+    with torch.inference_mode():
+        made_there = [found.neighbours, *vars(found.grouped(4)).values()]
+        flipped = made(found.indices, SHAPES[2], GEOMETRIES[1]).inverse.neighbours
+    assert not any(tensor.is_inference() for tensor in (*made_there, flipped))

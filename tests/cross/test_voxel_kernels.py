@@ -1,26 +1,35 @@
-"""The voxel hash's kernels compile for GPUs that are not there, with int32 and int64 keys."""
+"""The kernels of the voxel hash and of its pairs compile for GPUs that are not there, with int32 and int64 keys."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from insum_ops.formats import voxel_pair_kernels as pairs
 from insum_ops.formats.voxel_kernels import insert, look_up
+from insum_ops.formats.voxel_pairs import TILE, WARPS, _tiling
 
 SIZES = ("count", "batch_size", "size0", "size1", "size2", "size3", "last_slot", "stride_row")
 
 
 def compiled(kernel, sm, key, axes, **flags):
     constants = {"AXES": axes, "V": 27, "BLOCK": 256, "stride_column": 1, **flags}
-    types = {"keys_ptr": f"*{key}", "indices_ptr": f"*{key}", **dict.fromkeys(SIZES, "i32")}
+    return built(
+        kernel, sm, constants, {"keys_ptr": f"*{key}", "indices_ptr": f"*{key}", **dict.fromkeys(SIZES, "i32")}
+    )
+
+
+def built(kernel, sm, constants, types, warps=4):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
     source = ASTSource(
         fn=kernel, signature=signature, constexprs={(names.index(name),): value for name, value in constants.items()}
     )
-    return triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": 4})
+    return triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": warps})
 
 
 @pytest.mark.parametrize("sm", [80, 90])
@@ -32,3 +41,18 @@ def test_the_hash_compiles(sm, key, to_coarse):
     searching = compiled(look_up, sm, key, axes, TO_COARSE=to_coarse)
     assert "atom" in inserting.asm["ptx"]
     assert "atom" not in searching.asm["ptx"]
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("volume", [1, 27, 343])
+def test_the_kernels_of_pairs_compile(sm, volume):
+    taps, rows, _, _ = _tiling(100_000, volume)
+    assert taps * rows == TILE
+    sizes = dict.fromkeys(("rows", "span", "group_size", "entries"), "i32")
+    constants = {"V": volume, "TAPS": taps, "ROWS": rows}
+    counting = built(pairs.count, sm, constants, sizes, WARPS)
+    grouping = built(pairs.group, sm, {**constants, "ALL_TAPS": 1 << (volume - 1).bit_length()}, sizes, WARPS)
+    swapping = built(pairs.swap, sm, {"V": volume, "BLOCK": 1024}, sizes)
+    assert re.search(r"\b(atom|red)\b", counting.asm["ptx"])
+    assert not re.search(r"\b(atom|red)\b", grouping.asm["ptx"] + swapping.asm["ptx"])
+    assert max(kernel.metadata.shared for kernel in (counting, grouping, swapping)) <= 48 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import gcd, prod
 
 from .errors import FormatError
@@ -58,6 +59,14 @@ class Geometry:
     def reached(self) -> int:
         """To how many coarse cells one fine cell belongs at most."""
         return prod(-(-kernel * gcd(stride, dilation) // stride) for kernel, stride, _, dilation in self.axes)
+
+    @cached_property
+    def rarity(self) -> Sizes:
+        """The rank of each tap, from the centre outwards: on surfaces far taps meet a voxel less often than near ones."""
+        taps = list(product(*map(range, self.kernel_size)))
+        far = [sum(abs(2 * at - size + 1) for at, size in zip(tap, self.kernel_size)) for tap in taps]
+        order = sorted(range(len(taps)), key=lambda tap: (far[tap], tap))
+        return tuple(sorted(range(len(taps)), key=order.__getitem__))
 
     def coarse_shape(self, fine: Sizes) -> Sizes:
         """What `nn.Conv3d` makes of a grid of this shape."""

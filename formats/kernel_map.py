@@ -22,8 +22,9 @@ try:
 except ImportError:  # no Triton, not on Linux: sorting does it
     voxel_hash = None  # type: ignore[assignment]
 
-__all__ = ["GroupedMap", "KernelMap", "kernel_map"]
+__all__ = ["GroupedMap", "KernelMap", "TiledMap", "kernel_map"]
 
+MOST_TAPS = 40  # whose set is the bits of one sorting key, with the number of a stretch of rows above them
 KINDS = ("subm", "strided", "transposed")
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
@@ -47,6 +48,21 @@ class GroupedMap:
         return torch.where(found < first[1:, None], found, -1)
 
 
+@dataclass(frozen=True, eq=False)
+class TiledMap:
+    """`Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]`: outputs that need the same taps side by side.
+
+    ROW holds every output once, those of a tile in a row of its own. p counts the taps that a tile needs: of all
+    rows times all taps a third or less, where a cloud is a surface.
+    """
+
+    ROW: Tensor  # [T, Q]  int32: output voxels of each tile; a last tile that is not full ends in -1
+    TILE: Tensor  # [P]     int32, ascending
+    NBR: Tensor  # [P, Q]  int32: input voxel of each row, -1 where it has none
+    TAP: Tensor  # [P]     int32
+    pointers: Tensor  # [T+1]   int32: tile t has the taps pointers[t] to pointers[t+1] - 1
+
+
 @dataclass(eq=False)
 class _Tables:
     """What is known about a map, by side: 0 gathers for its outputs, 1 for its inputs."""
@@ -57,6 +73,7 @@ class _Tables:
     num_pairs: int | None = None
     counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
     grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
+    tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
 
     def of(self, side: int) -> Tensor:
         found = self.neighbours[side]
@@ -85,6 +102,11 @@ class _Tables:
         self.num_pairs = sum(per_tap)
         groups = sum(-(-pairs // group_size) for pairs in per_tap)
         return GroupedMap(*_maker(table).group(table, counts, groups, group_size))
+
+    @torch.inference_mode(False)
+    def tile(self, side: int, rarity: tuple[int, ...], tile_size: int) -> TiledMap:
+        table = self.of(side)
+        return TiledMap(*_maker(table).tile(table, rarity, tile_size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -179,11 +201,25 @@ class KernelMap:
             known[self._side, group_size] = found
         return found
 
+    def tiled(self, tile_size: int = 128) -> TiledMap:
+        """The outputs in tiles of `tile_size` that need the same taps, as far as there are as many."""
+        if not 1 <= self.volume <= MOST_TAPS:
+            raise FormatError(f"the kernel has {self.volume} taps; tiles are made for at most {MOST_TAPS}")
+        tables, key = self._tables, (self._side, tile_size)
+        found = tables.tiled.get(key)
+        if found is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps
+            first = self.inverse.tiled(tile_size)
+            found = tables.tiled[key] = replace(first, TAP=self.volume - 1 - first.TAP)
+        elif found is None:
+            rarity = Geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
+            found = tables.tiled[key] = tables.tile(self._side, rarity, tile_size)
+        return found
+
     def to(self, device: torch.device | str) -> KernelMap:
         """The same map in another device's memory."""
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
         kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
-        tables = replace(self._tables, neighbours=kept, counts=None, grouped={})
+        tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={})
         return replace(self, **moved, _tables=tables, _inverse=[])
 
     def __getstate__(self) -> dict[str, Any]:

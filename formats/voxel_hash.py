@@ -16,8 +16,9 @@ from .geometry import Geometry
 from .voxel_grid import VoxelGrid
 from .voxel_kernels import insert, look_up
 from .voxel_pairs import count, group, on_device_of, swap
+from .voxel_tiles import tile
 
-__all__ = ["count", "find", "generate", "group", "swap"]
+__all__ = ["count", "find", "generate", "group", "swap", "tile"]
 
 BLOCK = 256
 SPARE = 2  # slots per key: half the table stays free, so that a search ends after a slot or two

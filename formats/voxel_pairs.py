@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import voxel_pair_kernels as kernels
 
-__all__ = ["count", "group", "on_device_of", "swap"]
+__all__ = ["count", "group", "on_device_of", "power_of_2", "swap"]
 
 TILE = 4096  # entries of a table that a program looks at at once
 MOST_TAPS = 32  # of them side by side
@@ -42,7 +42,7 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
         with on_device_of(table):
             kernels.group[grid](
                 MAPX, MAPY, MAPZ, table, counts, rows, span, group_size,
-                V=volume, ALL_TAPS=_power_of_2(volume), TAPS=taps, ROWS=step, num_warps=WARPS,
+                V=volume, ALL_TAPS=power_of_2(volume), TAPS=taps, ROWS=step, num_warps=WARPS,
             )  # fmt: skip
     return MAPX, MAPY, MAPZ
 
@@ -59,13 +59,13 @@ def swap(table: Tensor, rows: int) -> Tensor:
 
 def _tiling(rows: int, volume: int) -> tuple[int, int, int, tuple[int, int]]:
     """Taps and rows of a tile, rows of a block, and how many tiles of taps and blocks of rows there are."""
-    taps = min(MOST_TAPS, _power_of_2(volume))
+    taps = min(MOST_TAPS, power_of_2(volume))
     step = TILE // taps
     span = step * max(1, -(-rows // (step * MOST_BLOCKS)))
     return taps, step, span, (-(-volume // taps), -(-rows // span))
 
 
-def _power_of_2(least: int) -> int:
+def power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 

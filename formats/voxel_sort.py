@@ -8,7 +8,9 @@ from torch import Tensor
 from .geometry import Geometry
 from .voxel_grid import VoxelGrid
 
-__all__ = ["count", "find", "generate", "group", "swap"]
+__all__ = ["count", "find", "generate", "group", "swap", "tile"]
+
+STRETCH, MOST_STRETCHES = 65_536, 16
 
 
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Tensor:
@@ -75,6 +77,29 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
     own = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
     MAPX, MAPY = (_placed(values, place, groups * group_size).view(groups, group_size) for values in (own, found))
     return MAPX, MAPY, MAPZ
+
+
+def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
+    rows, volume, device = *table.shape, table.device
+    tiles = -(-rows // size)
+    keys = ((table >= 0).long() << torch.tensor(bits, device=device)).sum(1)
+    keys += torch.arange(rows, device=device) // stretch(rows) << volume
+    order = keys.sort(stable=True).indices
+    ROW = torch.full((tiles * size,), -1, dtype=torch.int32, device=device)
+    ROW[:rows] = order.int()
+    sorted_table = torch.full((tiles * size, volume), -1, dtype=torch.int32, device=device)
+    sorted_table[:rows] = table[order]
+    by_tile = sorted_table.view(tiles, size, volume).transpose(1, 2)
+    needs = (by_tile >= 0).any(2)
+    TILE, TAP = needs.nonzero().int().T.contiguous()
+    firsts = torch.cat([TILE.new_zeros(1), needs.sum(1).cumsum(0).int()])
+    return ROW.view(tiles, size), TILE, by_tile[needs], TAP, firsts
+
+
+def stretch(rows: int) -> int:
+    """Rows that are sorted among themselves: neighbours stay near one another, so that a cache holds them."""
+    return max(STRETCH, 1 << (max(-(-rows // MOST_STRETCHES), 1) - 1).bit_length())
 
 
 def swap(table: Tensor, rows: int) -> Tensor:

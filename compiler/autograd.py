@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from .carried import as_memory
-from .gradients import gradient_of, is_sum, values_gradient, winner_places
+from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .op import run_plain, run_plain_with_winners
-from .pipeline import has_kernels
-from .ready import SparseCall, find, is_transformed, is_watched, may_autocast, remember, remember_sparse, run_found
+from .pipeline import Plan, has_kernels
+from .ready import (
+    find,
+    is_transformed,
+    is_watched,
+    may_autocast,
+    remember,
+    remember_sparse,
+)
+from .ready_call import SparseCall
 from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, is_sparse
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
@@ -35,14 +43,12 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
         return None
     call, form, wants_grad = found
     if not wants_grad:
-        return run_found(found, operands)
+        return call(list(operands.values()), []) if form is None else call(form, operands)  # type: ignore[no-any-return]
     if not call.is_sum:
         return None
     if form is None:
-        return _Plain.apply(expr, ",".join(operands), size, "", [], *operands.values())  # type: ignore[no-any-return]
+        return _Plain.apply(expr, ",".join(operands), size, "", [], call, *operands.values())  # type: ignore[no-any-return]
     dense = {name: operand for name, operand in operands.items() if operand is not form}
-    if not any([tensor.requires_grad for tensor in dense.values()]):
-        return None
     name = next(name for name in operands if name not in dense)
     return _Sparse.apply(expr, name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
 
@@ -81,7 +87,7 @@ def _evaluate_plain(
         return transformed(_evaluate_plain, expr, names, size, values, fact, list(facts))
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         function = _Plain if is_sum(expr) else _Extremum
-        return function.apply(expr, names, size, fact, list(facts), *values)  # type: ignore[no-any-return]
+        return function.apply(expr, names, size, fact, list(facts), None, *values)  # type: ignore[no-any-return]
     return run_plain(expr, names, size, values, fact, list(facts))
 
 
@@ -96,10 +102,13 @@ class _Plain(torch.autograd.Function):
         size: Sequence[int] | None,
         fact: str,
         facts: list[Tensor],
+        plan: Plan | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
+        if plan is not None:
+            return plan(list(tensors), facts)  # type: ignore[return-value]
         return run_plain(expr, names, size, list(tensors), fact, facts)
 
     @staticmethod
@@ -118,6 +127,7 @@ class _Extremum(torch.autograd.Function):
         size: Sequence[int] | None,
         fact: str,
         facts: list[Tensor],
+        plan: Plan | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
@@ -133,12 +143,12 @@ class _Extremum(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, operands: Mapping[str, Tensor], upstream: Tensor) -> Any:
-    wanted = ctx.needs_input_grad[5:]
+    wanted = ctx.needs_input_grad[6:]
     grads = [
         gradient_of(evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
         for at, name in enumerate(ctx.names.split(","))
     ]
-    return None, None, None, None, None, *grads
+    return None, None, None, None, None, None, *grads
 
 
 def _evaluate_sparse(
@@ -205,12 +215,6 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         values, *rest = ctx.saved_tensors
         form = ctx.form if ctx.form.values is values else ctx.form.with_values(values)
-        dense = dict(zip(ctx.names, rest))
-        wants_values, *wanted = ctx.needs_input_grad[6:]
-        d_values = values_gradient(evaluate, ctx.expr, ctx.name, form, dense, upstream) if wants_values else None
-        operands = {ctx.name: form, **dense}
-        grads = [
-            gradient_of(evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
-            for at, name in enumerate(dense)
-        ]
-        return None, None, None, None, None, None, d_values, *grads
+        wanted = ctx.needs_input_grad[6:]
+        grads = gradients_of(evaluate, ctx.expr, ctx.name, form, dict(zip(ctx.names, rest)), upstream, wanted)
+        return None, None, None, None, None, None, *grads

@@ -11,11 +11,12 @@ from torch import Tensor
 from .differentiate import Term, tangent_terms, terms, winners
 from .parse import parse
 from .ranges import remember_range
-from .ready import find_values_gradient, remember_values_gradient
+from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
+from .ready_call import Backward, SparseCall
 from .recipes import recipe_for
 from .sparse import SparseFormat
 
-__all__ = ["gradient_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
+__all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
 
 Operand = Any  # a Tensor or a SparseFormat
 Evaluate = Callable[[str, Mapping[str, Operand], tuple[int, ...]], Tensor]
@@ -101,6 +102,61 @@ def values_gradient(
     if key is not None:
         remember_values_gradient(key, form, derived, how, needed, upstream_as, {**dense, upstream_as: upstream})
     return result
+
+
+def gradients_of(
+    evaluate: Evaluate,
+    expr: str,
+    name: str,
+    form: SparseFormat,
+    dense: Mapping[str, Tensor],
+    upstream: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """d loss / d values of the format `name`, then d loss / d each dense tensor; None where it is not wanted."""
+    key, known = find_backward(expr, form, dense, upstream, wanted)
+    if known is not None:
+        return known(form, dense, upstream)
+    d_values = values_gradient(evaluate, expr, name, form, dense, upstream) if wanted[0] else None
+    operands = {name: form, **dense}
+    grads = [
+        gradient_of(evaluate, expr, other, operands, upstream) if is_wanted else None
+        for other, is_wanted in zip(dense, wanted[1:])
+    ]
+    if key is not None:
+        backward = _backward(expr, name, form, dense, upstream, wanted)
+        if backward is not None:
+            remember_backward(key, form, backward)
+    return [d_values, *grads]
+
+
+def _backward(
+    expr: str,
+    name: str,
+    form: SparseFormat,
+    dense: Mapping[str, Tensor],
+    upstream: Tensor,
+    wanted: tuple[bool, ...],
+) -> Backward | None:
+    """The calls that gave the gradients, found again; None: one of them is no single call."""
+    values = find_values_gradient(expr, form, dense, upstream)[1] if wanted[0] else None
+    if wanted[0] and values is None:
+        return None
+    operands, calls = {name: form, **dense}, list[tuple[SparseCall | None, str] | None]()
+    for other, is_wanted in zip(dense, wanted[1:]):
+        parts, is_seed = _terms(expr, other) if is_wanted else ((), False)
+        if not is_wanted or (is_seed and not parts):
+            calls.append((None, "") if is_wanted else None)
+            continue
+        if is_seed or len(parts) != 1:
+            return None
+        derived, upstream_as, others = parts[0]
+        needed = {upstream_as: upstream, **{key: operands[key] for key in others}}
+        found = find(derived, needed, tuple(dense[other].shape))
+        if found is None or found[1] is None:
+            return None
+        calls.append((found[0], upstream_as))
+    return Backward(values, calls, (form.values.dtype, *[tensor.dtype for tensor in dense.values()]))
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,13 +16,14 @@ from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
-from .launch import INTERPRETED, Launcher
+from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .schedule import strategies
 
 __all__ = [
+    "Plan",
     "has_kernels",
     "may_round_sums",
     "plan_for",
@@ -118,23 +119,21 @@ class Plan:
             runner = self.runners[key] = self.runner(tensors, facts)
         return runner(tensors, facts)
 
-    def launcher(self, tensors: list[Tensor]) -> Launcher | None:
-        """The kernel that runs on tensors like these, if it is known and writes all of its output by itself.
-
-        A kernel sees memory, not shapes, so a tensor stands for its views here.
-        """
-        runner = self.runners.get(self.variant(tensors))
-        return runner if isinstance(runner, Launcher) and runner.is_covered and not runner.wants_winners else None
-
     def variant(self, tensors: list[Tensor]) -> object:
         """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range."""
+        return self.with_rounding(self.padded(tensors)) if self.is_half else self.padded(tensors)
+
+    def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
         flags: tuple[bool, ...] = ()
         for number, extent in self.pointed:
             low, high = remembered_range(tensors[number])
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
             flags += (low < 0,)
-        return (flags, may_round_sums(self.bound.dtype)) if self.is_half else flags
+        return flags
+
+    def with_rounding(self, padded: tuple[bool, ...]) -> object:
+        return padded, may_round_sums(self.bound.dtype)
 
     def problem(self, tensors: list[Tensor], facts: list[Tensor]) -> Problem:
         named = dict(zip(self.names, tensors))

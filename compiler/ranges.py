@@ -13,7 +13,7 @@ from torch import Tensor
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
-__all__ = ["check_ranges", "remember_range", "remembered_range", "segment_lengths", "value_range"]
+__all__ = ["check_ranges", "known_version", "remember_range", "remembered_range", "segment_lengths", "value_range"]
 
 _REMEMBERED = "_insum_value_range"
 
@@ -55,6 +55,11 @@ def _known(index: Tensor) -> tuple[int, int] | None:
     return known[2] if is_own else None  # type: ignore[index]
 
 
+def known_version(index: Tensor) -> int | None:
+    """The version of a tensor that was read as it is now; None: it was not, or does not tell when it changes."""
+    return None if _known(index) is None else index._version
+
+
 def _keep(index: Tensor, values: tuple[int, int]) -> None:
     if not index.is_inference():  # which does not tell when it changes
         setattr(index, _REMEMBERED, _Read(ref(index), index._version, values))
@@ -80,6 +85,11 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
         known = (len(pointers) - 1, longest)
         setattr(pointers, _REMEMBERED, known)
     return known
+
+
+def remember_segments(pointers: Tensor, longest: int) -> None:
+    """No segment is longer than that: nothing needs to be read."""
+    setattr(pointers, _REMEMBERED, (len(pointers) - 1, longest))
 
 
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:

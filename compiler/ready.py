@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,23 +11,29 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .pipeline import Plan, plan_for
+from .ready_call import Backward, Final, PlainCall, SparseCall, ValuesGradient
 from .sparse import Recipe, SparseFormat
 
 __all__ = [
     "PLAIN",
     "Found",
-    "SparseCall",
     "find",
+    "find_backward",
+    "find_pinned",
+    "find_standing",
     "find_values_gradient",
+    "is_free",
     "is_transformed",
     "is_watched",
     "is_wrapped",
     "may_autocast",
     "outside_transforms",
     "remember",
+    "remember_backward",
+    "remember_pinned",
     "remember_sparse",
+    "remember_standing",
     "remember_values_gradient",
-    "run_found",
 ]
 
 CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
@@ -60,6 +64,13 @@ def is_transformed() -> bool:
     return _transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
 
+def is_free() -> bool:
+    """Nobody watches, casts or carries derivatives forward: a call like one before may go straight to its plan."""
+    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
+        return False
+    return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
+
+
 @contextmanager
 def outside_transforms() -> Iterator[None]:
     """What is made here outlives the call: it is no part of a transform, and good for training too."""
@@ -69,9 +80,7 @@ def outside_transforms() -> Iterator[None]:
 
 def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Found | None:
     """A call like one that is remembered; None: there is none, or somebody watches."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
-        return None
-    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which its plan would lose
+    if not is_free():
         return None
     try:
         key, form, wants_grad = _key(expr, operands, size)
@@ -81,18 +90,11 @@ def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> 
     return None if call is None else (call, form, wants_grad and torch.is_grad_enabled())
 
 
-def run_found(found: Found, operands: Mapping[str, Any]) -> Tensor:
-    call, form, _ = found
-    return call(list(operands.values()), []) if form is None else call(form, operands)  # type: ignore[no-any-return]
-
-
 def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:
     """Calls over plain tensors like these need no second look."""
     key, form, _ = _key(expr, tensors, size)
     if key is not None and form is None:
-        if len(_plans) >= CALLS:
-            _plans.clear()
-        _plans[key] = plan_for(expr, ",".join(tensors), size, list(tensors.values()), "")
+        _keep(_plans, key, plan_for(expr, ",".join(tensors), size, list(tensors.values()), ""))
 
 
 def remember_sparse(
@@ -109,29 +111,17 @@ def remember_sparse(
     if key is None or form is None:
         return
     plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
-    fixed, moving = _sorted_out(how, tensors, operands)
-    fixed[list(tensors).index(how.values)] = None
-    is_whole = math.prod(how.size) == math.prod(how.final)
-    final = _contiguous(how.final) if is_whole else None
-    values_at = list(tensors).index(how.values)
-    _keep(form, key, SparseCall(plan, how, group_dim, values_at, fixed, moving, facts, final))
+    _keep(form.memory, key, SparseCall(plan, how, group_dim, tensors, operands, facts))
 
 
 def find_values_gradient(
     expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
 ) -> tuple[object, ValuesGradient | None]:
     """What the gradient of the values is remembered by, None where somebody watches, and what is remembered."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
+    if not is_free() or torch.is_grad_enabled():
         return None, None
-    if forward_ad._current_level >= 0:
-        return None, None
-    parts: list[Any] = ["values", expr, _precision(), _is_deterministic()]
-    for tensor in (upstream, form.values, *dense.values()):
-        if type(tensor) not in PLAIN or (tensor.requires_grad and torch.is_grad_enabled()) or tensor.is_neg():
-            return None, None
-        parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-    key = tuple(parts)
-    return key, form.memory.get(key)
+    key = _layouts(("values", expr), (upstream, form.values, *dense.values()))
+    return key, None if key is None else form.memory.get(key)
 
 
 def remember_values_gradient(
@@ -144,110 +134,84 @@ def remember_values_gradient(
     operands: Mapping[str, Tensor],
 ) -> None:
     """`derived` over `needed` is the gradient of the values; `operands` are dense ones and the upstream gradient."""
-    views = (*how.views, (upstream_as, upstream_as, how.output_splits))
-    fixed, moving = _sorted_out(replace(how, views=views), needed, operands)
-    plan = plan_for(derived, ",".join(needed), tuple(form.values.shape), list(needed.values()), "")
-    final = _contiguous(tuple(form.values.shape))
-    _keep(form, key, ValuesGradient(plan, how, upstream_as, fixed, moving, final))
+    size = tuple(form.values.shape)
+    plan = plan_for(derived, ",".join(needed), size, list(needed.values()), "")
+    _keep(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
 
 
-def _keep(form: SparseFormat, key: object, call: object) -> None:
-    if len(form.memory) >= CALLS:
-        form.memory.clear()
-    form.memory[key] = call
+def find_backward(
+    expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor, wanted: tuple[bool, ...]
+) -> tuple[object, Backward | None]:
+    """The same for all gradients that are `wanted` at once: of the values, then of each dense tensor."""
+    if not is_free() or torch.is_grad_enabled():
+        return None, None
+    key = _layouts(("backward", expr, wanted), (upstream, form.values, *dense.values()))
+    return key, None if key is None else form.memory.get(key)
 
 
-Moving = tuple[tuple[int, str, Any, "tuple[int, ...] | None"], ...]  # (place, the user's name, splits, shape if a view)
+def remember_backward(key: object, form: SparseFormat, backward: Backward) -> None:
+    _keep(form.memory, key, backward)
 
 
-def _sorted_out(
-    how: Recipe, tensors: Mapping[str, Tensor], operands: Mapping[str, Any]
-) -> tuple[list[Tensor | None], Moving]:
-    """A statement's tensors: those that belong to the pattern, and those that come anew with each call."""
-    views = {name: (original, splits) for name, original, splits in how.views}
-    fixed: list[Tensor | None] = []
-    moving = []
-    for at, (name, tensor) in enumerate(tensors.items()):
-        fixed.append(None if name in views else tensor)
-        if name in views:
-            original, splits = views[name]
-            given = operands[original]
-            is_view = tensor.data_ptr() == given.data_ptr() and tensor.numel() == given.numel()
-            moving.append((at, original, splits, tuple(tensor.shape) if splits and is_view else None))
-    return fixed, tuple(moving)
+def find_standing(
+    expr: str, form: SparseFormat, tensors: Sequence[Tensor | None]
+) -> tuple[object, tuple[SparseCall, Final] | None]:
+    """A call to which `tensors` stand for views of them, as a vector for the matrix that it is expanded to."""
+    if not is_free():
+        return None, None
+    key = _layouts(("standing", expr), (form.values, *tensors))
+    return key, None if key is None else form.memory.get(key)
 
 
-def _run(
-    plan: Plan,
-    how: Recipe,
-    tensors: list[Any],
-    moving: Moving,
-    operands: Mapping[str, Any],
-    facts: list[Tensor],
-    final: Final | None,
-) -> Tensor:
-    """Give each moving tensor its place and run, without making views where a kernel would not notice."""
-    for at, name, _, _ in moving:
-        tensors[at] = operands[name]
-    launcher = plan.launcher(tensors) if final is not None else None
-    if launcher is not None and final is not None and all([shape is not None or not s for _, _, s, shape in moving]):
-        return launcher.into(*final, tensors, facts)
-    for at, _, splits, shape in moving:
-        if shape is not None:
-            tensors[at] = tensors[at].view(shape)
-        elif splits:
-            tensors[at] = how.split(tensors[at], splits)
-    output: Any = plan(tensors, facts)  # a plan without winners returns one tensor
-    return output if final is None else output.view(final[0])  # type: ignore[no-any-return]
+def remember_standing(key: object, form: SparseFormat, call: SparseCall, final: Final) -> None:
+    if call.is_direct:  # a kernel reads the memory of what stands there, whatever its shape
+        _keep(form.memory, key, (call, final))
 
 
-Final = tuple[tuple[int, ...], tuple[int, ...]]  # an output's shape and strides
+def find_pinned(memory: Mapping[Any, Any], expr: str, moving: Mapping[str, Tensor]) -> tuple[object, PlainCall | None]:
+    """A call over plain tensors of which all but the `moving` ones stay as long as `memory`."""
+    if not is_free() or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in moving.values()])):
+        return None, None
+    key = _layouts(("pinned", expr), moving.values())
+    return key, None if key is None else memory.get(key)
 
 
-def _contiguous(size: tuple[int, ...]) -> Final:
-    return size, torch.empty(size, device="meta").stride()
+def remember_pinned(
+    memory: dict[Any, Any],
+    key: object,
+    expr: str,
+    moving: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    size: Sequence[int] | None,
+    fact: str = "",
+    facts: list[Tensor] | None = None,
+) -> None:
+    tensors = {**moving, **fixed}
+    plan = plan_for(expr, ",".join(tensors), size, list(tensors.values()), fact)
+    _keep(memory, key, PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or []))
 
 
-@dataclass(frozen=True, eq=False)
-class SparseCall:
-    """A format-agnostic statement over one pattern, ready for values and dense tensors."""
-
-    plan: Plan
-    how: Recipe
-    group_dim: int
-    values_at: int
-    fixed: list[Tensor | None]  # the format's coordinates, in the order of the plan's tensors
-    moving: Moving
-    facts: list[Tensor]
-    final: Final | None  # None: blocks are to be cropped
-
-    @property
-    def is_sum(self) -> bool:
-        return self.plan.is_sum
-
-    def __call__(self, form: SparseFormat, operands: Mapping[str, Any]) -> Tensor:
-        tensors: list[Any] = self.fixed.copy()
-        if form.group_dim == self.group_dim:
-            tensors[self.values_at] = form.values
-        else:
-            tensors[self.values_at] = form.flat_values if self.how.source else form.regroup(self.group_dim).values
-        output = _run(self.plan, self.how, tensors, self.moving, operands, self.facts, self.final)
-        return output if self.final is not None else self.how.finish(output)
+def _keep(memory: dict[Any, Any], key: object, call: object) -> None:
+    if len(memory) >= CALLS:
+        memory.clear()
+    memory[key] = call
 
 
-@dataclass(frozen=True, eq=False)
-class ValuesGradient:
-    """The gradient of a format's values in one statement, ready for dense tensors and the upstream gradient."""
-
-    plan: Plan
-    how: Recipe
-    upstream: str  # its name among the operands
-    fixed: list[Tensor | None]
-    moving: Moving
-    final: Final
-
-    def __call__(self, operands: Mapping[str, Tensor]) -> Tensor:
-        return _run(self.plan, self.how, self.fixed.copy(), self.moving, operands, [], self.final)
+def _layouts(marks: tuple[Any, ...], tensors: Iterable[Tensor | None]) -> tuple[Any, ...] | None:
+    """`marks`, the settings, and all of the tensors that decides how a kernel reads them; None: it can't read one."""
+    parts: list[Any] = [*marks, _precision(), _is_deterministic()]
+    try:
+        for tensor in tensors:
+            if tensor is None:
+                parts.append(None)
+                continue
+            shape, strides = tensor.shape, tensor.stride()
+            if type(tensor) not in PLAIN or ((not strides or strides[-1] != 1 or shape[-1] == 1) and tensor.is_neg()):
+                return None
+            parts += (shape, strides, tensor.dtype, tensor.device)
+    except (RuntimeError, AttributeError):  # a tensor without strides, no tensor: others say so
+        return None
+    return tuple(parts)
 
 
 def _key(
@@ -255,8 +219,8 @@ def _key(
 ) -> tuple[tuple[Any, ...] | None, SparseFormat | None, bool]:
     """What decides how a call runs, the format among its operands, and whether one of them requires a gradient."""
     form, wants_grad = None, False
-    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic()]
-    for name, operand in operands.items():
+    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic(), *operands]
+    for operand in operands.values():
         if type(operand) not in PLAIN:
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes
             form, operand = operand, operand.values
@@ -268,5 +232,5 @@ def _key(
         if (not strides or strides[-1] != 1 or shape[-1] == 1) and operand.is_neg():
             return None, None, False
         wants_grad = wants_grad or operand.requires_grad
-        parts += (name, shape, strides, operand.dtype, operand.device)
+        parts += (shape, strides, operand.dtype, operand.device)
     return tuple(parts), form, wants_grad

@@ -62,7 +62,7 @@ class Geometry:
 
     @cached_property
     def rarity(self) -> Sizes:
-        """The rank of each tap, from the centre outwards: on surfaces far taps meet a voxel less often than near ones."""
+        """The rank of each tap, from the centre outwards: on surfaces far taps meet a voxel less often."""
         taps = list(product(*map(range, self.kernel_size)))
         far = [sum(abs(2 * at - size + 1) for at, size in zip(tap, self.kernel_size)) for tap in taps]
         order = sorted(range(len(taps)), key=lambda tap: (far[tap], tap))

@@ -22,7 +22,7 @@ try:
 except ImportError:  # no Triton, not on Linux: sorting does it
     voxel_hash = None  # type: ignore[assignment]
 
-__all__ = ["GroupedMap", "KernelMap", "TiledMap", "kernel_map"]
+__all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map"]
 
 MOST_TAPS = 40  # whose set is the bits of one sorting key, with the number of a stretch of rows above them
 KINDS = ("subm", "strided", "transposed")

@@ -16,10 +16,12 @@ from .compiler.explain import Explanation, Tuning
 from .compiler.explain import explain as _explain
 from .compiler.explain import tune as _tune
 from .compiler.ir import walk
+from .compiler.op import run_plain
 from .compiler.parse import parse
+from .compiler.ready import find_pinned, remember_pinned
 from .compiler.sparse import is_sparse
 
-__all__ = ["Insum", "explain", "insum", "tune"]
+__all__ = ["Insum", "explain", "insum", "insum_beside", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long
@@ -63,6 +65,44 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
 
 
 Insum = insum
+
+
+def insum_beside(
+    memory: dict[Any, Any], expr: str, fixed: Mapping[str, Tensor], size: Sequence[int] | None = None, **tensors: Tensor
+) -> Tensor:
+    """`insum` over tensors of which the `fixed` ones are always the same with this `memory`: only others are compared.
+
+    A change in place of an index tensor among them is still noticed.
+    """
+    key, call = find_pinned(memory, expr, tensors)
+    if call is not None:
+        return call(tensors.values())
+    result = insum(expr, size=size, **tensors, **fixed)
+    if key is not None:
+        remember_pinned(memory, key, expr, tensors, fixed, size)
+    return result
+
+
+def insum_owned(
+    memory: dict[Any, Any],
+    expr: str,
+    fixed: Mapping[str, Tensor],
+    size: Sequence[int],
+    fact: str,
+    facts: list[Tensor],
+    **tensors: Tensor,
+) -> Tensor:
+    """`insum_beside` for who knows which program owns which rows (`schedule.owned_by`); asks for no gradient."""
+    key, call = find_pinned(memory, expr, tensors)
+    if call is not None:
+        return call(tensors.values())
+    if key is None and not torch.compiler.is_compiling():  # somebody watches: the statement means the same without
+        return insum(expr, size=size, **tensors, **fixed)
+    given = {**tensors, **fixed}
+    result = run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
+    if key is not None:
+        remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)
+    return result
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

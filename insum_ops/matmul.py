@@ -10,14 +10,14 @@ from torch.nn.functional import pad
 
 from .compiler.autograd import evaluate
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
-from .compiler.gradients import gradient_of, values_gradient
+from .compiler.gradients import gradients_of
 from .compiler.ready import is_transformed, may_autocast
 from .edges import edges_of
 from .formats.convert import block_grid
 from .formats.sparse_format import SparseFormat
 from .functional import insum
 from .operands import as_format, trained_source
-from .sparse_source import sparse_source
+from .sparse_source import remembered_format, sparse_source
 
 __all__ = ["sddmm", "spmm"]
 
@@ -67,6 +67,10 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if not isinstance(B, Tensor) or B.ndim == 0:
         kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
         raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
+    if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not torch.compiler.is_compiling():
+        known = remembered_format(A)
+        if known is not None:
+            return insum(statements[B.ndim - 1], A=known, B=B)
     if isinstance(A, SparseFormat):
         form = A
     else:
@@ -105,13 +109,11 @@ class _Trained(torch.autograd.Function):
         form = ctx.form
         if torch.is_grad_enabled():  # these gradients are to be differentiated in their turn
             form = form.with_values(ctx.source.slots(listed))
-        d_listed = d_B = None
-        if ctx.needs_input_grad[0]:
-            slots = values_gradient(evaluate, ctx.statement, "A", form, {"B": B}, upstream)
-            d_listed = ctx.source.like(listed.detach(), slots)
-        if ctx.needs_input_grad[2]:
-            d_B = gradient_of(evaluate, ctx.statement, "B", {"A": form, "B": B}, upstream)
-        return d_listed, None, d_B, None
+        wants_listed, _, wants_B, _ = ctx.needs_input_grad
+        slots, d_B = gradients_of(evaluate, ctx.statement, "A", form, {"B": B}, upstream, (wants_listed, wants_B))
+        if slots is not None:
+            slots = ctx.source.like(listed.detach() if torch.is_grad_enabled() else listed, slots)
+        return slots, None, d_B, None
 
 
 def _refuse_tracing(name: str) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .compiler.errors import ShapeError
 from .compiler.pipeline import may_round_sums, uses_tensor_cores
-from .compiler.ranges import remember_range
+from .compiler.ranges import remember_range, remember_segments
 from .compiler.ready import is_transformed, may_autocast, outside_transforms
-from .formats.kernel_map import KernelMap
-from .functional import insum
+from .formats.kernel_map import MOST_TAPS, KernelMap
+from .functional import insum, insum_beside, insum_owned
 from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, KernelViews, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "neighbours", "sparse_conv3d"]
@@ -28,6 +28,12 @@ GROUPED = (
     "Out[MAPX[p,q],g,m] += In[MAPY[p,q],g,c] * Weight[MAPZ[p],g,c,m]",
     "Out[MAPX[p,q],g] += In[MAPY[p,q],g] * Weight[MAPZ[p],g]",
 )
+TILED = (
+    "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]",
+    "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * Weight[TAP[p],g,c,m]",
+    "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * Weight[TAP[p],g]",
+)
+OWNED = "ROW.TILE"
 WEIGHT_GRADIENT = (
     "dWeight[MAPZ[p],c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
     "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
@@ -54,6 +60,7 @@ Settings = tuple[torch.dtype, bool, bool, object]
 STATIONARY_CHANNELS = 128
 FULL_ENOUGH = 0.3  # of a table's entries
 GROUP_SIZE = 128
+TILE_SIZE = 128
 GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
 GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
@@ -104,20 +111,30 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
 
-def is_stationary(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether outputs gather their inputs, or groups of pairs add to their outputs."""
+Form = tuple[str, str, str]
+
+
+def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
+    """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
+    has_tiles = device.type == "cuda" and kernel_map.volume <= MOST_TAPS and kernel_map.num_outputs > 0
     if torch.are_deterministic_algorithms_enabled():
-        return True
+        return TILED if has_tiles else STATIONARY
     if device.type == "cpu":  # pairs alone are visited there, whatever is absent
-        return False
+        return GROUPED
+    if FORM is not None:
+        return FORM
     if not uses_tensor_cores(dtype):
-        return False
+        return GROUPED
     most, all_of_them = kernel_map.num_inputs * kernel_map.most_per_input, kernel_map.num_outputs * kernel_map.volume
     if most < FULL_ENOUGH * all_of_them:
-        return False
+        return GROUPED
     if dtype in HALF and not may_round_sums(dtype):
-        return True
-    return channels <= STATIONARY_CHANNELS and kernel_map.num_pairs >= FULL_ENOUGH * all_of_them
+        return STATIONARY
+    is_full = kernel_map.num_pairs >= FULL_ENOUGH * all_of_them
+    return STATIONARY if channels <= STATIONARY_CHANNELS and is_full else GROUPED
+
+
+FORM: Form | None = None
 
 
 def _convolve(
@@ -155,10 +172,16 @@ def _run(
         if known is None or known.settings != _settings(features.dtype, views.stamp):
             known = kernel_map.memory[key] = _prepare(features, Weight, bias, kernel_map, views.stamp)
         call = known
-    if len(call.shape) == 2:
-        return insum(call.statement, size=call.shape, In=features, Weight=Weight, **call.operands)
-    In = features.unflatten(1, (groups, -1))
-    return insum(call.statement, size=call.shape, In=In, Weight=Weight, **call.operands).flatten(1)
+    is_flat = len(call.shape) == 2
+    In = features if is_flat else features.unflatten(1, (groups, -1))
+    if call.facts:
+        given = call.memory, call.statement, call.operands, call.shape, OWNED, call.facts
+        Out = insum_owned(*given, In=In, Weight=Weight)
+    elif views is None:
+        Out = insum(call.statement, size=call.shape, In=In, Weight=Weight, **call.operands)
+    else:
+        Out = insum_beside(call.memory, call.statement, call.operands, call.shape, In=In, Weight=Weight)
+    return Out if is_flat else Out.flatten(1)
 
 
 class _Call(NamedTuple):
@@ -168,6 +191,8 @@ class _Call(NamedTuple):
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
     settings: Settings
+    memory: dict[Any, Any]  # of how it runs
+    facts: list[Tensor]  # where each tile's taps begin, if outputs are in tiles
 
 
 def _settings(dtype: torch.dtype, stamp: object) -> Settings:
@@ -181,11 +206,32 @@ def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: 
     kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
     channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
-    is_table = is_stationary(kernel_map, channels, features.dtype, features.device)
-    operands = dict(neighbours(kernel_map) if is_table else _maps(kernel_map, GROUP_SIZE))
+    form = form_of(kernel_map, channels, features.dtype, features.device)
+    facts: list[Tensor] = []
+    if form is TILED:
+        operands, facts = _tiles(kernel_map)
+    else:
+        operands = neighbours(kernel_map) if form is STATIONARY else _maps(kernel_map, GROUP_SIZE)
+    operands = dict(operands)
     if bias is not None:
         operands["Out"] = (bias.view(shape[1:]) if kind == IN_GROUPS else bias).expand(shape)
-    return _Call((STATIONARY if is_table else GROUPED)[kind], shape, operands, _settings(features.dtype, stamp))
+    return _Call(form[kind], shape, operands, _settings(features.dtype, stamp), {}, facts)
+
+
+def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The map in tiles, for a statement, and its facts."""
+    known: tuple[dict[str, Tensor], list[Tensor]] | None = kernel_map.memory.get("tiles")
+    if known is None:
+        with outside_transforms():
+            tiled = kernel_map.tiled(TILE_SIZE)
+        _remember(tiled.ROW, -1 if kernel_map.num_outputs % TILE_SIZE else 0, kernel_map.num_outputs)
+        _remember(tiled.TILE, 0, len(tiled.ROW))
+        _remember(tiled.NBR, -1, kernel_map.num_inputs)
+        _remember(tiled.TAP, 0, kernel_map.volume)
+        remember_segments(tiled.pointers, kernel_map.volume)
+        operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
+        known = kernel_map.memory["tiles"] = operands, [tiled.pointers]
+    return known
 
 
 def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
@@ -271,7 +317,8 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     else:
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
         maps = _maps(kernel_map, GROUP_SIZE_OF_SUMS)
-        dWeight = insum(WEIGHT_GRADIENT[kind], size=(kernel_map.volume, *channels), In=In, dOut=dOut, **maps)
+        size = (kernel_map.volume, *channels)
+        dWeight = insum_beside(kernel_map.memory, WEIGHT_GRADIENT[kind], maps, size, In=In, dOut=dOut)
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from insum_ops import explain
 from insum_ops.formats import sparse_format
-from insum_ops.nn import BlockSparseLinear, block_sparse_linear
+from insum_ops.nn import BlockSparseLinear, linear_product
 
 # in_features, out_features, block_size
 SHAPES = (
@@ -171,8 +171,8 @@ def test_the_bias_is_read_in_place_and_never_copied_for_every_token(monkeypatch,
         seen.append((tensors["Y"].stride(), tensors["Y"].dtype))
         return insum(expr, **tensors)
 
-    insum = block_sparse_linear.insum
-    monkeypatch.setattr(block_sparse_linear, "insum", watched)
+    insum = linear_product.insum
+    monkeypatch.setattr(linear_product, "insum", watched)
     layer = made(*features, 16, dtype=torch.float32)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         layer(random_input(layer, 5))

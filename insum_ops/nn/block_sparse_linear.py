@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
 from ..formats import BlockCOO
-from ..functional import insum
 from .known_weight import KnownWeight, known_weight
+from .linear_product import EXPR, product
 from .patterns import (
     block_grid,
     block_norms,
@@ -64,7 +64,7 @@ Y[t,o] += X[t,i] * W[o,i])
     (torch.Size([2, 10, 128]), torch.Size([8, 32, 32]))
     """
 
-    EXPR = "Y[t,o] += X[t,i] * W[o,i]"
+    EXPR = EXPR
 
     bias: nn.Parameter | None
     coords: Tensor
@@ -165,8 +165,7 @@ Y[t,o] += X[t,i] * W[o,i])
             raise ShapeError(
                 f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"
             )
-        W = self.as_format()
-        bias: Tensor | None = self.bias
+        W, bias = self.as_format(), self._parameter("bias")
         if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(x.device.type):
             if bias is not None and bias.dtype == torch.float32:
                 bias = bias.to(torch.get_autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
@@ -174,18 +173,13 @@ Y[t,o] += X[t,i] * W[o,i])
             raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
         if x.device != W.device:
             raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
-        X = x if x.ndim == 2 else x.reshape(-1, self.in_features)
         height, width = W.shape
         if width != self.in_features:
-            X = pad(X, (0, width - self.in_features))
-        if bias is None:
-            Y = insum(self.EXPR, X=X, W=W)
-        else:
-            start = bias if height == self.out_features else pad(bias, (0, height - self.out_features))
-            Y = insum(self.EXPR, X=X, W=W, Y=start.expand(X.shape[0], height))
-        if height != self.out_features:
-            Y = Y.narrow(1, 0, self.out_features)
-        return Y if x.ndim == 2 else Y.view(*x.shape[:-1], self.out_features)
+            x = pad(x, (0, width - self.in_features))
+        if height == self.out_features:
+            return product(x, W, bias)
+        y = product(x, W, None if bias is None else pad(bias, (0, height - self.out_features)))
+        return y.narrow(-1, 0, self.out_features)
 
     def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Keep the largest stored blocks by Frobenius norm, `density` of all blocks; see `set_pattern_`."""
@@ -244,8 +238,8 @@ Y[t,o] += X[t,i] * W[o,i])
 
         What is worked out of a pattern is kept as long as the pattern.
         """
-        known, weight, is_compiling = self._known, self.weight, torch.compiler.is_compiling()
-        if known is None or not (is_compiling or known.is_of(self.coords)):
+        known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
+        if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
             known = self._known = known_weight(self.coords, weight, self.grid, known)
         form = known.form
         if form.values is not weight:  # another Parameter, or a call with other values by torch.func
@@ -253,6 +247,10 @@ Y[t,o] += X[t,i] * W[o,i])
             if isinstance(weight, nn.Parameter) and not is_compiling:
                 self._known = replace(known, form=form)
         return form
+
+    def _parameter(self, name: str) -> Any:
+        """`self.weight` or `self.bias`, at a tenth of what asking the module costs; parametrized, it is to be asked."""
+        return self._parameters[name] if name in self._parameters else getattr(self, name)
 
     def to_dense(self) -> Tensor:
         """The weight [out_features, in_features] with zeros where no block is stored; differentiable."""

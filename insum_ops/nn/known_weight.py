@@ -22,7 +22,7 @@ class KnownWeight:
     coords: Tensor
     version: int | None
 
-    def is_of(self, coords: Tensor) -> bool:
+    def is_of(self, coords: Tensor | None) -> bool:
         return self.coords is coords and self.version == _version(coords)
 
     def has_pattern(self, coords: Tensor) -> bool:

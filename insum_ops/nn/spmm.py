@@ -61,7 +61,10 @@ class SpMM(nn.Module):
 
         On a GPU groups have the size that suits it, whatever they have in the layer's own tensors.
         """
-        form, AV, buffers = self._form, self.AV, self._buffers  # a module's own attributes are slow to reach
+        form, buffers = self._form, self._buffers
+        AV = buffers.get("AV")
+        if AV is None:
+            AV = self.AV  # which takes a module ten times as long
         rows, columns = form.coords
         if rows is not buffers["AM"] or columns is not buffers["AK"]:
             form = self._form = self._rebuilt()

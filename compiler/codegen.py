@@ -15,7 +15,7 @@ from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .schedule import Schedule, Strides
+from .schedule import Merged, Schedule, Strides
 from .winners import Winners
 
 __all__ = ["emit"]
@@ -132,7 +132,19 @@ class _Emitter(Winners):
                 self.names[name] = Value(clean, (name,) if block > 1 else ())
         for name, block in grid:
             self.emit_bound(name, block)
+        if s.merged is not None:
+            self.emit_merged(s.merged)
         return grid
+
+    def emit_merged(self, merged: Merged) -> None:
+        """The two names that one axis holds; loads through the outer one are alike for all of the inner one."""
+        both = self.names[merged.name]
+        for name, text in ((merged.outer, "//"), (merged.inner, "%")):
+            clean = f"i_{self.clean(name)}"
+            self.line(f"{clean} = {both.text} {text} {merged.width}")
+            self.names[name] = Value(clean, both.axes)
+            if merged.name in self.bounds:
+                self.bounds[name] = self.bounds[merged.name]
 
     def is_single(self, name: str, block: int) -> bool:
         """One tile holds the whole extent, and the source may rely on it."""
@@ -298,7 +310,7 @@ class _Emitter(Winners):
 
     def emit_scatter(self, root: tuple[str, ...]) -> None:
         s = self.schedule
-        axes = tuple(axis for axis in root if axis in s.free)
+        axes = tuple(axis for axis in root if s.is_kept(axis))
         for axis in root:
             if axis not in axes:
                 self.line(f"acc = {self.tile.reduce('tl.sum', Value('acc', root), axis).text}")
@@ -306,8 +318,11 @@ class _Emitter(Winners):
         if self.bound.statement.scale != 1:
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
         masks = [self.bounds[name] for name in s.free if name in self.bounds]
-        entries = [mask for access, mask in self.valid.items() if set(access.names) <= set(s.free)]
-        if s.strategy == "atomic" or s.output.indirections:
+        places = s.output.indirections if s.strategy in ("store-once", "owner") else ()
+        masks += [self.valid[access] for access in places if access in self.valid]
+        known = [access for access in self.valid if set(access.names) <= set(s.free) and access not in places]
+        entries = [self.valid[access] for access in known]
+        if s.strategy == "atomic":
             masks += entries
         elif entries:  # the element is written all the same: as zero, whatever the other factors hold
             self.line(f"acc = tl.where({self.conjunction(entries, axes)}, acc, 0.0)")

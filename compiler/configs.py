@@ -9,7 +9,7 @@ from math import prod
 
 from .contract import dots
 from .kernel import Config
-from .schedule import Schedule
+from .schedule import NARROW, Schedule
 
 __all__ = ["configs"]
 
@@ -75,6 +75,9 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
             if row * column <= 128 * 256 // (itemsize // 2):
                 yield config(row, column, depth, warps, stages, swap)
         return
+    if schedule.merged is not None:
+        yield from _merged_configs(schedule)
+        return
     if schedule.extents[rows] <= 16 or len(over) > 1:  # small tiles, many programs: a few warps each
         for warps, depth in product((2, 1, 4), (deep, 2 * deep)):
             yield config(16, 64, depth, warps, 2)
@@ -112,6 +115,32 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     yield config(64, 256, deep, 8, 3)
     yield config(64, 256, deep, 4, 4, True)
     yield config(64, 64, deep, 2, 2)
+
+
+def _merged_configs(schedule: Schedule) -> Iterator[Config]:
+    """Neighbours side by side are the rows of wgmma, the narrow tile that they share is its columns."""
+    merged, itemsize = schedule.merged, schedule.bound.dtype.itemsize
+    assert merged is not None
+    tiles = schedule.names("tile")
+
+    def fit(name: str, largest: int) -> int:
+        return max(16, min(power_of_two(schedule.extents[name]), largest))
+
+    def config(width: int, warps: int, stages: int) -> Config:
+        blocks = {name: fit(name, width if name == merged.name else NARROW) for name in tiles}
+        blocks |= {name: fit(name, 128 // itemsize) for name in schedule.names("step")}
+        return Config(tuple(blocks.items()), warps, stages, swap=tiles[-1] == merged.name)
+
+    # reckoned, not measured: with three steps of 64 x (32 + 256) half-precision numbers two programs fit on a core
+    widest = min(power_of_two(schedule.extents[merged.name]), 512 // itemsize)
+    yield config(widest, 4, 3)
+    yield config(widest, 4, 4)
+    yield config(widest, 8, 3)
+    yield config(widest, 8, 4)
+    yield config(widest // 2, 4, 4)
+    yield config(widest // 2, 4, 3)
+    yield config(widest // 2, 4, 5)
+    yield config(widest // 4, 4, 4)
 
 
 def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:

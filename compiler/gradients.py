@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .autotune import candidates
 from .differentiate import Term, tangent_terms, terms, winners
+from .op import run_plain
 from .parse import parse
+from .pipeline import has_kernels, plan_for
 from .ranges import remember_range
 from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
 from .ready_call import Backward, SparseCall
 from .recipes import recipe_for
-from .sparse import SparseFormat
+from .schedule import NARROW, written_once
+from .sparse import Recipe, SparseFormat
 
 __all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
 
 Operand = Any  # a Tensor or a SparseFormat
+# Blocks of a row are taken together from this many a row on, four at a time, and eight at a time in long rows, where
+# the padding of the last group counts for little. The numbers are reckoned, not measured.
+SHORT_ROW, LONG_ROW = 3, 24
+
 Evaluate = Callable[[str, Mapping[str, Operand], tuple[int, ...]], Tensor]
 
 
@@ -94,14 +102,56 @@ def values_gradient(
     key, known = find_values_gradient(expr, form, dense, upstream)
     if known is not None:
         return _as_type(known({**dense, known.upstream: upstream}), form.values.dtype)
+    size = tuple(form.values.shape)
+    sampled = None if key is None else _side_by_side(expr, name, form, dense, upstream)
+    if sampled is None:
+        sampled = _sampled(expr, name, form, dense, upstream)
+        result = evaluate(sampled.text, sampled.tensors, size)
+    else:
+        names, tensors = ",".join(sampled.tensors), list(sampled.tensors.values())
+        result = run_plain(sampled.text, names, size, tensors, sampled.fact, [])
+    if key is not None:
+        operands = {**dense, sampled.upstream: upstream}
+        how, tensors_of = sampled.how, sampled.tensors
+        remember_values_gradient(key, form, sampled.text, how, tensors_of, sampled.upstream, operands, sampled.fact)
+    return _as_type(result, form.values.dtype)
+
+
+class _Sampled(NamedTuple):
+    """The statement of a gradient of values, and what it reads."""
+
+    text: str
+    how: Recipe
+    tensors: dict[str, Tensor]
+    upstream: str  # the name of the upstream gradient
+    fact: str
+
+
+def _sampled(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> _Sampled:
+    """`dAV[p,i,j] += dC[AM[p],i,n] * B[AK[p],j,n]`, or `dAV[AS[p,q],i,j] += ...` where values stay in place."""
     how = recipe_for(expr, tuple(upstream.shape), name, form, dense)
     tensors = how.tensors(form, dense)
     ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
     needed = {upstream_as: how.split_output(upstream), **{other: tensors[other] for other in others}}
-    result = _as_type(evaluate(derived, needed, tuple(form.values.shape)), form.values.dtype)
-    if key is not None:
-        remember_values_gradient(key, form, derived, how, needed, upstream_as, {**dense, upstream_as: upstream})
-    return result
+    return _Sampled(derived, how, needed, upstream_as, written_once(how.source) if how.source else "")
+
+
+def _side_by_side(
+    expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
+) -> _Sampled | None:
+    """The same over narrow blocks of a row in groups, if a kernel holds a group in one tile: its row is read once."""
+    blocks = form.block_size
+    if blocks is None or len(form.value_axes) > 1 or max(blocks) > NARROW or not has_kernels(form.device):
+        return None
+    rows = -(-form.shape[form.group_dim] // blocks[form.group_dim])
+    average = form.values.shape[0] / max(rows, 1)
+    if average < SHORT_ROW:
+        return None
+    sampled = _sampled(expr, name, form.in_groups(4 if average < LONG_ROW else 8), dense, upstream)
+    tensors = list(sampled.tensors.values())
+    plan = plan_for(sampled.text, ",".join(sampled.tensors), tuple(form.values.shape), tensors, sampled.fact)
+    ways = () if plan.bound.is_empty else candidates(plan.problem(tensors, []))
+    return sampled if any(way.schedule.merged is not None for way in ways) else None
 
 
 def gradients_of(

@@ -9,9 +9,9 @@ import torch
 
 from .broadcast import Eager, Lazy, Value
 from .differentiate import fresh_name
-from .ir import Access, Const, Index, Var, walk
+from .ir import Access, Const, Index, Var
 from .kernel import Config, Flags, Parameter
-from .schedule import Factor, OneHot, Schedule, Strides
+from .schedule import Factor, OneHot, Schedule, Strides, is_varying
 
 __all__ = ["TYPES", "Loads"]
 
@@ -98,10 +98,7 @@ class Loads:
         return self.parameter("extent", name)
 
     def is_varying(self, name: str) -> bool:
-        """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
-        roots = (self.bound.statement.output, *self.bound.statement.accesses)
-        firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
-        return any(isinstance(first, Var) and first.name == name for first in firsts)
+        return is_varying(self.bound, name)
 
     def is_known(self, names: Sequence[str]) -> bool:
         return all(name in self.names for name in names)

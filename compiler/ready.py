@@ -132,10 +132,11 @@ def remember_values_gradient(
     needed: Mapping[str, Tensor],
     upstream_as: str,
     operands: Mapping[str, Tensor],
+    fact: str,
 ) -> None:
     """`derived` over `needed` is the gradient of the values; `operands` are dense ones and the upstream gradient."""
     size = tuple(form.values.shape)
-    plan = plan_for(derived, ",".join(needed), size, list(needed.values()), "")
+    plan = plan_for(derived, ",".join(needed), size, list(needed.values()), fact)
     _keep(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
 
 

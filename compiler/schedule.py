@@ -7,6 +7,7 @@
 | loop    | a serial loop over single values                                          |
 | step    | a serial loop over blocks, an axis of the tiles                           |
 | segment | a serial loop over the groups of the program's output row (owner)         |
+| merged  | one of two names that one tile axis holds side by side                    |
 """
 
 from __future__ import annotations
@@ -21,11 +22,22 @@ from typing import Union
 import torch
 
 from .bind import Bound
-from .contract import Node, contract, dots, multiply
+from .contract import Dot, Node, contract, dots, multiply
 from .differentiate import fresh_name
-from .ir import Access, Index, Var
+from .ir import Access, Index, Var, walk
 
-__all__ = ["OneHot", "Owner", "Schedule", "Strides", "schedules", "strategies"]
+__all__ = [
+    "NARROW",
+    "Merged",
+    "OneHot",
+    "Owner",
+    "Schedule",
+    "Strides",
+    "is_varying",
+    "schedules",
+    "strategies",
+    "written_once",
+]
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -36,6 +48,7 @@ SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
 SHARED_LOOP = 1024  # a loop this long is shared by several programs
 SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each of a large GPU's cores,
 SHARED_TILE = 64  # with tiles of this size
+NARROW = 32  # a dot's tile up to this wide is made wider by neighbours, which share what the other side loads
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
@@ -67,6 +80,16 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class Merged:
+    """Tile axis `name` runs over two index names side by side: `outer = name // width`, `inner = name % width`."""
+
+    name: str
+    outer: str
+    inner: str
+    width: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A bound statement with a role for every index; prints as a table."""
 
@@ -80,6 +103,7 @@ class Schedule:
     owner: Owner | None = None
     fact: str = ""
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
+    merged: Merged | None = None
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -112,7 +136,10 @@ class Schedule:
     @cached_property
     def covers_output(self) -> bool:
         """Every element of the output is written, so it needs no initial value."""
-        if self.owner is not None and self.output.indirections:  # each tile owns its rows, and every row has a tile
+        is_tiled = self.owner is not None and bool(
+            self.output.indirections
+        )  # each tile owns rows, every row has a tile
+        if self.strategy == "store-once" or is_tiled:
             return True
         names = [index.name for index in self.output.indices if isinstance(index, Var)]
         return len(set(names)) == len(self.output.indices) and not self.is_atomic
@@ -128,6 +155,10 @@ class Schedule:
         """The name runs along the output's last dimension, so along memory."""
         return bool(self.output.indices) and str(self.output.indices[-1]) == name
 
+    def is_kept(self, axis: str) -> bool:
+        """A tile axis that the output has, so that nothing is summed over it."""
+        return axis in self.free or (self.merged is not None and axis == self.merged.name)
+
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
 
@@ -137,6 +168,18 @@ class Schedule:
         product = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
         shared = ", sums shared by programs" if self.is_shared else ""
         return "\n".join([f"scatter: {self.strategy}, product: {product}{shared}", *rows])
+
+
+def written_once(name: str) -> str:
+    """The fact that an index tensor points to every place once, whatever its -1s."""
+    return f"{name} once"
+
+
+def is_varying(bound: Bound, name: str) -> bool:
+    """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+    roots = (bound.statement.output, *bound.statement.accesses)
+    firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
+    return any(isinstance(first, Var) and first.name == name for first in firsts)
 
 
 def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
@@ -157,13 +200,17 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     )
     found = []
     is_sum = bound.statement.is_sum
+    if is_simple and fact == written_once(scattered[0].name):
+        return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
             found.append("on-chip")
     if is_simple and owned_by(scattered[0], fact) is not None:
+        if scattered[0].name != fact:  # tiles own their rows
+            return ("owner",)
         found.append("owner")
-        if is_sum and not deterministic and not bound.is_seeded and scattered[0].name == fact:
+        if is_sum and not deterministic and not bound.is_seeded:
             found.append("store-or-atomic")
     if is_sum and not deterministic and "store-or-atomic" not in found:
         found.append("atomic")
@@ -204,7 +251,7 @@ def schedules(
     may_dot = use_dot is not False and bound.statement.is_sum
     dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
-        found.append(dotted)
+        found += [*_merged_schedules(start, dotted), dotted]
     if not found:
         found.append(_plain_schedule(start, strides, deterministic))
         deep = _deep_schedule(start, found[0])
@@ -225,6 +272,7 @@ class _Start:
     extents: Mapping[str, int]
     owner: Owner | None
     fact: str
+    merged: Merged | None = None
 
     @staticmethod
     def of(bound: Bound, strategy: str, fact: str) -> _Start:
@@ -262,6 +310,12 @@ class _Start:
         owner, extents = Owner(row, segment, access.name), {**self.extents, row: rows[0]}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
+    def side_by_side(self, outer: str, inner: str) -> _Start:
+        """One axis for two names, the values of `inner` for one value of `outer` after another."""
+        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
+        extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
+        return replace(self, extents=extents, merged=merged)
+
     def on_chip(self) -> _Start:
         """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
@@ -285,6 +339,8 @@ class _Start:
         names = set(factor.names)
         if self.owner is not None and self.owner.segment in names:
             names.add(self.owner.row)
+        if self.merged is not None and names & {self.merged.outer, self.merged.inner}:
+            names.add(self.merged.name)
         return names
 
     @property
@@ -306,9 +362,10 @@ def _finish(
 ) -> Schedule:
     """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
     roles: dict[str, str] = {}
+    together = (start.merged.outer, start.merged.inner) if start.merged is not None else ()
     for name in start.free:
         if name not in tiles:
-            roles[name] = "grid"
+            roles[name] = "merged" if name in together else "grid"
     roles.update(dict.fromkeys(tiles, "tile"))
     if start.segment is not None:
         roles[start.segment] = "segment"
@@ -326,6 +383,7 @@ def _finish(
         tree,
         start.owner,
         start.fact,
+        merged=start.merged,
     )
 
 
@@ -355,6 +413,35 @@ def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
                 if best is None or cost < best[0]:
                     best = cost, _finish(start, tiles, steps, tree)
     return best[1] if best else None
+
+
+def _merged_schedules(start: _Start, narrow: Schedule) -> tuple[Schedule, ...]:
+    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once."""
+    tiles, steps = narrow.names("tile"), narrow.names("step")
+    if len(tiles) != 2 or max(start.extents[name] for name in tiles) > NARROW:
+        return ()
+    for inner, other in (tiles, tiles[::-1]):
+        for outer in narrow.names("grid"):
+            if not _may_merge(start, outer, inner, other):
+                continue
+            wide = start.side_by_side(outer, inner)
+            assert wide.merged is not None
+            axes = tuple(wide.merged.name if name == inner else name for name in tiles)
+            tree = _tree(wide, axes, steps, use_dot=True)
+            if isinstance(tree, Dot) and {dot.over for dot in dots(tree)} == set(steps):
+                return (_finish(wide, axes, steps, tree),)
+    return ()
+
+
+def _may_merge(start: _Start, outer: str, inner: str, other: str) -> bool:
+    """Tiles of a fixed power of two that `outer` moves, while it does not move those along `other`."""
+    width, names = start.extents[inner], start.bound.statement.free
+    if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
+        return False
+    if is_varying(start.bound, outer) or is_varying(start.bound, inner):
+        return False
+    moved = [start.varies_over(factor) for factor in start.factors if outer in start.varies_over(factor)]
+    return bool(moved) and all(other not in names for names in moved)
 
 
 def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
@@ -388,7 +475,7 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
 
 def _is_worth_sharing(schedule: Schedule) -> bool:
     """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
-    if not schedule.is_sum or schedule.strategy not in ("store", "atomic"):
+    if not schedule.is_sum or schedule.strategy not in ("store", "store-once", "atomic"):
         return False
     longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)
     programs = math.prod(

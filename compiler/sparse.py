@@ -58,6 +58,7 @@ class SparseFormat(Protocol):
     def memory(self) -> dict[Any, Any]: ...  # lives as long as the pattern, whatever its values
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
+    def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
     @property
     def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .convert import Layout, lay_out_entries
-from .sparse_format import SparseFormat
+from .convert import Layout, lay_out_entries, lay_out_groups
+from .sparse_format import Along, SparseFormat
 
 __all__ = ["COO"]
 
@@ -29,4 +29,10 @@ class COO(SparseFormat):
 
     @classmethod
     def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
-        return lay_out_entries(coords, grid)
+        if group_size is None:
+            return lay_out_entries(coords, grid)
+        return lay_out_groups(coords, grid, group_dim, group_size, cls.is_blocked)
+
+    def in_groups(self, group_size: int) -> Along:
+        """Entries of one row share a p, as in GroupCOO, with the values where they are; the pattern is kept."""
+        return Along(self, self._pattern_along(self.group_dim, group_size), self.group_dim, ("p", "q"))

@@ -307,10 +307,12 @@ def _facts(
 
 
 class Along:
-    """A format grouped along another dimension, its values in place: slot p, q holds values[value_source[p,q]]."""
+    """A format in other groups, its values in place: slot p, q holds values[value_source[p,q]]."""
 
-    def __init__(self, form: SparseFormat, pattern: Regrouped, group_dim: int) -> None:
-        self.shape, self.block_size, self.value_axes = form.shape, form.block_size, form.value_axes
+    def __init__(
+        self, form: SparseFormat, pattern: Regrouped, group_dim: int, value_axes: tuple[str, ...] = ()
+    ) -> None:
+        self.shape, self.block_size, self.value_axes = form.shape, form.block_size, value_axes or form.value_axes
         self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
         self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
         self._known = pattern.known

@@ -53,12 +53,14 @@ TAP_SUMS = (
 HALF = (torch.float16, torch.bfloat16)
 Settings = tuple[torch.dtype, bool, bool, object]
 
-# One H200, float16, 3^3 submanifolds, `python -m bench.bench_kernels conv`, gathering against atomics: a room whose
-# table is 38 % full takes about .039 / .10 ms against .046 / .096 at 64 / 128 channels; at 64, scans of 19 and 13 %
-# take .044 against .030 and .079 against .048. Where sums must not be rounded on the way, gathering wins on all.
-# Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 2.6 ms at 128.
+# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels whose table
+# is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; the same at 262,901 voxels: .089 / .22,
+# .15 / .38, .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
+# .045 / .119, .018 / .040, which add in float16. Where sums must not be rounded on the way, and in tf32, tiles win or
+# draw on all. Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 1.1 ms
+# in groups, 1.8 in tiles and 2.6 in a table at 128 channels.
 STATIONARY_CHANNELS = 128
-FULL_ENOUGH = 0.3  # of a table's entries
+FULL_ENOUGH = 0.25  # of a table's entries
 GROUP_SIZE = 128
 TILE_SIZE = 128
 GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
@@ -116,25 +118,15 @@ Form = tuple[str, str, str]
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
     """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
-    has_tiles = device.type == "cuda" and kernel_map.volume <= MOST_TAPS and kernel_map.num_outputs > 0
     if torch.are_deterministic_algorithms_enabled():
-        return TILED if has_tiles else STATIONARY
-    if device.type == "cpu":  # pairs alone are visited there, whatever is absent
+        return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
+    if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
         return GROUPED
-    if FORM is not None:
-        return FORM
-    if not uses_tensor_cores(dtype):
-        return GROUPED
-    most, all_of_them = kernel_map.num_inputs * kernel_map.most_per_input, kernel_map.num_outputs * kernel_map.volume
-    if most < FULL_ENOUGH * all_of_them:
-        return GROUPED
-    if dtype in HALF and not may_round_sums(dtype):
-        return STATIONARY
-    is_full = kernel_map.num_pairs >= FULL_ENOUGH * all_of_them
-    return STATIONARY if channels <= STATIONARY_CHANNELS and is_full else GROUPED
-
-
-FORM: Form | None = None
+    is_exact = dtype not in HALF or not may_round_sums(dtype)
+    is_full = kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume
+    if kernel_map.volume <= MOST_TAPS:
+        return TILED if is_exact or is_full else GROUPED
+    return STATIONARY if is_full and (is_exact or channels <= STATIONARY_CHANNELS) else GROUPED
 
 
 def _convolve(

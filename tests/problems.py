@@ -94,6 +94,22 @@ APPLICATIONS = {
         True,
         (32, 32, 128),
     ),
+    "block_gradient_store_once": Application(
+        "dAV[AS[p,q],bm,bk] += dC[n,AM[p],bm] * B[n,AK[p,q],bk]",
+        {
+            "AS": positions(300, 8),
+            "AM": positions(300),
+            "AK": positions(300, 8),
+            "dC": values(1024, 128, 32),
+            "B": values(1024, 128, 32),
+        },
+        (2200, 32, 32),
+        "AS once",
+        "store-once",
+        True,
+        (32, 64, 128),
+        frozenset({"AS", "AK"}),
+    ),
     "convolution_atomic": Application(
         "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]",
         {

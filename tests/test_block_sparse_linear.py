@@ -12,7 +12,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import DTYPES, TOLERANCE, assert_matches
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import functional_call
+from torch.func import functional_call, grad
 
 from insum_ops import explain
 from insum_ops.formats import sparse_format
@@ -78,6 +78,28 @@ def test_it_equals_its_masked_dense_twin(in_features, out_features, block_size, 
 def test_every_dtype(in_features, dtype):
     layer = made(in_features, 37, (16, 32), dtype=dtype)
     assert_equals_twin(layer, random_input(layer, 6))
+
+
+@pytest.mark.parametrize("block_size", [16, (32, 16), (16, 32)], ids=str)
+def test_rows_of_many_narrow_blocks(block_size):
+    """A kernel takes the gradient of several blocks of a row together."""
+    layer = made(150, 48, block_size, density=0.7)
+    for _ in range(2):
+        assert_equals_twin(layer, random_input(layer, 19))
+    if IS_INTERPRETED or DEVICE == "cuda":
+        (gradient,) = (
+            str(call.plan.bound.statement) for key, call in layer.as_format().memory.items() if "values" in key
+        )
+        assert gradient == "dWV[WS[p,q],bo,bi] += dY[t,WO[p],bo] * X[t,WI[p,q],bi]"
+
+
+def test_rows_of_many_narrow_blocks_under_a_transform():
+    layer = made(96, 32, 16, density=0.8)
+    x = random_input(layer, 5)
+    layer(x).square().sum().backward()
+    weight = layer.weight.detach()
+    found = grad(lambda weight: functional_call(layer, {"weight": weight}, (x,)).square().sum())(weight)
+    assert_matches(found, layer.weight.grad.cpu())
 
 
 @pytest.mark.parametrize("leading", LEADING, ids=str)
@@ -326,7 +348,7 @@ def test_it_compiles_under_autocast():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
 @pytest.mark.skipif(IS_INTERPRETED, reason="tracing never reaches a kernel")
-@pytest.mark.parametrize("features", [(32, 48), (40, 50)])
+@pytest.mark.parametrize("features", [(32, 48), (40, 50), (144, 48)])
 def test_it_compiles_into_one_graph_after_one_ordinary_call(features):
     torch._dynamo.reset()
     layer = made(*features, 16)

@@ -74,6 +74,26 @@ def test_eager_and_lazy_sources_differ(name: str) -> None:
     assert ("tl.reshape" in eager) == APPLICATIONS[name].uses_dot
 
 
+def test_neighbours_side_by_side_share_a_load_of_the_other_side() -> None:
+    source = emitted(APPLICATIONS["block_gradient_store_once"]).source
+    assert "i_q = i_c // 32" in source
+    assert "i_bk = i_c % 32" in source
+    assert re.search(r"v_dC_\d+ = tl.load\(.*i_bm\[:, None\]\)\n", source)
+    assert re.search(r"tl.store\(.* mask=has_AS_\d+\[None, :\]\)", source)
+    assert "extent_q" not in source
+
+
+def test_a_last_tile_of_neighbours_is_bounded_once() -> None:
+    tensors = {"AM": positions(300), "AK": positions(300, 3), "dY": values(512, 40, 32), "X": values(512, 50, 32)}
+    own = problem("dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, flags=NO_PADDING)
+    way = schedules(own.bound, own.strides, "store")[0]
+    source = emit(way, own.strides, Config((("o", 32), ("t", 64), ("c", 64))), NO_PADDING).source
+    (bound,) = re.findall(r"(in_c_\d+) = i_c < extent_c", source)
+    loads = [line for line in source.splitlines() if bound in line]
+    assert len(loads) == 4  # itself, AK, X and the store
+    assert "in_q" not in source
+
+
 def test_programs_that_share_a_sum_take_a_part_of_its_longest_loop() -> None:
     own = problem("dW[u,w] += T[b,i,u] * dZ[b,i,w]", {"T": values(9000, 3, 64), "dZ": values(9000, 3, 64)})
     way = schedules(own.bound, own.strides, "store")[0]

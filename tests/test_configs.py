@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import APPLICATIONS, problem, values
+from problems import APPLICATIONS, positions, problem, values
 
 from insum_ops.compiler.configs import configs, power_of_two
 from insum_ops.compiler.schedule import Schedule, schedules
@@ -46,6 +46,24 @@ def test_a_handful_unless_more_are_asked_for(name: str) -> None:
 def test_blocks_are_no_longer_than_extents_need() -> None:
     (schedule,) = scheduled("block_spmm_owner")
     assert all(config.block("bm") == 32 and config.block("bk") == 32 for config in configs(schedule))
+
+
+def widths(Q: int, dtype: torch.dtype = torch.float16) -> list[int]:
+    indices = {"AM": positions(300), "AK": positions(300, Q)}
+    tensors = {**indices, "dY": values(512, 40, 32, dtype=dtype), "X": values(512, 50, 32, dtype=dtype)}
+    own = problem("dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors)
+    wide, _ = schedules(own.bound, own.strides, "store")
+    found = configs(wide)
+    assert all(config.swap and config.block("o") == 32 for config in found)
+    return sorted({config.block("c") for config in found}, reverse=True)
+
+
+def test_neighbours_side_by_side_are_the_rows_of_a_dot_as_far_as_they_go() -> None:
+    assert widths(8) == widths(16) == [256, 128, 64]
+    assert widths(4) == [128, 64, 32]
+    assert widths(3) == [128, 64, 32]
+    assert widths(8, torch.float32) == [128, 64, 32]
+    assert widths(8, torch.float64) == [64, 32, 16]
 
 
 def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:

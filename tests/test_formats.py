@@ -256,6 +256,28 @@ def test_regrouping_may_choose_the_group_size():
     assert A.regroup(1).group_size == GroupCOO.from_dense(dense, group_dim=1).group_size
 
 
+@pytest.mark.parametrize("group_dim", [0, 1])
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize("kind", [COO, BlockCOO])
+def test_entries_in_groups_are_those_of_the_format_with_groups(kind, group_size, group_dim):
+    """The values stay where they are; each is in one slot."""
+    dense, options = sparse(6, 8, density=0.7), {"group_dim": group_dim}
+    options |= {"block_size": (2, 1)} if kind.is_blocked else {}
+    A = kind.from_dense(dense, **options)
+    grouped = (BlockGroupCOO if kind.is_blocked else GroupCOO).from_dense(dense, group_size=group_size, **options)
+    found = A.in_groups(group_size)
+    assert found.values.data_ptr() == A.values.data_ptr()
+    assert found.value_axes == grouped.value_axes
+    assert found.coord_axes == grouped.coord_axes
+    for mine, theirs in zip(found.coords, grouped.coords, strict=True):
+        assert torch.equal(mine, theirs)
+    is_entry = found.value_source >= 0
+    assert torch.equal(found.values[found.value_source[is_entry].long()], grouped.values[is_entry])
+    assert found.value_source[is_entry].sort().values.tolist() == list(range(A.num_groups))
+    assert A.with_values(A.values + 1).in_groups(group_size).coords is found.coords
+    assert torch.equal(A.regroup(group_dim).to_dense(), dense)
+
+
 def test_transposing_copies_nothing():
     A = BlockGroupCOO.from_dense(sparse(6, 8), block_size=(2, 3))
     B = A.T

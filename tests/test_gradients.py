@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import insum
+from insum_ops.compiler.pipeline import has_kernels
+from insum_ops.formats import BlockCOO
 
 SMALL = {1: 4, 2: 3, 3: 3, 4: 2, 5: 2}
 TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
@@ -162,3 +164,132 @@ def test_values_of_a_format_get_gradients_in_three_dimensions(name: str) -> None
         place = positions(sparse)
         assert_matches(C, torch.einsum("zij,ix,jy->zxy", dense(sparse), X.cpu(), Y.cpu()))
         assert_matches(dvalues, torch.where(place >= 0, wide.flatten()[place.clamp(min=0)], 0))
+
+
+# blocks of a row side by side: rows of none to six blocks, so groups of four are full, padded or missing
+
+COUNTS = (6, 4, 0, 3, 5)
+BLOCKS = ((16, 16), (4, 16), (16, 12), (24, 16))
+
+
+def narrow(block: tuple[int, int], group_dim: int = 0, missing: int = 0) -> BlockCOO:
+    """Random values, the last block of each side `missing` rows and columns short."""
+    generator = torch.Generator().manual_seed(12)
+    is_stored = torch.arange(6) < torch.tensor(COUNTS)[:, None]
+    if group_dim == 1:
+        is_stored = is_stored.T
+    is_stored = is_stored.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    A = random_values(tuple(is_stored.shape), torch.float64, generator) * is_stored
+    A = A[: A.shape[0] - missing, : A.shape[1] - missing]
+    return BlockCOO.from_dense(A.to(DEVICE), group_dim=group_dim, block_size=block)
+
+
+def statements_of(sparse: BlockCOO) -> list[str]:
+    """The statements of values' gradients that a pattern remembers."""
+    return [str(call.plan.bound.statement) for key, call in sparse.memory.items() if key[0] == "values"]
+
+
+def values_gradients(sparse: BlockCOO, upstream: Tensor, B: Tensor, times: int = 2) -> list[Tensor]:
+    """Worked out, then remembered."""
+    found = []
+    for _ in range(times):
+        values = sparse.values.detach().clone().requires_grad_()
+        C = insum("C[m,n] += A[m,k] * B[k,n]", A=sparse.with_values(values), B=B.requires_grad_())
+        found += torch.autograd.grad(C, values, upstream)
+    return found
+
+
+def sampled(sparse: BlockCOO, wide: Tensor) -> Tensor:
+    """The elements of a dense gradient at the stored positions, 0 outside the matrix."""
+    place = positions(sparse)
+    return torch.where(place >= 0, wide.flatten()[place.clamp(min=0)], 0)
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+@pytest.mark.parametrize("group_dim", [0, 1])
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_values_of_narrow_blocks_get_gradients(block: tuple[int, int], group_dim: int, missing: int) -> None:
+    sparse = narrow(block, group_dim, missing)
+    generator = torch.Generator().manual_seed(13)
+    B = random_values((sparse.shape[1], 20), torch.float64, generator)
+    upstream = random_values((sparse.shape[0], 20), torch.float64, generator)
+    for dvalues in values_gradients(sparse, upstream.to(DEVICE), B.to(DEVICE)):
+        assert_matches(dvalues, sampled(sparse, upstream @ B.T))
+    if has_kernels(sparse.device):
+        beside = block[1 - group_dim]
+        (statement,) = statements_of(sparse)
+        assert ("AS[p,q]" in statement) == (beside & (beside - 1) == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_values_of_narrow_blocks_get_gradients_in_every_dtype(dtype: torch.dtype, deterministic: bool) -> None:
+    sparse = narrow((16, 16)).to(dtype)
+    generator = torch.Generator().manual_seed(14)
+    B, upstream = (random_values(shape, dtype, generator) for shape in ((96, 20), (80, 20)))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        found = values_gradients(sparse, upstream.to(DEVICE), B.to(DEVICE))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for dvalues in found:
+        assert dvalues.dtype == dtype
+        assert_matches(dvalues, sampled(sparse, upstream.double() @ B.double().T))
+
+
+def test_padding_beside_narrow_blocks_reads_nothing() -> None:
+    """No block reads the first 16 rows of B, nor the third 16 of the upstream gradient."""
+    pattern = narrow((16, 16))
+    coords = (pattern.coords[0], pattern.coords[1] + 1)
+    sparse = BlockCOO(coords, pattern.values, (80, 112), block_size=(16, 16))
+    B = torch.ones(112, 20, dtype=torch.float64)
+    B[:16] = math.nan
+    upstream = torch.full((80, 20), math.nan, dtype=torch.float64)
+    upstream[(torch.tensor(COUNTS) > 0).repeat_interleave(16)] = 2.0
+    for dvalues in values_gradients(sparse, upstream.to(DEVICE), B.to(DEVICE)):
+        assert_matches(dvalues, torch.full(dvalues.shape, 40.0).double())
+
+
+def test_a_missing_row_of_the_output_leaves_its_blocks_without_a_gradient() -> None:
+    """`C[E[m],n]` with E[m] of -1: all of the gradient is written all the same."""
+    sparse, generator = narrow((16, 16)), torch.Generator().manual_seed(15)
+    B, upstream = (random_values(shape, torch.float64, generator) for shape in ((96, 20), (30, 20)))
+    E = torch.randint(-1, 30, (80,), generator=generator, dtype=torch.int32)
+    E[:16] = -1
+    rows = torch.where((E >= 0)[:, None], upstream[E.clamp(min=0).long()], 0)
+    for _ in range(2):
+        values = sparse.values.detach().clone().requires_grad_()
+        given = dict(E=E.to(DEVICE), A=sparse.with_values(values), B=B.to(DEVICE).requires_grad_())
+        C = insum("C[E[m],n] += A[m,k] * B[k,n]", **given, size=(30, 20))
+        (dvalues,) = torch.autograd.grad(C, values, upstream.to(DEVICE))
+        assert_matches(dvalues, sampled(sparse, rows @ B.T))
+
+
+def test_rows_of_few_blocks_and_wide_blocks_stay_alone() -> None:
+    B, upstream = torch.ones(96, 20, device=DEVICE).double(), torch.ones(80, 20, device=DEVICE).double()
+    diagonal = BlockCOO.from_dense(torch.eye(96, dtype=torch.float64, device=DEVICE)[:80], block_size=(16, 16))
+    dense = torch.ones(64, 192, dtype=torch.float64, device=DEVICE)
+    wide = BlockCOO.from_dense(dense, block_size=(64, 64))
+    values_gradients(diagonal, upstream, B, times=1)
+    values_gradients(wide, upstream[:64], torch.cat([B, B]), times=1)
+    for sparse in (diagonal, wide):
+        (statement,) = statements_of(sparse)
+        assert "dAV[p,bm,bk] +=" in statement
+
+
+def test_second_gradients_of_narrow_blocks() -> None:
+    sparse, generator = narrow((16, 16)), torch.Generator().manual_seed(16)
+    dense_A = sparse.to_dense().cpu().requires_grad_()
+    B = random_values((96, 17), torch.float64, generator)
+    values, mine = sparse.values.detach().clone().requires_grad_(), B.to(DEVICE).requires_grad_()
+    C = insum("C[m,n] += A[m,k] * B[k,n]", A=sparse.with_values(values), B=mine)
+    (dvalues,) = torch.autograd.grad(C.square().sum(), values, create_graph=True)
+    dA, dB = torch.autograd.grad(dvalues.square().sum(), (values, mine))
+    theirs = B.clone().requires_grad_()
+    is_stored = (positions(sparse)[..., None] == torch.arange(80 * 96)).flatten(0, -2).any(0).view(80, 96)
+    (first,) = torch.autograd.grad((dense_A @ theirs).square().sum(), dense_A, create_graph=True)
+    expected_dA, expected_dB = torch.autograd.grad((first * is_stored).square().sum(), (dense_A, theirs))
+    assert_matches(dvalues, sampled(sparse, first.detach()))
+    for found, expected in ((dA, sampled(sparse, expected_dA)), (dB, expected_dB)):
+        largest = expected.abs().max()
+        assert_matches(found.cpu() / largest, expected / largest)

@@ -14,7 +14,7 @@ from problems import problem
 from reference import LoopNest
 from statements import DEVICE, examples, statements
 from statements import IS_INTERPRETED as INTERPRETED
-from tolerances import assert_within, bound
+from tolerances import assert_matches, assert_within, bound
 
 from insum_ops.compiler import schedule
 from insum_ops.compiler.autotune import Candidate
@@ -131,7 +131,44 @@ def corner(dtype, wide):
     return "C[i,i,0] += A[i,i] * S[1]", tensors, None, "", None
 
 
+def grouped_gradient(dtype, wide):
+    tensors = dict(AM=positions(5, 3), AK=positions(6, 3, 3))
+    tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
+    return "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i] * 0.5", tensors, None, "", None
+
+
+def scaled_gradient(dtype, wide):
+    tensors = dict(AM=positions(5, 3), AK=positions(6, 3, 3), S=draw(3, 3, dtype=dtype))
+    tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
+    return "dW[p,o,i,q] += S[p,q] * X[t,AK[p,q],i] * dY[t,AM[p],o]", tensors, None, "", None
+
+
+def placed_gradient(dtype, wide):
+    """Every place is written once; a product that has no entry there is 0."""
+    places = torch.tensor([[3, 0, -1], [4, -1, -1], [1, 5, 2]], dtype=torch.int32, device=DEVICE)
+    tensors = dict(S=places, AM=positions(5, 3), AK=positions(6, 3, 3))
+    tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
+    return "dW[S[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, (6, 3, 8), "S once", None
+
+
+def owned_neighbours(dtype, wide):
+    A = BlockCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3))
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, 3, wide - wide % 2 + 2, dtype=dtype)[..., :4])
+    return "C[AM[p],q,i,n] += AV[p,i,j] * B[AK[p],q,j,n]", tensors, (3, 3, 4, 4), "AM", A.facts
+
+
+MERGED = [
+    (grouped_gradient, "store"),
+    (scaled_gradient, "store"),
+    (placed_gradient, "store-once"),
+    (placed_gradient, "atomic"),
+    (owned_neighbours, "owner"),
+    (owned_neighbours, "store-or-atomic"),
+    (owned_neighbours, "atomic"),
+]
 CASES = [
+    (grouped_gradient, "store"),
+    (placed_gradient, "store-once"),
     (group_spmm, "atomic"),
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
@@ -228,6 +265,7 @@ SHARED = [
     (seeded_gradient, "store"),
     (output_stationary, "store"),
     (convolution, "atomic"),
+    (placed_gradient, "store-once"),
 ]
 
 
@@ -248,6 +286,57 @@ def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeyp
     terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
     limit = bound(dtype, expected(own.bound, magnitudes).cpu(), terms, len(tensors))
     assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
+@pytest.mark.parametrize(("make", "strategy"), MERGED, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("width", [16, 32])
+def test_neighbours_side_by_side(make, strategy, width, lazy, swap):
+    """24 or 12 columns of three neighbours in one tile or several, the last one not full."""
+    flags = replace(FLAGS, lazy=lazy)
+    own, _, _ = problem_of(make, torch.float32, flags, 17)
+    assert schedules(own.bound, own.strides, strategy, own.fact, use_dot=True)[0].merged is not None
+    run_all(make, strategy, (width,) * 3, True, flags, wide=17, swap=swap)
+
+
+@settings(max_examples=examples(60, 25))
+@given(
+    *(st.integers(1, 4), st.integers(2, 9), st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16)), st.integers(1, 40)),
+    *(st.sampled_from((16, 32, 64)), st.booleans(), st.booleans()),
+)
+def test_neighbours_of_any_extent(P, Q, o, i, t, width, is_placed, swap):
+    generator = torch.Generator().manual_seed(P * Q * o * i * t)
+    places = torch.randperm(P * Q, generator=generator).view(P, Q)
+    places[places >= max(1, P * Q - Q)] = -1
+    tensors = dict(S=places) if is_placed else {}
+    tensors |= dict(AM=torch.randint(0, 3, (P,), generator=generator))
+    tensors |= dict(AK=torch.randint(-1, 4, (P, Q), generator=generator))
+    tensors |= dict(dY=torch.randn(t, 3, o, generator=generator), X=torch.randn(t, 4, i, generator=generator))
+    tensors = {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+    left, size, strategy = "dW[p,q,o,i]", None, "store"
+    if is_placed:
+        left, size, strategy = "dW[S[p,q],o,i]", (int(places.max()) + 1, o, i), "store-once"
+    own = problem(f"{left} += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, size, "S once" * is_placed, FLAGS)
+    way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=True)[0]
+    assume(way.merged is not None)
+    sizes = tuple((axis, width if axis == way.merged.name else 32 if axis == "o" else 16) for axis in way.axes)
+    result = own.launcher(Candidate(way, Config(sizes, 1, 1, swap)))(list(tensors.values()), [])
+    magnitudes = {name: x.abs() if x.is_floating_point() else x for name, x in tensors.items()}
+    limit = bound(result.dtype, expected(own.bound, magnitudes).cpu(), t, 2)
+    assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
+def test_padding_beside_an_entry_hides_what_it_does_not_read():
+    own, tensors, _ = problem_of(placed_gradient, torch.float32, FLAGS, 3)
+    tensors["AM"][:], tensors["AK"][:] = 1, torch.where(tensors["S"] < 0, -1, 2)
+    for name, row in (("X", 5), ("X", 0), ("dY", 0)):
+        tensors[name][:, row] = float("nan")
+    for way in schedules(own.bound, own.strides, "store-once", own.fact, use_dot=True):
+        sizes = tuple((axis, 32) for axis in way.axes)
+        result = own.launcher(Candidate(way, Config(sizes, 1, 1)))(list(tensors.values()), [])
+        block = torch.einsum("to,ti->oi", tensors["dY"][:, 1].double(), tensors["X"][:, 2].double())
+        assert_matches(result, block.expand(6, 3, 8))
 
 
 EAGER = [

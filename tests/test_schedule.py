@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import APPLICATIONS, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.contract import Product
-from insum_ops.compiler.schedule import Schedule, schedules, strategies
+from insum_ops.compiler.schedule import Merged, Schedule, schedules, strategies
 
 
 def ways(own: Problem) -> tuple[str, ...]:
@@ -153,6 +155,7 @@ ROLES = {
     "group_max_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "group_max_winners_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
+    "block_gradient_store_once": dict(p="grid", q="merged", bk="merged", bm="tile", c="tile", n="step"),
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
     "tensor_product_on_chip": {"b": "grid", "s": "tile", "w": "tile", "p": "loop", "q": "step", "u": "step"},
 }
@@ -227,6 +230,90 @@ q                  8  loop"""
     found = scheduled(application.problem(), "on-chip")
     assert str(found).splitlines()[0] == "scatter: on-chip, product: tl.dot"
     assert str(found.factors[-1]) == "[CGI[p,q] == s]"
+
+
+# neighbours side by side
+
+BLOCK_GRADIENT = "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
+
+
+def block_gradient(o: int = 32, i: int = 32, Q: int = 8, T: int = 512, expr: str = BLOCK_GRADIENT) -> Problem:
+    tensors = {"AM": positions(300), "AK": positions(300, Q), "dY": values(T, 40, o), "X": values(T, 50, i)}
+    return problem(expr, tensors)
+
+
+def test_narrow_blocks_that_share_a_side_stand_side_by_side() -> None:
+    own = block_gradient()
+    wide, narrow = schedules(own.bound, own.strides, "store")
+    assert wide.merged == Merged("c", outer="q", inner="i", width=32)
+    assert wide.extents["c"] == 256
+    assert wide.axes == ("o", "t", "c")
+    assert narrow.merged is None
+    assert narrow.axes == ("o", "t", "i")
+    assert (
+        str(wide)
+        == """\
+scatter: store, product: tl.dot
+index         extent  role
+p                300  grid
+q                  8  merged
+i                 32  merged
+o                 32  tile
+c                256  tile
+t                512  step"""
+    )
+
+
+def test_either_side_may_be_the_one_with_neighbours() -> None:
+    own = block_gradient(expr="dW[p,q,i,o] += X[t,AK[p,q],i] * dY[t,AM[p],o]")
+    wide, _ = schedules(own.bound, own.strides, "store")
+    assert wide.axes == ("c", "t", "o")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        block_gradient(o=64),
+        block_gradient(i=64),
+        block_gradient(i=24),
+        block_gradient(Q=1),
+        problem("C[q,i,j] += A[i,k] * B[q,k,j]", {"A": values(32, 64), "B": values(8, 64, 32)}),
+        problem("C[p,q,i,j] += A[p,q,i,k] * B[p,q,k,j]", {"A": values(9, 8, 32, 64), "B": values(9, 8, 64, 32)}),
+        problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(32, 64), "B": values(64, 32)}),
+    ],
+    ids=["wide rows", "wide columns", "no power of two", "alone", "varying", "nothing shared", "no neighbour"],
+)
+def test_other_dots_stay_alone(own: Problem) -> None:
+    assert [way.merged for way in schedules(own.bound, own.strides, "store")] == [None]
+
+
+def test_a_merged_axis_keeps_clear_of_names_in_use() -> None:
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "dY": values(512, 40, 32), "X": values(512, 50, 32)}
+    own = problem("dW[c,q,o,i] += dY[t,AM[c],o] * X[t,AK[c,q],i]", tensors)
+    assert scheduled(own, "store").axes == ("o", "t", "c_")
+
+
+def test_places_that_are_written_once_are_stored_and_need_no_initial_value() -> None:
+    application = APPLICATIONS["block_gradient_store_once"]
+    for deterministic in (False, True):
+        own = replace(application.problem(), deterministic=deterministic)
+        assert ways(own) == ("store-once",)
+        wide, narrow = schedules(own.bound, own.strides, "store-once", own.fact, deterministic)
+        assert wide.covers_output
+        assert narrow.covers_output
+        assert not wide.is_atomic
+    assert ways(replace(own, fact="", deterministic=False)) == ("atomic",)
+    assert ways(replace(own, fact="AM once", deterministic=False)) == ("atomic",)
+
+
+def test_few_places_with_long_sums_are_shared_by_programs() -> None:
+    application = APPLICATIONS["block_gradient_store_once"]
+    tensors = {**application.tensors, "AS": positions(5, 8), "AM": positions(5), "AK": positions(5, 8)}
+    own = problem(application.expr, tensors, (40, 32, 32), "AS once")
+    shared, wide, narrow = schedules(own.bound, own.strides, "store-once", own.fact)
+    assert (shared.strategy, shared.is_shared, shared.merged) == ("atomic", True, wide.merged)
+    assert not shared.covers_output
+    assert (wide.strategy, narrow.strategy) == ("store-once", "store-once")
 
 
 def test_half_and_double_get_the_same_roles() -> None:

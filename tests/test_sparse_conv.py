@@ -13,7 +13,6 @@ from insum_ops import insum, nn, sparse_conv3d
 from insum_ops.compiler.errors import OperandError, ShapeError
 from insum_ops.formats import kernel_map
 from insum_ops.functional import insum_beside
-from insum_ops.sparse_conv import is_stationary
 
 convolutions = sys.modules["insum_ops.sparse_conv"]
 SHAPES = {1: [11], 2: [6, 7], 3: [4, 5, 6]}
@@ -497,20 +496,25 @@ def test_a_mistake_of_the_function_is_named(wrong, message):
     assert str(caught.value) == message
 
 
-def test_outputs_gather_where_tensor_cores_make_absent_pairs_cheap(monkeypatch):
+def test_which_form_a_convolution_takes(monkeypatch):
     """Asked for a GPU, which need not be there."""
     cube = torch.cartesian_prod(torch.arange(1), *[torch.arange(4)] * 3).int()
-    full, few = (
-        kernel_map(indices, [40, 4, 4], 1, kernel_size=3) for indices in (cube, cube * torch.tensor([1, 9, 1, 1]))
-    )
-    gpu = torch.device("cuda")
-    assert is_stationary(few, 64, torch.float16, gpu)  # where sums must not be rounded on the way, as in these tests
-    monkeypatch.setattr(sys.modules["insum_ops.sparse_conv"], "may_round_sums", lambda dtype: True)
-    assert is_stationary(full, 64, torch.float16, gpu)
-    assert not is_stationary(few, 64, torch.float16, gpu)
-    assert not is_stationary(full, 256, torch.float16, gpu)
-    assert not is_stationary(full, 64, torch.float64, gpu)
-    assert not is_stationary(full, 64, torch.float32, gpu)
+    apart = (cube * torch.tensor([1, 9, 1, 1])).int()
+    full, few = (kernel_map(indices, [40, 4, 4], 1, kernel_size=3) for indices in (cube, apart))
+    large = kernel_map(cube, [40, 4, 4], 1, kernel_size=5)
+    gpu, half, single = torch.device("cuda"), torch.float16, torch.float32
+    table, groups, tiles = convolutions.STATIONARY, convolutions.GROUPED, convolutions.TILED
+    form_of = convolutions.form_of
+    assert form_of(few, 64, half, gpu) is tiles  # where sums must not be rounded on the way, as in these tests
+    monkeypatch.setattr(convolutions, "may_round_sums", lambda dtype: True)
+    assert form_of(full, 64, half, gpu) is form_of(full, 256, half, gpu) is tiles
+    assert form_of(few, 64, half, gpu) is groups
+    assert form_of(large, 64, half, gpu) is table
+    assert form_of(large, 256, half, gpu) is groups
+    assert form_of(full, 64, torch.float64, gpu) is form_of(full, 64, single, gpu) is groups
+    assert form_of(full, 64, half, torch.device("cpu")) is groups
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert is_stationary(full, 64, torch.float32, gpu)
-    assert not is_stationary(full, 64, torch.float16, torch.device("cpu"))
+    assert form_of(few, 64, single, gpu) is tiles
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert form_of(full, 64, torch.float64, gpu) is tiles
+    assert form_of(large, 64, half, gpu) is form_of(full, 64, half, torch.device("cpu")) is table

@@ -46,7 +46,12 @@ class Built:
     @property
     def spills(self) -> int:
         """Loads from and stores to the stack."""
-        return len(re.findall(r"\b(?:LDL|STL)\b", _run("nvdisasm", "-c", cubin=self.cubin)))
+        return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
+
+    @property
+    def sass(self) -> str:
+        """The machine's instructions."""
+        return _run("nvdisasm", "-c", cubin=self.cubin)
 
     def __str__(self) -> str:
         return f"{self.registers} registers, {self.stack} B stack, {self.shared_memory} B shared memory"

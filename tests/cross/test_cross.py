@@ -5,6 +5,7 @@ Needs no GPU, but a process in which Triton does not interpret.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -95,6 +96,21 @@ def block_spmm(edge: int) -> Case:
     return Case(f"BlockCOO SpMM {edge}", expr, shapes, HALF, "AM")
 
 
+def neighbour_gradient() -> Case:
+    """The gradient of narrow blocks, eight of a row in one tile; each is written to its own place."""
+    P, T = 640, 4096
+    shapes = {"AS": (P, 8), "AM": (P,), "AK": (P, 8), "dY": (T, 128, 32), "X": (T, 128, 32), "dW": (4900, 32, 32)}
+    expr = "dW[AS[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
+    return Case("BlockCOO dW", expr, shapes, HALF, "AS once", frozenset({"AS", "AK"}))
+
+
+def grouped_gradient(dtype: torch.dtype) -> Case:
+    case = neighbour_gradient()
+    shapes = {**case.shapes, "dW": (640, 8, 32, 32)}
+    expr = "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
+    return Case("BlockGroupCOO dW", expr, shapes, dtype, padded=frozenset({"AK"}))
+
+
 def convolution(channels: int, dtype: torch.dtype, sum_dtype: torch.dtype | None = None) -> Case:
     P, X = 5300, 65_663
     shapes = {"MX": (P, 128), "MY": (P, 128), "MZ": (P,)}
@@ -127,6 +143,7 @@ def cases() -> Iterator[Case]:
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
+    yield from (neighbour_gradient(), grouped_gradient(HALF), grouped_gradient(SINGLE))
     for channels in (128, 32):
         forward = convolution(channels, HALF)
         yield from (forward, convolution(channels, BRAIN), convolution(channels, HALF, SINGLE))
@@ -170,6 +187,20 @@ def check(case: Case, sm: int, count: int, build: Callable) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_hopper_runs_the_default_configs(case, build):
     check(case, 90, 2, build)
+
+
+@pytest.mark.parametrize("case", [neighbour_gradient(), grouped_gradient(HALF)], ids=str)
+def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
+    """The compiler sees that a position is the same for all columns of a block, and that these lie side by side."""
+    problem = case.problem
+    for way in candidates(problem)[:3]:
+        assert way.schedule.merged is not None
+        sass = build(problem, way, 90).sass
+        copies = re.findall(r"\bLDGSTS\S*", sass)
+        assert copies
+        assert all(".128" in copy for copy in copies)
+        assert all(".128" in store for store in re.findall(r"\bSTG\S*", sass))
+        assert "HGMMA" in sass
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

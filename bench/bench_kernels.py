@@ -22,13 +22,13 @@ from torch._inductor import config as inductor_config
 from torch.sparse._triton_ops import bsr_dense_addmm
 from triton.runtime.errors import OutOfResources
 
-from insum_ops import insum
+from insum_ops import insum, sparse_conv3d
 from insum_ops.compiler.autotune import tune
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
-from insum_ops.formats import BlockCOO, GroupCOO
+from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 
 from .harness import check, device_ms, geomean, host_us, table
 from .inputs import clebsch_gordan, clouds, graphs, submanifold_map, voxels
@@ -244,7 +244,7 @@ def _block_yardstick(peer: ModuleType, A: BlockCOO, B: Tensor) -> float:
 
 
 def conv() -> None:
-    """Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m], 3^3 submanifold, 5 cm voxels, fp16."""
+    """Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m], 3^3 submanifold, 5 cm voxels, fp16, and what sparse_conv3d does."""
     peer, rows, matmul = yardsticks(), [], torch.backends.cuda.matmul
     for name, xyz in clouds().items():
         points = voxels(xyz, 0.05, DEVICE)
@@ -253,6 +253,9 @@ def conv() -> None:
         ones = torch.ones(pairs, device=DEVICE, dtype=torch.float16)
         neighbours = torch.full((n, 27), -1, dtype=torch.int32, device=DEVICE)
         neighbours[triples[2], triples[0]] = triples[1].int()
+        corner = points - points.amin(0)
+        indices = torch.cat([torch.zeros_like(corner[:, :1]), corner], 1).int()
+        whole = kernel_map(indices, (corner.amax(0) + 1).tolist(), 1, kernel_size=3)
         for channels in (32, 64, 128):
             In = torch.randn(n, channels, device=DEVICE, dtype=torch.float16)
             W = torch.randn(27, channels, channels, device=DEVICE, dtype=torch.float16) * channels**-0.5
@@ -281,6 +284,10 @@ def conv() -> None:
                 call = lambda: insum("Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", In=In, W=W, NBR=neighbours)
                 error = check(call(), reference, LIMIT[torch.float16])
                 found[fast].append((device_ms(call), "stationary", error))
+                weight = W.permute(2, 0, 1).reshape(channels, 3, 3, 3, channels)
+                call = lambda: sparse_conv3d(In, weight, whole)
+                error = check(call(), reference, LIMIT[torch.float16])
+                found[fast].append((device_ms(call), "sparse_conv3d", error))
             for fast in (True, False):
                 ours, how, error = min(found[fast])
                 stick = min(sticks[fast], default=float("nan"))

@@ -53,9 +53,9 @@ TAP_SUMS = (
 HALF = (torch.float16, torch.bfloat16)
 Settings = tuple[torch.dtype, bool, bool, object]
 
-# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels whose table
-# is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; the same at 262,901 voxels: .089 / .22,
-# .15 / .38, .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
+# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels, whose
+# table is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; at 262,901 voxels .089 / .22,
+# .15 / .38 and .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
 # .045 / .119, .018 / .040, which add in float16. Where sums must not be rounded on the way, and in tf32, tiles win or
 # draw on all. Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 1.1 ms
 # in groups, 1.8 in tiles and 2.6 in a table at 128 channels.

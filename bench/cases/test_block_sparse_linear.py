@@ -19,7 +19,7 @@ DENSE = "dense"
 SIZE = on(4096, 512)
 DENSITIES = on((1.0, 0.5, 0.3, 0.1, 0.05, 0.01), (0.5, 0.1))
 KINDS = on(
-    [(torch.float16, edge) for edge in (32, 64, 128)] + [(torch.bfloat16, edge) for edge in (32, 64, 128)],
+    [(torch.float16, 32), (torch.float16, 64), (torch.float16, 128), (torch.bfloat16, 32)],
     [(torch.float32, 32)],
 )
 FEW = (0.3, 0.1)  # densities at which bfloat16 runs: it takes the time of float16
@@ -74,8 +74,8 @@ def forward(provider: str, given: Operands, edge: int) -> Call:
 @pytest.mark.parametrize(("dtype", "edge"), KINDS)
 def test_forward(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
     _skip_most(dtype, density)
-    if provider == "TorchBSR" and (dtype != torch.float16 or density > 0.5):
-        pytest.skip("TorchBSR is tuned for each case, in float16 and up to half dense alone")
+    if provider == "TorchBSR" and (dtype != torch.float16 or edge != 32 or density > 0.5):
+        pytest.skip("TorchBSR is tuned for each case, so in float16, at 32x32 and up to half dense alone")
     given = operands(dtype, edge, density)
     measure(forward_case(given, density), provider, lambda: forward(provider, given, edge))
 

@@ -244,7 +244,7 @@ def _block_yardstick(peer: ModuleType, A: BlockCOO, B: Tensor) -> float:
 
 
 def conv() -> None:
-    """Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m], 3^3 submanifold, 5 cm voxels, fp16, and what sparse_conv3d does."""
+    """Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m] and sparse_conv3d, 3^3 submanifold, 5 cm voxels, fp16."""
     peer, rows, matmul = yardsticks(), [], torch.backends.cuda.matmul
     for name, xyz in clouds().items():
         points = voxels(xyz, 0.05, DEVICE)

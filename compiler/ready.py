@@ -186,10 +186,12 @@ def remember_pinned(
     size: Sequence[int] | None,
     fact: str = "",
     facts: list[Tensor] | None = None,
-) -> None:
+) -> PlainCall:
     tensors = {**moving, **fixed}
     plan = plan_for(expr, ",".join(tensors), size, list(tensors.values()), fact)
-    _keep(memory, key, PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or []))
+    call = PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or [])
+    _keep(memory, key, call)
+    return call
 
 
 def _keep(memory: dict[Any, Any], key: object, call: object) -> None:

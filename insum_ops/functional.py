@@ -77,10 +77,9 @@ def insum_beside(
     key, call = find_pinned(memory, expr, tensors)
     if call is not None:
         return call(tensors.values())
-    result = insum(expr, size=size, **tensors, **fixed)
-    if key is not None:
-        remember_pinned(memory, key, expr, tensors, fixed, size)
-    return result
+    if key is None:
+        return insum(expr, size=size, **tensors, **fixed)
+    return remember_pinned(memory, key, expr, tensors, fixed, size)(tensors.values())
 
 
 def insum_owned(
@@ -98,11 +97,10 @@ def insum_owned(
         return call(tensors.values())
     if key is None and not torch.compiler.is_compiling():  # somebody watches: the statement means the same without
         return insum(expr, size=size, **tensors, **fixed)
-    given = {**tensors, **fixed}
-    result = run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
-    if key is not None:
-        remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)
-    return result
+    if key is None:
+        given = {**tensors, **fixed}
+        return run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
+    return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(tensors.values())
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from math import prod
 from time import perf_counter
 
 import torch
@@ -21,7 +22,7 @@ from .configs import configs
 from .errors import UnsupportedError
 from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
-from .schedule import Schedule, Strides, schedules, strategies
+from .schedule import Schedule, Strides, resized, schedules, strategies
 
 __all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "recall", "tune", "tuning_mode"]
 
@@ -29,6 +30,8 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
+LONG = 1024  # no block is longer, so of a longer dimension a source knows only which powers of two divide it
+LAUNCHERS = 4096  # kept before starting afresh
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 
 
@@ -58,6 +61,25 @@ class Problem:
         wants_winners = self.flags.wants_winners
         return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
 
+    def resized(self, known: Launcher) -> Launcher:
+        """A launcher for a problem of the same signature, with the sizes of this one."""
+        schedule = resized(known.schedule, self.bound, self.fact)
+        given = self.strides, self.names, known.sum_dtype, known.wants_winners, known.runners
+        return launcher(self.bound, schedule, known.kernel, *given)
+
+    @cached_property
+    def signature(self) -> object:
+        """All that a kernel's source and its tuned config depend on; sizes that vary count roughly where they are long.
+
+        A tensor's first dimension varies from call to call, and no source holds how long it is: only whether blocks
+        divide it, whether it is longer than they are, and whether addresses need 64 bits.
+        """
+        bound = self.bound
+        shapes = [(_rough(shape, bound.dtypes[name]), self.strides[name]) for name, shape in bound.shapes.items()]
+        settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
+        output = _rough(bound.size, bound.dtype), self.strides[""], self.strides.get(" seed")
+        return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *map(bucket, self.rows)
+
     @cached_property
     def key(self) -> Key:
         """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
@@ -80,6 +102,14 @@ class Problem:
             str(self.flags),
             self.deterministic,
         )
+
+
+def _rough(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
+    length = shape[0] if shape else 0
+    is_large = prod(shape) * dtype.itemsize >= 2**31
+    if length <= LONG:
+        return (*shape, is_large)
+    return (bucket(length), min(length & -length, LONG), *shape[1:], is_large)
 
 
 @cache
@@ -141,6 +171,9 @@ def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     return tuple(candidate for way in ways for candidate in way)
 
 
+_launchers: dict[object, Launcher] = {}  # by signature; they keep the statements whose ids are in it
+
+
 @cache
 def _cache(folder: str) -> TuningCache:
     return TuningCache()
@@ -148,10 +181,22 @@ def _cache(folder: str) -> TuningCache:
 
 def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
     """The best launcher known for a problem, measured now if need be and allowed."""
+    alike = _launchers.get(problem.signature)
+    if alike is not None:
+        return problem.resized(alike)
+    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    found = _choose(problem, tensors, facts, is_capturing)
+    if not is_capturing:  # which takes what it gets
+        if len(_launchers) >= LAUNCHERS:
+            _launchers.clear()
+        _launchers[problem.signature] = found
+    return found
+
+
+def _choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], is_capturing: bool) -> Launcher:
     known = recall(problem)
     if known is not None:
         return problem.launcher(known)
-    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if INTERPRETED or is_capturing or tuning_mode() == "off":
         return problem.launcher(candidates(problem)[0])
     with _cache(str(cache_dir())).lock(problem.key):
@@ -177,6 +222,7 @@ def tune(
     problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool = False
 ) -> tuple[tuple[Timing, ...], Launcher]:
     """Time every candidate on outputs of its own and remember the best; times come back best first."""
+    _launchers.clear()
     with _cache(str(cache_dir())).lock(problem.key):
         return _measure(problem, tensors, facts, full)
 

@@ -65,7 +65,8 @@ class Launcher:
     scatter_dim: int  # the scattered dimension of the output
     seed: int  # the output tensor's number among the tensors, -1 without a seed
     wants_winners: bool = False  # a second result: where each of a max's or min's winners is
-    runners: dict[int, Callable[..., None]] = field(default_factory=dict)  # by which pointers are not aligned
+    # by which pointers are not aligned; shared by launchers of one kernel for other sizes
+    runners: dict[int, Callable[..., None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
@@ -125,9 +126,9 @@ class Launcher:
         arguments = [pool[position] for position in self.order] if INTERPRETED else pointers
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):
-                runner(*arguments, *self.numbers)
+                runner(self.programs, *arguments, *self.numbers)
         else:
-            runner(*arguments, *self.numbers)
+            runner(self.programs, *arguments, *self.numbers)
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
@@ -150,7 +151,7 @@ class Launcher:
     def compile(self, tensors: list[Tensor]) -> Callable[..., None]:
         function = load(self.kernel.source, self.kernel.name)
         if INTERPRETED:
-            return function[(self.programs,)]  # type: ignore[no-any-return]
+            return lambda programs, *arguments: function[(programs,)](*arguments)
         options = {"num_warps": self.kernel.num_warps, "num_stages": self.kernel.num_stages}
         try:
             compiled = function.warmup(*tensors, *self.numbers, grid=(self.programs,), **options)
@@ -161,10 +162,10 @@ class Launcher:
                 f"its source is in {write_source(self.kernel.source)}"
             ) from error
         device = self.bound.device.index
-        run, kernel, metadata, programs = compiled.run, compiled.function, compiled.packed_metadata, self.programs
+        run, kernel, metadata = compiled.run, compiled.function, compiled.packed_metadata
         stream_of = triton.runtime.driver.active.get_current_stream
 
-        def launch(*arguments: object) -> None:
+        def launch(programs: int, *arguments: object) -> None:
             run(programs, 1, 1, stream_of(device), kernel, metadata, None, None, None, *arguments)
 
         launch.compiled = compiled  # type: ignore[attr-defined]  # freeing it would unload the kernel
@@ -179,6 +180,7 @@ def launcher(
     names: Sequence[str],
     sum_dtype: torch.dtype,
     wants_winners: bool = False,
+    runners: dict[int, Callable[..., None]] | None = None,
 ) -> Launcher:
     """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
     order: list[int] = []
@@ -199,7 +201,8 @@ def launcher(
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
     numbered = tuple(order), tuple(numbers)
-    return Launcher(bound, schedule, kernel, sum_dtype, *numbered, programs, dim, seed, wants_winners)
+    rest = programs, dim, seed, wants_winners, {} if runners is None else runners
+    return Launcher(bound, schedule, kernel, sum_dtype, *numbered, *rest)
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

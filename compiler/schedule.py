@@ -34,6 +34,7 @@ __all__ = [
     "Schedule",
     "Strides",
     "is_varying",
+    "resized",
     "schedules",
     "strategies",
     "written_once",
@@ -259,6 +260,14 @@ def schedules(
     if not deterministic and _is_worth_sharing(found[0]):
         found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
     return tuple(found)
+
+
+def resized(schedule: Schedule, bound: Bound, fact: str) -> Schedule:
+    """The same schedule for a statement of other extents."""
+    extents = dict(_Start.of(bound, schedule.strategy, fact).extents)
+    if schedule.merged is not None:
+        extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
+    return replace(schedule, bound=bound, extents=extents)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from math import prod
 from time import perf_counter
 
 import torch
@@ -31,6 +30,7 @@ TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LONG = 1024  # no block is longer, so of a longer dimension a source knows only which powers of two divide it
+NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 LAUNCHERS = 4096  # kept before starting afresh
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 
@@ -75,9 +75,9 @@ class Problem:
         divide it, whether it is longer than they are, and whether addresses need 64 bits.
         """
         bound = self.bound
-        shapes = [(_rough(shape, bound.dtypes[name]), self.strides[name]) for name, shape in bound.shapes.items()]
+        shapes = [_rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
-        output = _rough(bound.size, bound.dtype), self.strides[""], self.strides.get(" seed")
+        output = _rough(bound.size, self.strides[""]), self.strides.get(" seed"), bound.winner_dtype
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *map(bucket, self.rows)
 
     @cached_property
@@ -104,12 +104,13 @@ class Problem:
         )
 
 
-def _rough(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
+def _rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
+    """A shape and its strides; of a long first dimension its power of two and which blocks divide it."""
     length = shape[0] if shape else 0
-    is_large = prod(shape) * dtype.itemsize >= 2**31
-    if length <= LONG:
-        return (*shape, is_large)
-    return (bucket(length), min(length & -length, LONG), *shape[1:], is_large)
+    span = sum([(size - 1) * stride for size, stride in zip(shape, strides)])
+    if length <= LONG or span >= NEAR:
+        return shape, strides
+    return bucket(length), min(length & -length, LONG), shape[1:], strides
 
 
 @cache

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["DEVICE", "LIMIT", "LIMIT_TF32", "OURS", "PEER_FAILURES", "Call", "Case", "forget", "held", "on"]
+__all__ = ["DEVICE", "LIMIT", "LIMIT_TF32", "OURS", "PEER_FAILURES", "Call", "Case", "forget", "held", "is_ours", "on"]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-OURS = "insum_ops"
+OURS = "insum_ops"  # a variant of ours is called so too, with more after it: insum_ops tf32
 # the largest relative error, by norm, of a result that gets a time; float16: sums meet in it, as torch's flag allows
 LIMIT = {torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 LIMIT_TF32 = 3e-3
@@ -45,6 +45,10 @@ class Call:
     is_capturable: bool = True  # in a CUDA graph
     limit: float | None = None  # of its own precision, if not the case's
     facts: Mapping[str, float | int | str] = field(default_factory=dict)
+
+
+def is_ours(provider: str) -> bool:
+    return provider.startswith(OURS)
 
 
 def on(gpu: T, cpu: T) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .case import OURS
+from .case import OURS, is_ours
 from .machine import slug
 from .results import ResultsError, Row, Run, better, load
 
@@ -60,7 +60,7 @@ def _ratios(run: Run) -> dict[tuple[str, str, str], float]:
 
 
 def _is_comparable(ours: Row, peer: Row) -> bool:
-    return peer.provider != OURS and ours.unit == peer.unit and ours.low > 0 and peer.low > 0
+    return not is_ours(peer.provider) and ours.unit == peer.unit and ours.low > 0 and peer.low > 0
 
 
 def compare(path: Path, stored: Path | None = None, threshold: float | None = None) -> int:

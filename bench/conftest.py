@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget
+from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, is_ours
 from .harness import Times, check, cold_times, device_times, queued_times
 from .machine import machine
 
@@ -89,7 +89,7 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
     except torch.OutOfMemoryError:
         pytest.skip(f"{provider} needs more memory than this machine has")
     except PEER_FAILURES as error:  # a wrong or broken peer gets no time and stops nobody
-        if provider == OURS:
+        if is_ours(provider):
             raise
         pytest.skip(f"{provider} fails here: {type(error).__name__}: {error}")
 

@@ -13,6 +13,14 @@ from .results import TITLES, ResultsError, Run, called_ratio, crossover
 
 __all__ = ["BEGIN", "END", "block", "rewrite"]
 
+# written without a library: the report has them, README the libraries
+PLAIN = (
+    "torch, one matmul a tap",
+    "torch, one matmul an expert",
+    "torch, gather and index_add",
+    "gather, multiply, scatter",
+    "PyG",
+)
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SKIPPED = ("roof", "group_size", "conversion", "cost", "host", "memory")  # not a speed-up over a peer
 
@@ -56,17 +64,21 @@ def _speedups(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
     for experiment in run.experiments:
         if experiment in SKIPPED:
             continue
-        found: dict[tuple[str, str], tuple[Points, Points]] = {}
-        for ours, peer, ratio in run.ratios(experiment):
-            device, called = found.setdefault((ours.series, peer.provider), ([], []))
-            if ours.timing == peer.timing:
-                device.append((ours.x, ratio))
-            as_called = called_ratio(ours, peer)
-            if as_called is not None:
-                called.append((ours.x, as_called))
-        for (series, against), (device, called) in found.items():
-            title = TITLES.get(experiment, experiment) + (f", {series}" if series else "")
-            reported = REPORTED.get((experiment, series, against), "")
+        found: dict[tuple[str, str, str], tuple[Points, Points]] = {}
+        for variant in run.variants(experiment):
+            for ours, peer, ratio in run.ratios(experiment, variant):
+                if peer.provider in PLAIN:
+                    continue
+                device, called = found.setdefault((variant, ours.series, peer.provider), ([], []))
+                if ours.timing == peer.timing:
+                    device.append((ours.x, ratio))
+                as_called = called_ratio(ours, peer)
+                if as_called is not None:
+                    called.append((ours.x, as_called))
+        for (variant, series, against), (device, called) in found.items():
+            own = variant.removeprefix(OURS).strip(", ")
+            title = ", ".join(filter(None, (TITLES.get(experiment, experiment), series, own)))
+            reported = REPORTED.get((experiment, series, against), "") if not own else ""
             yield title, against, _summary(device, against), _summary(called, against), reported
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from .case import OURS
+from .case import OURS, is_ours
 from .harness import geomean
 from .plots import STYLES, Plot, plots, png
 from .results import TITLES, Row, Run, better
@@ -121,7 +121,7 @@ def _rows(run: Run, experiment: str) -> Iterator[str]:
 
 
 def _row(row: Row, ours: Row | None) -> str:
-    is_peer = ours is not None and row.provider != OURS and ours.unit == row.unit and ours.value > 0
+    is_peer = ours is not None and not is_ours(row.provider) and ours.unit == row.unit and ours.value > 0
     ratio = _ratio(better(ours, row)) if is_peer and ours is not None else "<td></td>"
     cells = f"<td>{escape(row.case)}</td><td>{escape(row.provider)}</td><td>{row.value:.4g} {row.unit}</td>{ratio}"
     times = (row.queued_ms, row.wall_ms, row.cold_ms, row.peak_mib)

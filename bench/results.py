@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .case import OURS
+from .case import OURS, is_ours
 
 __all__ = ["BASELINES", "TITLES", "ResultsError", "Row", "Run", "better", "called_ratio", "crossover", "load", "merge"]
 
@@ -114,20 +114,24 @@ class Run:
         for name in dict.fromkeys(row.case for row in self.of(experiment)):
             yield {row.provider: row for row in self.of(experiment) if row.case == name}
 
-    def ratios(self, experiment: str) -> Iterator[tuple[Row, Row, float]]:
-        """Ours, a peer, and how many times ours is the better, for each pair on the same case.
+    def ratios(self, experiment: str, provider: str = OURS) -> Iterator[tuple[Row, Row, float]]:
+        """Ours or a variant of ours, a peer, and how many times ours is the better, for each pair on the same case.
 
         By device time where both were captured; a peer that can't be is compared as both are called.
         """
         for providers in self.cases(experiment):
-            ours = providers.get(OURS)
-            for provider, row in providers.items():
-                if ours is not None and provider != OURS and row.unit == ours.unit and ours.value > 0:
+            ours = providers.get(provider)
+            for name, row in providers.items():
+                if ours is not None and not is_ours(name) and row.unit == ours.unit and ours.value > 0:
                     yield ours, row, better(ours, row)
+
+    def variants(self, experiment: str) -> tuple[str, ...]:
+        """Ours, and what else of ours ran."""
+        return tuple(dict.fromkeys(row.provider for row in self.of(experiment) if is_ours(row.provider)))
 
     def baseline(self, experiment: str) -> str | None:
         """The provider that speed-ups of an experiment are over."""
-        ran = list(dict.fromkeys(row.provider for row in self.of(experiment) if row.provider != OURS))
+        ran = list(dict.fromkeys(row.provider for row in self.of(experiment) if not is_ours(row.provider)))
         for name in (*BASELINES.get(experiment, ()), *ran):
             if name in ran:
                 return name

@@ -21,7 +21,8 @@ from .configs import configs
 from .errors import UnsupportedError
 from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
-from .schedule import Schedule, Strides, resized, schedules, strategies
+from .scatter import strategies
+from .schedule import Schedule, Strides, resized, schedules
 
 __all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "recall", "tune", "tuning_mode"]
 

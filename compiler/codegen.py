@@ -15,7 +15,8 @@ from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .schedule import Merged, Schedule, Strides
+from .scatter import Merged
+from .schedule import Schedule, Strides
 from .winners import Winners
 
 __all__ = ["emit"]

@@ -22,7 +22,8 @@ from .pipeline import plan_for, problem_for
 from .pipeline import tune as tune_plan
 from .ranges import check_ranges
 from .rewrite import sparse_factor
-from .schedule import Schedule, strategies
+from .scatter import strategies
+from .schedule import Schedule
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]

@@ -17,7 +17,8 @@ from .ranges import remember_range
 from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
 from .ready_call import Backward, SparseCall
 from .recipes import recipe_for
-from .schedule import NARROW, written_once
+from .scatter import written_once
+from .schedule import NARROW
 from .sparse import Recipe, SparseFormat
 
 __all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]

@@ -11,7 +11,7 @@ import torch
 __all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter"]
 
 # tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
-_GENERATOR = ("schedule", "contract", "configs", "broadcast", "loads", "products", "winners", "codegen")
+_GENERATOR = ("scatter", "schedule", "contract", "configs", "broadcast", "loads", "products", "winners", "codegen")
 CODEGEN_VERSION = sha256(
     b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _GENERATOR)
 ).hexdigest()[:16]

@@ -11,7 +11,8 @@ from .broadcast import Eager, Lazy, Value
 from .differentiate import fresh_name
 from .ir import Access, Const, Index, Var
 from .kernel import Config, Flags, Parameter
-from .schedule import Factor, OneHot, Schedule, Strides, is_varying
+from .scatter import Factor, OneHot, is_varying
+from .schedule import Schedule, Strides
 
 __all__ = ["TYPES", "Loads"]
 

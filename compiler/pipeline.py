@@ -20,7 +20,7 @@ from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
-from .schedule import strategies
+from .scatter import strategies
 
 __all__ = [
     "Plan",

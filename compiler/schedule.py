@@ -17,33 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Union
 
 import torch
 
 from .bind import Bound
 from .contract import Dot, Node, contract, dots, multiply
-from .differentiate import fresh_name
-from .ir import Access, Index, Var, walk
+from .ir import Access, Var
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying
 
-__all__ = [
-    "NARROW",
-    "Merged",
-    "OneHot",
-    "Owner",
-    "Schedule",
-    "Strides",
-    "is_varying",
-    "resized",
-    "schedules",
-    "strategies",
-    "written_once",
-]
+__all__ = ["NARROW", "Schedule", "Strides", "resized", "schedules"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
-ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
-ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
 SHARED_LOOP = 1024  # a loop this long is shared by several programs
@@ -51,43 +36,6 @@ SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each
 SHARED_TILE = 64  # with tiles of this size
 NARROW = 32  # a dot's tile up to this wide is made wider by neighbours, which share what the other side loads
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
-
-
-@dataclass(frozen=True)
-class OneHot:
-    """1 where `position` equals index `name`, else 0: a scatter as a factor."""
-
-    position: Access
-    name: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.name, *self.position.names)))
-
-    def __str__(self) -> str:
-        return f"[{self.position} == {self.name}]"
-
-
-Factor = Union[Access, OneHot]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Each program owns row `row` of the output and walks that row's groups, index `segment`."""
-
-    row: str
-    segment: str
-    fact: str
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Tile axis `name` runs over two index names side by side: `outer = name // width`, `inner = name % width`."""
-
-    name: str
-    outer: str
-    inner: str
-    width: int
 
 
 @dataclass(frozen=True)
@@ -171,70 +119,6 @@ class Schedule:
         return "\n".join([f"scatter: {self.strategy}, product: {product}{shared}", *rows])
 
 
-def written_once(name: str) -> str:
-    """The fact that an index tensor points to every place once, whatever its -1s."""
-    return f"{name} once"
-
-
-def is_varying(bound: Bound, name: str) -> bool:
-    """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
-    roots = (bound.statement.output, *bound.statement.accesses)
-    firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
-    return any(isinstance(first, Var) and first.name == name for first in firsts)
-
-
-def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
-    """How the result may reach the output, the most promising first.
-
-    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
-    """
-    indices = bound.statement.output.indices
-    scattered = [index for index in indices if isinstance(index, Access)]
-    if not scattered:
-        return ("store",)
-    direct = [index.name for index in indices if isinstance(index, Var)]
-    is_simple = (
-        len(scattered) == 1
-        and len(direct) == len(indices) - 1
-        and len(set(direct)) == len(direct)
-        and not set(direct) & set(scattered[0].names)
-    )
-    found = []
-    is_sum = bound.statement.is_sum
-    if is_simple and fact == written_once(scattered[0].name):
-        return ("store-once",)
-    if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
-        apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
-        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
-            found.append("on-chip")
-    if is_simple and owned_by(scattered[0], fact) is not None:
-        if scattered[0].name != fact:  # tiles own their rows
-            return ("owner",)
-        found.append("owner")
-        if is_sum and not deterministic and not bound.is_seeded:
-            found.append("store-or-atomic")
-    if is_sum and not deterministic and "store-or-atomic" not in found:
-        found.append("atomic")
-    return tuple(found)
-
-
-def owned_by(scattered: Access, fact: str) -> Access | None:
-    """The access whose values own what is scattered to, if `fact` says so.
-
-    "AM": AM[p] ascends, and each of its values owns a row. "ROW.TILE": TILE[p] ascends, and each of its values t owns
-    the rows ROW[t,...]; ROW holds every row of the output once, and -1 where a tile is not full.
-    """
-    outer, _, inner = fact.rpartition(".")
-    owner: Index = scattered
-    if outer:
-        if scattered.name != outer or not all(isinstance(index, Var) for index in scattered.indices[1:]):
-            return None
-        owner = scattered.indices[0]
-    if not isinstance(owner, Access) or owner.name != inner:
-        return None
-    return owner if all(isinstance(index, Var) for index in owner.indices) else None
-
-
 def schedules(
     bound: Bound,
     strides: Strides,
@@ -247,7 +131,7 @@ def schedules(
 
     `use_dot`: True or False allows one kind of product only; None lets extents decide.
     """
-    start = _Start.of(bound, strategy, fact)
+    start = Start.of(bound, strategy, fact)
     found = []
     may_dot = use_dot is not False and bound.statement.is_sum
     dotted = _dot_schedule(start, strides) if may_dot else None
@@ -264,110 +148,14 @@ def schedules(
 
 def resized(schedule: Schedule, bound: Bound, fact: str) -> Schedule:
     """The same schedule for a statement of other extents."""
-    extents = dict(_Start.of(bound, schedule.strategy, fact).extents)
+    extents = dict(Start.of(bound, schedule.strategy, fact).extents)
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
     return replace(schedule, bound=bound, extents=extents)
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The statement after its scatter strategy has had its say, before roles."""
-
-    bound: Bound
-    strategy: str
-    output: Access
-    factors: tuple[Factor, ...]
-    extents: Mapping[str, int]
-    owner: Owner | None
-    fact: str
-    merged: Merged | None = None
-
-    @staticmethod
-    def of(bound: Bound, strategy: str, fact: str) -> _Start:
-        statement = bound.statement
-        start = _Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None, "")
-        if strategy == "owner":
-            return start.owned(fact)
-        if strategy == "on-chip":
-            return start.on_chip()
-        return replace(start, fact=fact if strategy == "store-or-atomic" else "")
-
-    @property
-    def scattered(self) -> Access:
-        return self.output.indirections[0]
-
-    @property
-    def _scattered_dim(self) -> int:
-        return self.output.indices.index(self.scattered)
-
-    def fresh(self, wanted: str) -> str:
-        return fresh_name(wanted, self.extents)
-
-    def owned(self, fact: str) -> _Start:
-        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
-
-        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.
-        """
-        access = owned_by(self.scattered, fact)
-        assert access is not None
-        row, segment = self.fresh("r"), str(access.indices[0])
-        is_tile = access is not self.scattered
-        rows = self.bound.shapes[self.scattered.name] if is_tile else self.bound.size[self._scattered_dim :]
-        swap = {access: Var(row)}
-        factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
-        owner, extents = Owner(row, segment, access.name), {**self.extents, row: rows[0]}
-        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
-
-    def side_by_side(self, outer: str, inner: str) -> _Start:
-        """One axis for two names, the values of `inner` for one value of `outer` after another."""
-        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
-        extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
-        return replace(self, extents=extents, merged=merged)
-
-    def on_chip(self) -> _Start:
-        """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
-        name = self.fresh("s")
-        extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
-        output = _substitute(self.output, {self.scattered: Var(name)})
-        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
-
-    @property
-    def free(self) -> tuple[str, ...]:
-        return self.output.names
-
-    @property
-    def summed(self) -> tuple[str, ...]:
-        names = dict.fromkeys(name for factor in self.factors for name in factor.names)
-        if self.owner is not None:
-            names.setdefault(self.owner.segment)
-        return tuple(name for name in names if name not in self.free)
-
-    def varies_over(self, factor: Factor) -> set[str]:
-        """The names a factor's tile changes with: groups follow the row that owns them."""
-        names = set(factor.names)
-        if self.owner is not None and self.owner.segment in names:
-            names.add(self.owner.row)
-        if self.merged is not None and names & {self.merged.outer, self.merged.inner}:
-            names.add(self.merged.name)
-        return names
-
-    @property
-    def segment(self) -> str | None:
-        return self.owner.segment if self.owner is not None else None
-
-
-def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
-    def index(item: Index) -> Index:
-        if isinstance(item, Access):
-            return swap.get(item) or _substitute(item, swap)
-        return item
-
-    return replace(access, indices=tuple(map(index, access.indices)))
-
-
 def _finish(
-    start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
+    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
 ) -> Schedule:
     """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
     roles: dict[str, str] = {}
@@ -396,7 +184,7 @@ def _finish(
     )
 
 
-def _tree(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
+def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
     axes = {*tiles, *steps}
     leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
     if not start.bound.statement.is_sum:
@@ -404,7 +192,7 @@ def _tree(start: _Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot
     return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
 
 
-def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
+def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
     """The best choice of rows, columns and summed axes such that every product of tiles is a dot."""
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
@@ -424,7 +212,7 @@ def _dot_schedule(start: _Start, strides: Strides) -> Schedule | None:
     return best[1] if best else None
 
 
-def _merged_schedules(start: _Start, narrow: Schedule) -> tuple[Schedule, ...]:
+def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
     """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once."""
     tiles, steps = narrow.names("tile"), narrow.names("step")
     if len(tiles) != 2 or max(start.extents[name] for name in tiles) > NARROW:
@@ -442,7 +230,7 @@ def _merged_schedules(start: _Start, narrow: Schedule) -> tuple[Schedule, ...]:
     return ()
 
 
-def _may_merge(start: _Start, outer: str, inner: str, other: str) -> bool:
+def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
     """Tiles of a fixed power of two that `outer` moves, while it does not move those along `other`."""
     width, names = start.extents[inner], start.bound.statement.free
     if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
@@ -453,7 +241,7 @@ def _may_merge(start: _Start, outer: str, inner: str, other: str) -> bool:
     return bool(moved) and all(other not in names for names in moved)
 
 
-def _loaded_elements(start: _Start, axes: set[str], strides: Strides) -> float:
+def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
     """Elements that all programs load together with tiles of at most 128 along `axes`; scattered ones count more."""
     blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
@@ -495,7 +283,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     return longest >= SHARED_LOOP and programs < SHARED_PROGRAMS
 
 
-def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:
+def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
     """For each name, how many elements are read or written along a unit stride of it."""
     found: dict[str, int] = {}
     for factor in (start.output, *start.factors):
@@ -510,7 +298,7 @@ def _contiguity(start: _Start, strides: Strides) -> dict[str, int]:
     return found
 
 
-def _deep_schedule(start: _Start, plain: Schedule) -> Schedule | None:
+def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
     """Instead of several results side by side, several summands: many gathers in flight for rows of many entries."""
     sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
     if not sums or plain.names("step") or not plain.names("tile"):
@@ -519,7 +307,7 @@ def _deep_schedule(start: _Start, plain: Schedule) -> Schedule | None:
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
 
 
-def _plain_schedule(start: _Start, strides: Strides, deterministic: bool) -> Schedule:
+def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Schedule:
     """No dot: one axis along memory, one more over results, everything else serial."""
     contiguous = _contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None

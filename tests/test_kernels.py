@@ -16,12 +16,13 @@ from statements import DEVICE, examples, statements
 from statements import IS_INTERPRETED as INTERPRETED
 from tolerances import assert_matches, assert_within, bound
 
-from insum_ops.compiler import schedule
+from insum_ops.compiler import scatter, schedule
 from insum_ops.compiler.autotune import Candidate
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.schedule import schedules, strategies
+from insum_ops.compiler.scatter import strategies
+from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -366,7 +367,7 @@ def test_random_statements_whatever_the_schedule(case, use_dot, lazy, swap):
     expected = LoopNest(case.expr, case.tensors, case.size).result()
     limit = bound(expected.dtype, expected.magnitude, expected.terms, expected.factors)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "ON_CHIP_PROGRAMS", 1)
+        patch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)
         ways = strategies(own.bound)
     for strategy in ways:
         for found in schedules(own.bound, own.strides, strategy, use_dot=use_dot):

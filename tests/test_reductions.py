@@ -23,7 +23,8 @@ from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.op import call_with_winners
-from insum_ops.compiler.schedule import schedules, strategies
+from insum_ops.compiler.scatter import strategies
+from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 EXTREMES = ("max", "min")

@@ -10,7 +10,8 @@ from problems import APPLICATIONS, GROUP_MAX, GROUP_SPMM, positions, problem, va
 
 from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.contract import Product
-from insum_ops.compiler.schedule import Merged, Schedule, schedules, strategies
+from insum_ops.compiler.scatter import Merged, strategies
+from insum_ops.compiler.schedule import Schedule, schedules
 
 
 def ways(own: Problem) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
-from insum_ops.compiler import schedule  # noqa: E402
+from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
@@ -68,7 +68,7 @@ def test_edges(kind):
 
 def test_scattering_on_chip(monkeypatch):
     """What a batch of hundreds runs, with a dot over channels."""
-    monkeypatch.setattr(schedule, "ON_CHIP_PROGRAMS", 1)
+    monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)
     assert_right(
         FullyConnectedTensorProduct("16x0e + 16x1o", "0e + 1o", "16x0e + 16x1o", shared_weights=False), 5, (5,)
     )

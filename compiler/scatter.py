@@ -1,0 +1,214 @@
+"""How a result may reach the output, and what the statement becomes for it; what is known of the rows scattered to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Union
+
+from .bind import Bound
+from .differentiate import fresh_name
+from .ir import Access, Index, Var, walk
+
+__all__ = ["Factor", "Merged", "OneHot", "Owner", "Start", "is_varying", "owned_by", "strategies", "written_once"]
+
+ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
+ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """1 where `position` equals index `name`, else 0: a scatter as a factor."""
+
+    position: Access
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.name, *self.position.names)))
+
+    def __str__(self) -> str:
+        return f"[{self.position} == {self.name}]"
+
+
+Factor = Union[Access, OneHot]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Each program owns row `row` of the output and walks that row's groups, index `segment`."""
+
+    row: str
+    segment: str
+    fact: str
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Tile axis `name` runs over two index names side by side: `outer = name // width`, `inner = name % width`."""
+
+    name: str
+    outer: str
+    inner: str
+    width: int
+
+
+def written_once(name: str) -> str:
+    """The fact that an index tensor points to every place once, whatever its -1s."""
+    return f"{name} once"
+
+
+def is_varying(bound: Bound, name: str) -> bool:
+    """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+    roots = (bound.statement.output, *bound.statement.accesses)
+    firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
+    return any(isinstance(first, Var) and first.name == name for first in firsts)
+
+
+def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
+    """How the result may reach the output, the most promising first.
+
+    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
+    """
+    indices = bound.statement.output.indices
+    scattered = [index for index in indices if isinstance(index, Access)]
+    if not scattered:
+        return ("store",)
+    direct = [index.name for index in indices if isinstance(index, Var)]
+    is_simple = (
+        len(scattered) == 1
+        and len(direct) == len(indices) - 1
+        and len(set(direct)) == len(direct)
+        and not set(direct) & set(scattered[0].names)
+    )
+    found = []
+    is_sum = bound.statement.is_sum
+    if is_simple and fact == written_once(scattered[0].name):
+        return ("store-once",)
+    if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
+        apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
+        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
+            found.append("on-chip")
+    if is_simple and owned_by(scattered[0], fact) is not None:
+        if scattered[0].name != fact:  # tiles own their rows
+            return ("owner",)
+        found.append("owner")
+        if is_sum and not deterministic and not bound.is_seeded:
+            found.append("store-or-atomic")
+    if is_sum and not deterministic and "store-or-atomic" not in found:
+        found.append("atomic")
+    return tuple(found)
+
+
+def owned_by(scattered: Access, fact: str) -> Access | None:
+    """The access whose values own what is scattered to, if `fact` says so.
+
+    "AM": AM[p] ascends, and each of its values owns a row. "ROW.TILE": TILE[p] ascends, and each of its values t owns
+    the rows ROW[t,...]; ROW holds every row of the output once, and -1 where a tile is not full.
+    """
+    outer, _, inner = fact.rpartition(".")
+    owner: Index = scattered
+    if outer:
+        if scattered.name != outer or not all(isinstance(index, Var) for index in scattered.indices[1:]):
+            return None
+        owner = scattered.indices[0]
+    if not isinstance(owner, Access) or owner.name != inner:
+        return None
+    return owner if all(isinstance(index, Var) for index in owner.indices) else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The statement after its scatter strategy has had its say, before roles."""
+
+    bound: Bound
+    strategy: str
+    output: Access
+    factors: tuple[Factor, ...]
+    extents: Mapping[str, int]
+    owner: Owner | None
+    fact: str
+    merged: Merged | None = None
+
+    @staticmethod
+    def of(bound: Bound, strategy: str, fact: str) -> Start:
+        statement = bound.statement
+        start = Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None, "")
+        if strategy == "owner":
+            return start.owned(fact)
+        if strategy == "on-chip":
+            return start.on_chip()
+        return replace(start, fact=fact if strategy == "store-or-atomic" else "")
+
+    @property
+    def scattered(self) -> Access:
+        return self.output.indirections[0]
+
+    @property
+    def _scattered_dim(self) -> int:
+        return self.output.indices.index(self.scattered)
+
+    def fresh(self, wanted: str) -> str:
+        return fresh_name(wanted, self.extents)
+
+    def owned(self, fact: str) -> Start:
+        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
+
+        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.
+        """
+        access = owned_by(self.scattered, fact)
+        assert access is not None
+        row, segment = self.fresh("r"), str(access.indices[0])
+        is_tile = access is not self.scattered
+        rows = self.bound.shapes[self.scattered.name] if is_tile else self.bound.size[self._scattered_dim :]
+        swap = {access: Var(row)}
+        factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
+        owner, extents = Owner(row, segment, access.name), {**self.extents, row: rows[0]}
+        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
+
+    def side_by_side(self, outer: str, inner: str) -> Start:
+        """One axis for two names, the values of `inner` for one value of `outer` after another."""
+        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
+        extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
+        return replace(self, extents=extents, merged=merged)
+
+    def on_chip(self) -> Start:
+        """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
+        name = self.fresh("s")
+        extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
+        output = _substitute(self.output, {self.scattered: Var(name)})
+        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        return self.output.names
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        names = dict.fromkeys(name for factor in self.factors for name in factor.names)
+        if self.owner is not None:
+            names.setdefault(self.owner.segment)
+        return tuple(name for name in names if name not in self.free)
+
+    def varies_over(self, factor: Factor) -> set[str]:
+        """The names a factor's tile changes with: groups follow the row that owns them."""
+        names = set(factor.names)
+        if self.owner is not None and self.owner.segment in names:
+            names.add(self.owner.row)
+        if self.merged is not None and names & {self.merged.outer, self.merged.inner}:
+            names.add(self.merged.name)
+        return names
+
+    @property
+    def segment(self) -> str | None:
+        return self.owner.segment if self.owner is not None else None
+
+
+def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
+    def index(item: Index) -> Index:
+        if isinstance(item, Access):
+            return swap.get(item) or _substitute(item, swap)
+        return item
+
+    return replace(access, indices=tuple(map(index, access.indices)))

@@ -200,9 +200,9 @@ def launcher(
     scattered = bound.statement.output.indirections
     dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    numbered = tuple(order), tuple(numbers)
-    rest = programs, dim, seed, wants_winners, {} if runners is None else runners
-    return Launcher(bound, schedule, kernel, sum_dtype, *numbered, *rest)
+    kept = {} if runners is None else runners
+    facts = tuple(order), tuple(numbers), programs, dim, seed, wants_winners, kept
+    return Launcher(bound, schedule, kernel, sum_dtype, *facts)
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

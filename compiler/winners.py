@@ -125,6 +125,7 @@ class Winners(Products):
         if self.found is not None:
             self.line(f"acc = tl.where({self.spread(self.found, root)}, acc, 0.0)")
         bounds = [self.bounds[name] for name in self.schedule.free if name in self.bounds]
+        bounds += [self.valid[access] for access in self.schedule.output.indirections if access in self.valid]
         mask = self.conjunction(bounds, root)
         guard = f", mask={mask}" if mask else ""
         dtype = TYPES[self.bound.dtype]

@@ -205,6 +205,8 @@ class KernelMap:
         """The outputs in tiles of `tile_size` that need the same taps, as far as there are as many."""
         if not 1 <= self.volume <= MOST_TAPS:
             raise FormatError(f"the kernel has {self.volume} taps; tiles are made for at most {MOST_TAPS}")
+        if tile_size < 1 or tile_size & (tile_size - 1):
+            raise FormatError(f"tile_size is {tile_size}; a tile holds a power of two of voxels")
         tables, key = self._tables, (self._side, tile_size)
         found = tables.tiled.get(key)
         if found is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps

@@ -95,10 +95,11 @@ def insum_owned(
     key, call = find_pinned(memory, expr, tensors)
     if call is not None:
         return call(tensors.values())
-    if key is None and not torch.compiler.is_compiling():  # somebody watches: the statement means the same without
-        return insum(expr, size=size, **tensors, **fixed)
+    given = {**tensors, **fixed}
+    wants_grad = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given.values()])
+    if key is None and (wants_grad or not torch.compiler.is_compiling()):  # the statement means the same without
+        return insum(expr, size=size, **given)
     if key is None:
-        given = {**tensors, **fixed}
         return run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
     return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(tensors.values())
 

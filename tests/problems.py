@@ -63,6 +63,7 @@ def _group_spmm() -> dict[str, Tensor]:
 
 GROUP_SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
 GROUP_MAX = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
+CONVOLUTION_TILED = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]"
 APPLICATIONS = {
     "gather_matmul_scatter": Application(
         "C[D[y],x] += A[y,E[r]] * B[r,x]",
@@ -125,6 +126,23 @@ APPLICATIONS = {
         True,
         (64, 32, 64),
         frozenset({"MAPX", "MAPY"}),
+    ),
+    "convolution_tiled": Application(
+        CONVOLUTION_TILED,
+        {
+            "ROW": positions(79, 128),
+            "TILE": positions(1100),
+            "NBR": positions(1100, 128),
+            "TAP": positions(1100),
+            "In": values(10000, 64),
+            "Weight": values(27, 64, 96),
+        },
+        (10000, 96),
+        "ROW.TILE",
+        "owner",
+        True,
+        (64, 32, 64),
+        frozenset({"ROW", "NBR"}),
     ),
     "tensor_product_on_chip": Application(
         "Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,CGL[p],u,w]",

@@ -94,6 +94,28 @@ def test_a_last_tile_of_neighbours_is_bounded_once() -> None:
     assert "in_q" not in source
 
 
+def test_a_tile_is_known_by_its_program_and_stored_once() -> None:
+    """Which tile a tap belongs to is never read, and its rows' positions are read before the loop."""
+    for flags, is_compared in ((None, True), (NO_PADDING, False)):
+        source = emitted(APPLICATIONS["convolution_tiled"], flags).source
+        assert "TILE_ptr" not in source
+        assert "atomic" not in source
+        assert ("has_ROW" in source) == is_compared
+        lines = source.splitlines()
+        (loop,) = (at for at, line in enumerate(lines) if line.lstrip().startswith("for "))
+        assert [at < loop for at, line in enumerate(lines) if "tl.load(ROW_ptr" in line] == [True]
+        assert sum("tl.store(" in line for line in lines) == 1
+
+
+def test_the_bias_that_tiles_start_from_is_one_row() -> None:
+    application = APPLICATIONS["convolution_tiled"]
+    tensors = {**application.tensors, "Out": values(96).expand(10000, 96)}
+    source = first(problem(application.expr, tensors, None, application.fact, Flags(padded=application.padded)))
+    (line,) = (line for line in source.splitlines() if "acc += tl.load(" in line)
+    assert "* 0 + i_m" in line
+    assert "has_ROW" in line
+
+
 def test_programs_that_share_a_sum_take_a_part_of_its_longest_loop() -> None:
     own = problem("dW[u,w] += T[b,i,u] * dZ[b,i,w]", {"T": values(9000, 3, 64), "dZ": values(9000, 3, 64)})
     way = schedules(own.bound, own.strides, "store")[0]

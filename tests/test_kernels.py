@@ -158,6 +158,44 @@ def owned_neighbours(dtype, wide):
     return "C[AM[p],q,i,n] += AV[p,i,j] * B[AK[p],q,j,n]", tensors, (3, 3, 4, 4), "AM", A.facts
 
 
+def tiled_convolution(dtype, wide):
+    """Three tiles, the second of which needs no tap and the last of which is not full."""
+    size = 4 if wide < 16 else 20
+    rows = 2 * size + 1
+    ROW = torch.full((3, size), -1, dtype=torch.int32)
+    ROW.view(-1)[:rows] = torch.randperm(rows)
+    TILE, pointers = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 0, 2], [0, 2, 2, 3]))
+    tensors = dict(ROW=ROW.to(DEVICE), TILE=TILE, NBR=positions(5, 3, size), TAP=positions(2, 3).clamp_min(0))
+    tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide + 1, dtype=dtype))
+    expr = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * W[TAP[p],c,m]"
+    return expr, tensors, (rows, wide + 1), "ROW.TILE", [pointers]
+
+
+def seeded_tiles(dtype, wide):
+    """The sums start from a bias, the same one for every row."""
+    expr, tensors, size, fact, facts = tiled_convolution(dtype, wide)
+    tensors["Out"] = draw(size[1], dtype=dtype).expand(size)
+    return expr, tensors, None, fact, facts
+
+
+def grouped_tiles(dtype, wide):
+    """Channels in two groups."""
+    _, tensors, (rows, _), fact, facts = tiled_convolution(dtype, wide)
+    tensors |= dict(In=draw(5, 2, wide, dtype=dtype), W=draw(2, 2, wide, 3, dtype=dtype))
+    return "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * W[TAP[p],g,c,m]", tensors, (rows, 2, 3), fact, facts
+
+
+def depthwise_tiles(dtype, wide):
+    _, tensors, (rows, _), fact, facts = tiled_convolution(dtype, wide)
+    tensors["W"] = draw(2, wide, dtype=dtype)
+    return "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * W[TAP[p],g]", tensors, (rows, wide), fact, facts
+
+
+def tiled_max(dtype, wide):
+    _, *rest = tiled_convolution(dtype, wide)
+    return "Out[ROW[TILE[p],q],m] = max(In[NBR[p,q],c] * W[TAP[p],c,m])", *rest
+
+
 MERGED = [
     (grouped_gradient, "store"),
     (scaled_gradient, "store"),
@@ -182,6 +220,12 @@ CASES = [
     (block_max, "owner"),
     (neighbour_max, "store"),
     (convolution, "atomic"),
+    (tiled_convolution, "owner"),
+    (tiled_convolution, "atomic"),
+    (seeded_tiles, "owner"),
+    (grouped_tiles, "owner"),
+    (depthwise_tiles, "owner"),
+    (tiled_max, "owner"),
     (convolution_weight, "atomic"),
     (convolution_weight, "on-chip"),
     (output_stationary, "store"),
@@ -202,7 +246,9 @@ every_case = pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: 
 
 def problem_of(make, dtype, flags, wide):
     expr, tensors, size, fact, facts = make(dtype, wide)
-    known = [facts.pointers, facts.is_shared, facts.rows_to_zero] if facts is not None else []
+    known = []
+    if facts is not None:
+        known = facts if isinstance(facts, list) else [facts.pointers, facts.is_shared, facts.rows_to_zero]
     return problem(expr, tensors, size, fact, flags), tensors, known
 
 
@@ -340,11 +386,43 @@ def test_padding_beside_an_entry_hides_what_it_does_not_read():
         assert_matches(result, block.expand(6, 3, 8))
 
 
+@pytest.mark.parametrize("make", [tiled_convolution, seeded_tiles, depthwise_tiles, tiled_max])
+@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
+def test_tiles_write_every_row_and_nothing_else(make, use_dot):
+    """NaN before and behind the output stays; in the output no element stays NaN, and a tile without taps writes 0."""
+    own, tensors, known = problem_of(make, torch.float32, FLAGS, 3)
+    rows, wide = own.bound.size
+    for way in schedules(own.bound, own.strides, "owner", own.fact, use_dot=use_dot):
+        assert way.covers_output
+        sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
+        memory = torch.full((rows + 4, wide), float("nan"), device=DEVICE)
+        own.launcher(Candidate(way, Config(sizes, 1, 1))).launch((*tensors.values(), *known, memory[2:-2]))
+        assert memory[:2].isnan().all()
+        assert memory[-2:].isnan().all()
+        assert_matches(memory[2:-2], expected(own.bound, tensors))
+        idle = memory[2:-2][tensors["ROW"][1].long()]
+        assert torch.equal(idle, tensors["Out"][:4] if "Out" in tensors else torch.zeros_like(idle))
+
+
+def test_a_full_last_tile_has_no_mask():
+    """Nothing is compared where ROW is known to hold no -1."""
+    expr, tensors, _, fact, facts = tiled_convolution(torch.float32, 3)
+    tensors["ROW"] = torch.randperm(12, device=DEVICE).int().view(3, 4)
+    own = problem(expr, tensors, (12, 4), fact, replace(FLAGS, padded=frozenset({"NBR"})))
+    for use_dot in (True, False):
+        (way, *_) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=use_dot)
+        sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
+        launcher = own.launcher(Candidate(way, Config(sizes, 1, 1)))
+        assert "has_ROW" not in launcher.kernel.source
+        assert_matches(launcher(list(tensors.values()), facts), expected(own.bound, tensors))
+
+
 EAGER = [
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
     (block_spmm, "owner"),
     (convolution, "atomic"),
+    (tiled_convolution, "owner"),
     (tensor_product, "on-chip"),
     (sampled, "store"),
 ]

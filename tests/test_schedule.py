@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import APPLICATIONS, GROUP_MAX, GROUP_SPMM, positions, problem, values
+from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.contract import Product
-from insum_ops.compiler.scatter import Merged, strategies
+from insum_ops.compiler.parse import parse
+from insum_ops.compiler.scatter import Merged, owned_by, strategies
 from insum_ops.compiler.schedule import Schedule, schedules
 
 
@@ -158,6 +159,7 @@ ROLES = {
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
     "block_gradient_store_once": dict(p="grid", q="merged", bk="merged", bm="tile", c="tile", n="step"),
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
+    "convolution_tiled": {"r": "grid", "q": "tile", "m": "tile", "p": "segment", "c": "step"},
     "tensor_product_on_chip": {"b": "grid", "s": "tile", "w": "tile", "p": "loop", "q": "step", "u": "step"},
 }
 
@@ -305,6 +307,99 @@ def test_places_that_are_written_once_are_stored_and_need_no_initial_value() -> 
         assert not wide.is_atomic
     assert ways(replace(own, fact="", deterministic=False)) == ("atomic",)
     assert ways(replace(own, fact="AM once", deterministic=False)) == ("atomic",)
+
+
+# tiles that own their rows
+
+
+def tiled(
+    expr: str = CONVOLUTION_TILED, is_seeded: bool = False, rows: int = 1000, deterministic: bool = False
+) -> Problem:
+    tensors = {"ROW": positions(-(-rows // 16), 16), "TILE": positions(300), "NBR": positions(300, 16)}
+    tensors |= {"TAP": positions(300), "In": values(rows, 32), "Weight": values(27, 32, 48)}
+    if is_seeded:
+        tensors["Out"] = values(48).expand(rows, 48)
+    return problem(expr, tensors, None if is_seeded else (rows, 48), "ROW.TILE", deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("scattered", "fact", "owner"),
+    [
+        ("AM[p]", "AM", "AM[p]"),
+        ("AM[p]", "AK", None),
+        ("AM[p]", "", None),
+        ("AM[p]", "AM once", None),
+        ("AM[p]", "ROW.AM", None),
+        ("AM[AK[p]]", "AM", None),
+        ("AM[AK[p]]", "AK", None),
+        ("ROW[TILE[p],q]", "ROW.TILE", "TILE[p]"),
+        ("ROW[TILE[p],q,s]", "ROW.TILE", "TILE[p]"),
+        ("ROW[TILE[p]]", "ROW.TILE", "TILE[p]"),
+        ("ROW[TILE[p],q]", "ROW", None),
+        ("ROW[TILE[p],q]", "TILE", None),
+        ("ROW[TILE[p],q]", "TILE.ROW", None),
+        ("ROW[TILE[p],q]", "COLUMN.TILE", None),
+        ("ROW[TILE[p],q]", "ROW.TAP", None),
+        ("ROW[p,q]", "ROW.TILE", None),
+        ("ROW[q,TILE[p]]", "ROW.TILE", None),
+        ("ROW[TILE[p],0]", "ROW.TILE", None),
+        ("ROW[TILE[p],K[q]]", "ROW.TILE", None),
+        ("ROW[TILE[I[p]],q]", "ROW.TILE", None),
+    ],
+)
+def test_who_owns_what_is_scattered_to(scattered: str, fact: str, owner: str | None) -> None:
+    (access,) = parse(f"C[{scattered},n] += V[p,q,s,n]").output.indirections
+    found = owned_by(access, fact)
+    assert owner == (None if found is None else str(found))
+
+
+@pytest.mark.parametrize("rows", [1000, 48], ids=["", "few rows"])
+def test_tiles_that_own_their_rows_need_no_other_way(rows: int) -> None:
+    for is_seeded in (False, True):
+        for deterministic in (False, True):
+            assert ways(tiled(is_seeded=is_seeded, rows=rows, deterministic=deterministic)) == ("owner",)
+    assert ways(replace(tiled(rows=rows), fact="")) == ("atomic",)
+    assert ways(replace(tiled(rows=rows), fact="ROW")) == ("atomic",)
+    assert ways(replace(tiled(rows=rows, deterministic=True), fact="TILE")) == ()
+
+
+def test_tiles_come_before_sums_on_chip() -> None:
+    tensors = {"ROW": positions(4, 16), "TILE": positions(50), "V": values(256, 50, 16, 8)}
+    own = problem("Z[b,ROW[TILE[p],q],w] += V[b,p,q,w]", tensors, (256, 60, 8), "ROW.TILE")
+    assert ways(own) == ("owner",)
+    assert ways(replace(own, fact="")) == ("on-chip", "atomic")
+
+
+def test_a_tile_walks_its_taps_and_writes_all_of_its_rows() -> None:
+    for is_seeded in (False, True):
+        own = tiled(is_seeded=is_seeded)
+        dotted, plain = scheduled(own, "owner"), scheduled(own, "owner", use_dot=False)
+        assert dotted.covers_output
+        assert plain.covers_output
+        assert not dotted.is_atomic
+        assert dotted.sum_dtype(torch.float32) == torch.float16
+        assert dict(plain.roles) == {"q": "grid", "r": "tile", "m": "tile", "p": "segment", "c": "loop"}
+    assert str(dotted.output) == "Out[ROW[r,q],m]"
+    assert [str(factor) for factor in dotted.factors] == ["In[NBR[p,q],c]", "Weight[TAP[p],c,m]"]
+    assert dotted.owner is not None
+    assert (dotted.owner.row, dotted.owner.segment, dotted.owner.fact) == ("r", "p", "TILE")
+    assert (
+        str(dotted)
+        == """\
+scatter: owner, product: tl.dot
+index         extent  role
+r                 63  grid
+q                 16  tile
+m                 48  tile
+p                300  segment
+c                 32  step"""
+    )
+
+
+def test_rivals_meet_in_the_tile_that_owns_their_row() -> None:
+    own = tiled("Out[ROW[TILE[p],q],m] = max(In[NBR[p,q],c] * Weight[TAP[p],c,m])")
+    assert ways(own) == ("owner",)
+    assert scheduled(own, "owner").covers_output
 
 
 def test_few_places_with_long_sums_are_shared_by_programs() -> None:

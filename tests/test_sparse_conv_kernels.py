@@ -15,6 +15,7 @@ from insum_ops.formats import FormatError, kernel_map, voxel_sort
 from insum_ops.formats import kernel_map as build
 
 kernel_maps = sys.modules["insum_ops.formats.kernel_map"]
+convolutions, functionals = sys.modules["insum_ops.sparse_conv"], sys.modules["insum_ops.functional"]
 needs_hash = pytest.mark.skipif(
     not IS_INTERPRETED and DEVICE == "cpu", reason="the hash needs a GPU or the interpreter"
 )
@@ -140,3 +141,237 @@ def test_a_small_network_trains_on_this_route():
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[1] < losses[0]
+
+
+# outputs in tiles that need the same taps: an interpreted step of a loop takes 15 ms, hence the few voxels
+
+LAYERS = [
+    pytest.param(nn.SubMConv2d, 16, dict(kernel_size=3), id="submanifold"),
+    pytest.param(nn.SubMConv2d, 16, dict(kernel_size=3, bias=False), id="without bias"),
+    pytest.param(nn.SparseConv2d, 16, dict(kernel_size=2, stride=2), id="strided"),
+    pytest.param(nn.SparseConvTranspose2d, 16, dict(kernel_size=2, stride=2), id="transposed"),
+    pytest.param(nn.SubMConv1d, 32, dict(kernel_size=3, groups=2), id="groups"),
+    pytest.param(nn.SubMConv1d, 4, dict(kernel_size=3), id="too narrow for a dot"),
+    pytest.param(nn.SubMConv1d, 4, dict(kernel_size=3, groups=4), id="depthwise"),
+    pytest.param(nn.SparseConv1d, 4, dict(kernel_size=2, stride=2, groups=4), id="depthwise strided"),
+]
+
+
+@pytest.fixture
+def plainly(monkeypatch):
+    """Convolutions take tiles of 16, whatever the map and the device; lists what `insum_owned` leaves to `insum`."""
+    monkeypatch.setattr(convolutions, "TILE_SIZE", 16)
+    monkeypatch.setattr(convolutions, "form_of", lambda *given: convolutions.TILED)
+    left, insum = [], functionals.insum
+
+    def listed(expr, **tensors):
+        left.extend([expr] * (expr in convolutions.TILED))
+        return insum(expr, **tensors)
+
+    monkeypatch.setattr(functionals, "insum", listed)
+    return left
+
+
+def small_cloud(channels=16, ndim=2):
+    """20 voxels: a full tile and one that is not."""
+    indices = voxels({1: (14,), 2: (4, 4)}[ndim], density=0.9)[:20]
+    assert len(indices) == 20
+    features = torch.randn(20, channels, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    return nn.SparseConvTensor(features, indices, {1: [14], 2: [4, 4]}[ndim], 2)
+
+
+def made(kind, channels, **options):
+    return kind(channels, channels, indice_key="own", **options).double().to(DEVICE)
+
+
+def by_pairs(features, kernel, bias, pairs, outputs, groups=1):
+    """The convolution pair by pair."""
+    z, y, x = pairs
+    taps = kernel.flatten(1, -2).unflatten(0, (groups, -1))[:, :, z]  # [g, M / g, pair, C / g]
+    each = torch.einsum("pgc,gmpc->pgm", features.unflatten(1, (groups, -1))[y], taps).flatten(1)
+    start = each.new_zeros(outputs, each.shape[1]) if bias is None else bias.expand(outputs, -1)
+    return start.index_add(0, x, each)
+
+
+def expected_of(layer, y, features):
+    found = y.indice_dict["own"].kernel_map
+    return by_pairs(features, layer.kernel, layer.bias, found.pairs, found.num_outputs, layer.groups)
+
+
+def assert_gradients_match(actual, wanted, leaves, **options):
+    upstream = torch.randn_like(wanted)
+    found = torch.autograd.grad(actual, leaves, upstream, **options)
+    for one, other in zip(found, torch.autograd.grad(wanted, leaves, upstream, **options), strict=True):
+        assert_matches(one, other)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "channels", "options"), LAYERS)
+def test_tiles_compute_every_pair_and_their_gradients(plainly, kind, channels, options):
+    layer = made(kind, channels, **options)
+    x = small_cloud(channels, layer.ndim)
+    y = layer(x)
+    wanted = expected_of(layer, y, x.features)
+    assert_matches(y.features, wanted)
+    assert_gradients_match(y.features, wanted, [x.features, *layer.parameters()])
+    found = y.indice_dict["own"].kernel_map
+    assert "tiles" in found.memory
+    assert "tiles" in found.inverse.memory
+    assert plainly == []  # it was known that tiles own their rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(nn.SubMConv2d, dict(kernel_size=3)), (nn.SparseConv2d, dict(kernel_size=2, stride=2))]
+)
+def test_tiles_and_groups_give_the_same(monkeypatch, plainly, kind, options):
+    layer, x = made(kind, 16, **options), small_cloud()
+    leaves = [x.features, *layer.parameters()]
+    y = layer(x).features
+    monkeypatch.setattr(convolutions, "form_of", lambda *given: convolutions.GROUPED)
+    other = layer(nn.SparseConvTensor(x.features, x.indices.clone(), x.spatial_shape, 2)).features
+    assert_matches(y, other)
+    assert_gradients_match(y, other, leaves)
+
+
+@pytest.mark.parametrize("channels", [16, 2], ids=["dot", "fma"])
+def test_tiles_have_second_derivatives(plainly, channels):
+    layer, x = made(nn.SubMConv1d, channels, kernel_size=3), small_cloud(channels, 1)
+    leaves = [x.features, layer.weight, layer.bias]
+    y = layer(x)
+    wanted = expected_of(layer, y, x.features)
+    upstream = torch.randn_like(wanted)
+    first, reference = (
+        torch.autograd.grad(result, leaves[:2], upstream, create_graph=True) for result in (y.features, wanted)
+    )
+    for one, other in zip(first, reference):
+        assert_matches(one, other)
+    assert_gradients_match(*(sum(g.square().sum() for g in each) for each in (first, reference)), leaves[:2])
+    assert plainly == []
+
+
+def test_a_remembered_call_over_tiles_sees_changes_in_place(plainly, monkeypatch):
+    """The same tensors with other numbers in them, and other tensors of the same shape."""
+    layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
+    layer(x)
+    found = x.indice_dict["own"].kernel_map
+    monkeypatch.setattr(functionals, "run_plain", None)  # nothing is worked out a second time
+    before = dict(found.memory)
+    with torch.no_grad():
+        x.features.mul_(-3)
+        layer.weight.add_(1)
+        layer.bias.mul_(2)
+    for given in (x, x.replace_feature(torch.randn_like(x.features))):
+        for is_training in (True, False):
+            with torch.set_grad_enabled(is_training):
+                y = layer(given)
+            assert_matches(y.features, expected_of(layer, y, given.features))
+    assert found.memory == before
+    assert plainly == []
+
+
+def test_tiles_follow_an_index_tensor_that_is_changed(plainly):
+    """Two rows of a tile trade places."""
+    layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
+    with torch.no_grad():
+        before = layer(x).features
+        ROW = x.indice_dict["own"].kernel_map.tiled(16).ROW
+        ROW[0, :2] = ROW[0, :2].flip(0)
+        after = layer(x).features
+    order = torch.arange(20, device=DEVICE)
+    one, other = ROW[0, :2].long()
+    order[one], order[other] = other, one
+    assert torch.equal(after, before[order])
+
+
+def test_tiles_without_gradients(plainly):
+    layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
+    wanted = None
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = layer(x)
+        assert not y.features.requires_grad
+        wanted = expected_of(layer, y, x.features) if wanted is None else wanted
+        assert_matches(y.features, wanted)
+    y = layer(x)  # and after that with them
+    assert_gradients_match(y.features, wanted, [x.features, *layer.parameters()])
+    assert plainly == []
+
+
+def test_a_transform_takes_the_statement_itself(plainly):
+    x, layer = small_cloud(16, 1), made(nn.SubMConv1d, 16, kernel_size=3)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(features, parameters):
+        return torch.func.functional_call(layer, parameters, (x.replace_feature(features),)).features.square().sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1))(x.features.detach(), parameters)
+    assert plainly[:1] == ["Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]"]
+    y = layer(x)
+    wanted = expected_of(layer, y, x.features).square().sum()
+    references = torch.autograd.grad(wanted, [x.features, *layer.parameters()])
+    for one, other in zip((found[0], *found[1].values()), references, strict=True):
+        assert_matches(one, other)
+
+
+def test_tangents_are_carried_through_tiles(plainly):
+    x = small_cloud(16, 1)
+    found = build(x.indices, x.spatial_shape, 2, 3)
+    weight, tangent = (torch.randn(16, 3, 16, dtype=torch.float64, device=DEVICE) for _ in range(2))
+    features = x.features.detach()
+    _, moved = torch.func.jvp(lambda w: sparse_conv3d(features, w, found), (weight,), (tangent,))
+    assert_matches(moved, by_pairs(features, tangent, None, found.pairs, 20))
+    assert plainly
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(nn.SubMConv2d, dict(kernel_size=3)), (nn.SparseConv2d, dict(kernel_size=2, stride=2))]
+)
+def test_tiles_are_deterministic(plainly, kind, options):
+    layer, x = made(kind, 16, **options), small_cloud()
+    leaves = [x.features, *layer.parameters()]
+    torch.use_deterministic_algorithms(True)
+    try:
+        y, again = layer(x), layer(x)
+        wanted = expected_of(layer, y, x.features)
+        assert_matches(y.features, wanted)
+        upstream = torch.randn_like(wanted)
+        first, second = (torch.autograd.grad(one.features, leaves, upstream) for one in (y, again))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(y.features, again.features)
+    for one, other, reference in zip(first, second, torch.autograd.grad(wanted, leaves, upstream), strict=True):
+        assert torch.equal(one, other)
+        assert_matches(one, reference)
+    assert plainly == []
+
+
+def test_no_voxels_have_no_tiles(plainly):
+    layer = made(nn.SubMConv2d, 16, kernel_size=3)
+    none = torch.zeros(0, 16, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    y = layer(nn.SparseConvTensor(none, voxels((4, 4))[:0], [4, 4], 2)).features
+    assert y.shape == (0, 16)
+    y.sum().backward()
+    assert torch.equal(layer.weight.grad, torch.zeros_like(layer.weight))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.skipif(IS_INTERPRETED, reason="traced alike with and without kernels")
+def test_tiles_are_known_to_a_tracer_unless_it_differentiates(plainly):
+    torch._dynamo.reset()
+    x = small_cloud()
+    found = build(x.indices, x.spatial_shape, 2, 3)
+    features, weight = x.features, torch.randn(16, 3, 3, 16, dtype=torch.float64, device=DEVICE, requires_grad=True)
+
+    def call(features, weight):
+        return sparse_conv3d(features, weight, found)
+
+    call(features, weight).sum().backward()  # makes the tiles of both maps
+    wanted = by_pairs(features, weight, None, found.pairs, 20)
+    y = torch.compile(call, fullgraph=True, backend="aot_eager")(features, weight)
+    assert_matches(y, wanted)
+    assert_gradients_match(y, wanted, [features, weight])
+    assert plainly == []
+    gradient = torch.func.grad(lambda weight: call(features.detach(), weight).square().sum())
+    wanted = by_pairs(features, weight, None, found.pairs, 20)
+    (expected,) = torch.autograd.grad(wanted.square().sum(), weight)
+    assert_matches(torch.compile(gradient, backend="aot_eager")(weight.detach()), expected)

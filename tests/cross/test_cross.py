@@ -120,6 +120,15 @@ def convolution(channels: int, dtype: torch.dtype, sum_dtype: torch.dtype | None
     return Case(f"convolution {channels}", expr, shapes, dtype, padded=padded, sum_dtype=sum_dtype)
 
 
+def tiled_convolution(channels: int) -> Case:
+    """Tiles of 128 outputs, of 27 taps some ten each."""
+    P, X = 5300, 65_663
+    shapes = {"ROW": (513, 128), "TILE": (P,), "NBR": (P, 128), "TAP": (P,)}
+    shapes |= {"In": (X, channels), "Out": (X, channels), "Weight": (27, channels, channels)}
+    expr = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]"
+    return Case(f"tiled convolution {channels}", expr, shapes, HALF, "ROW.TILE", frozenset({"ROW", "NBR"}))
+
+
 def tensor_product(precision: str) -> Case:
     """lmax 2: 9 components, and 11 paths of up to 25 coefficients, padded to 32."""
     shapes = dict.fromkeys(("CGI", "CGJ", "CGK", "CGV"), (11, 32))
@@ -148,6 +157,7 @@ def cases() -> Iterator[Case]:
         forward = convolution(channels, HALF)
         yield from (forward, convolution(channels, BRAIN), convolution(channels, HALF, SINGLE))
         yield from (forward.gradient("In"), forward.gradient("W"))
+    yield from map(tiled_convolution, (64, 128))
     for dtype in (SINGLE, HALF):
         forward = group_spmm(dtype)
         yield from (forward, forward.gradient("AV"))
@@ -201,6 +211,19 @@ def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
         assert all(".128" in copy for copy in copies)
         assert all(".128" in store for store in re.findall(r"\bSTG\S*", sass))
         assert "HGMMA" in sass
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("channels", [64, 128])
+def test_tiles_of_outputs_are_summed_in_registers_and_stored(channels, sm, build):
+    problem = tiled_convolution(channels).problem
+    ways = candidates(problem)
+    assert {way.schedule.strategy for way in ways} == {"owner"}
+    for way in ways[:2]:
+        kernel = build(problem, way, sm)
+        assert kernel.tensor_core_ops > 0, str(way)
+        assert kernel.stack == kernel.spills == 0, f"{way}: {kernel}"
+        assert not re.search(r"\b(?:ATOM|ATOMG|RED|REDG)\b", kernel.sass)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

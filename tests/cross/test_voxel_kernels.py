@@ -1,4 +1,4 @@
-"""The kernels of the voxel hash and of its pairs compile for GPUs that are not there, with int32 and int64 keys."""
+"""The kernels of the voxel hash, of pairs and of tiles compile for GPUs that are not there, with all kinds of keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from insum_ops.formats import voxel_pair_kernels as pairs
+from insum_ops.formats import voxel_tile_kernels as tiles
 from insum_ops.formats.voxel_kernels import insert, look_up
 from insum_ops.formats.voxel_pairs import TILE, WARPS, _tiling
+from insum_ops.formats.voxel_tiles import KEYED
 
 SIZES = ("count", "batch_size", "size0", "size1", "size2", "size3", "last_slot", "stride_row")
 
@@ -56,3 +58,15 @@ def test_the_kernels_of_pairs_compile(sm, volume):
     assert re.search(r"\b(atom|red)\b", counting.asm["ptx"])
     assert not re.search(r"\b(atom|red)\b", grouping.asm["ptx"] + swapping.asm["ptx"])
     assert max(kernel.metadata.shared for kernel in (counting, grouping, swapping)) <= 48 * 1024
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize(("volume", "key"), [(1, "i32"), (8, "i32"), (27, "i32"), (27, "i64"), (40, "i64")])
+def test_the_kernels_of_tiles_compile(sm, volume, key):
+    sizes = {"rows": "i32", "stretch": "i32", "order_ptr": "*i64"}
+    constants = {"V": volume, "TAPS": 1 << (volume - 1).bit_length()}
+    keying = built(tiles.key, sm, {**constants, "ROWS": KEYED}, {**sizes, "keys_ptr": f"*{key}"})
+    counting, filling = (built(kernel, sm, {**constants, "SIZE": 128}, sizes) for kernel in (tiles.count, tiles.fill))
+    for kernel in (keying, counting, filling):
+        assert not re.search(r"\b(atom|red)\b", kernel.asm["ptx"])  # nothing depends on who comes first
+        assert kernel.metadata.shared <= 48 * 1024

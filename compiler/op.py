@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .batch import batched
 from .bind import bind
+from .errors import UnsupportedError
 from .parse import parse
 from .pipeline import run, run_with_winners
 from .ready import PLAIN, is_watched
@@ -27,6 +28,21 @@ _library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch
 for _key in ("CPU", "CUDA"):
     _library.impl("run", run, _key)
     _library.impl("run_with_winners", run_with_winners, _key)
+
+
+def _with_gradients(operator: Any) -> Any:
+    """What an operator does to tensors that want a gradient: none do, unless a compiled transform hid it from us."""
+
+    def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            raise UnsupportedError(
+                f"{expr!r} is differentiated by a torch.func transform inside torch.compile, which can't be followed; "
+                "leave out torch.compile, or compile what is inside the transform"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(expr, names, size, tensors, fact, facts)
+
+    return checked
 
 
 @torch.library.register_fake("insum_ops::run", lib=_library)
@@ -90,6 +106,8 @@ def batch_call(
 
 call = torch.ops.insum_ops.run.default
 call_with_winners = torch.ops.insum_ops.run_with_winners.default
+_library.impl("run", _with_gradients(call), "Autograd")
+_library.impl("run_with_winners", _with_gradients(call_with_winners), "Autograd")
 
 
 def run_plain(

@@ -257,3 +257,13 @@ def _second(model, x) -> Tensor:
     (first,) = torch.autograd.grad(loss, features, create_graph=True)
     rows = [torch.autograd.grad(value, features, retain_graph=True)[0] for value in first.flatten()]
     return torch.stack(rows)
+
+
+def test_a_compiled_transform_is_refused_rather_than_given_zeros():
+    A = torch.randn(3, 3)
+    statement = lambda A: insum("C[i,j] += A[i,k] * A[k,j]", A=A).sum()
+    words = r"is differentiated by a torch\.func transform inside torch\.compile, which can't be followed; leave out"
+    with pytest.raises(Exception, match=words):  # torch wraps it
+        torch.compile(torch.func.grad(statement), backend="eager")(A)
+    inside = torch.compile(statement, backend="aot_eager")
+    torch.testing.assert_close(torch.func.grad(inside)(A), torch.func.grad(statement)(A))

@@ -213,7 +213,7 @@ class KernelMap:
             first = self.inverse.tiled(tile_size)
             found = tables.tiled[key] = replace(first, TAP=self.volume - 1 - first.TAP)
         elif found is None:
-            rarity = Geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
+            rarity = _geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
             found = tables.tiled[key] = tables.tile(self._side, rarity, tile_size)
         return found
 
@@ -288,12 +288,13 @@ def kernel_map(
     return _generated(indices, grid, VoxelGrid(shape, batch_size), geometry, kind)
 
 
+@torch.inference_mode(False)  # what is kept must be good for training too
 def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> KernelMap:
-    found = _maker(indices).find(indices, grid, geometry)
+    found, counts = _maker(indices).find(indices, grid, geometry)
     voxels, volume = indices.shape[0], geometry.volume
     shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
     sizes = geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation
-    tables = _Tables((voxels, voxels), True, [found, None])
+    tables = _Tables((voxels, voxels), True, [found, None], None if counts is None else sum(counts[1]), counts)
     return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
 
 
@@ -316,9 +317,9 @@ def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[i
 _geometry = cache(Geometry)  # keeps what was worked out about each
 
 
+@torch.inference_mode(False)
 def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
-    keys, found = _maker(indices).generate(indices, grid, made, geometry, kind == "strided")
-    out_indices = made.indices(keys, indices.dtype)
+    out_indices, found, swapped, counts = _maker(indices).generate(indices, grid, made, geometry, kind == "strided")
     made.mark_checked(out_indices)
     return KernelMap(
         indices,
@@ -333,7 +334,7 @@ def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geom
         kind,
         geometry.reached if kind == "strided" else geometry.volume,
         geometry.volume if kind == "strided" else geometry.reached,
-        _Tables((len(out_indices), len(indices)), False, [None, found]),
+        _Tables((len(out_indices), len(indices)), False, [swapped, found], counts and sum(counts[1]), counts),
     )
 
 

@@ -1,4 +1,4 @@
-"""Neighbouring voxels by a hash table in the device's memory: two Triton kernels, the same results as sorting.
+"""Neighbouring voxels by a hash table in the device's memory: three Triton kernels, the same results as sorting.
 
 A table is a power of two of keys, -1 where free; a key starts at its hash and moves on to the next free slot.
 This builds index tensors. What is computed on them are statements.
@@ -9,59 +9,93 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from .geometry import Geometry
+from .launches import FixedKernel
 from .voxel_grid import VoxelGrid
-from .voxel_kernels import insert, look_up
-from .voxel_pairs import count, group, on_device_of, swap
+from .voxel_kernels import insert, look_up, place
+from .voxel_pairs import count, count_into, counts_shape, group, swap
 from .voxel_tiles import tile
 
 __all__ = ["count", "find", "generate", "group", "swap", "tile"]
 
 BLOCK = 256
+FAULTS = 4  # numbers before the counts, so that these begin at a multiple of 16 bytes; the first two are used
 SPARE = 2  # slots per key: half the table stays free, so that a search ends after a slot or two
 
+Counts = tuple[Tensor, list[int]]  # what `count` makes, and its first row
 
-def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Tensor:
-    """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does."""
-    keys, rows = _input_table(indices, grid, geometry)
-    found = torch.empty(len(indices), geometry.volume, dtype=torch.int32, device=indices.device)
-    _launch(look_up, (keys, rows, found), indices, grid, geometry, len(rows), TO_COARSE=False)
-    _raise_faults(keys, indices, grid)
-    return found
+_insert, _look_up, _place = FixedKernel(insert), FixedKernel(look_up), FixedKernel(place)
+
+
+def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, Counts | None]:
+    """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does; its pairs if they were read."""
+    is_checked, device = grid.is_checked(indices), indices.device
+    capacity = _capacity(len(indices))
+    keys = torch.full((capacity,), -1, dtype=_key_dtype(indices, grid, geometry), device=device)
+    rows = torch.empty(capacity, dtype=torch.int32, device=device)
+    found = torch.empty(len(indices), geometry.volume, dtype=torch.int32, device=device)
+    # nobody looks at the faults of voxels that were found right before
+    marks = torch.empty(FAULTS, dtype=torch.int32, device=device) if is_checked else _marks(found)
+    _insert_inputs(keys, rows, marks, indices, grid)
+    _launch(_look_up, (keys, rows, found), indices, grid, geometry, capacity, (False,))
+    return found, None if is_checked else _read(marks, found, indices, grid)
 
 
 def generate(
     indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, to_coarse: bool
-) -> tuple[Tensor, Tensor]:
-    """The keys in `made` of all voxels that `indices` reach, ascending, and INV[y,z], int32: where y gets by tap z."""
-    own = None if grid.is_checked(indices) else _input_table(indices, grid, geometry)[0]
-    each = geometry.reached if to_coarse else geometry.volume
+) -> tuple[Tensor, Tensor, Tensor | None, Counts | None]:
+    """All voxels of `made` that `indices` reach, ascending, and INV[y,z], int32: where y gets by tap z.
+
+    Then, if its pairs were read, INV with its sides swapped and the pairs.
+    """
+    device, each = indices.device, geometry.reached if to_coarse else geometry.volume
     capacity = _capacity(min(len(indices) * each, made.cells))
-    keys = torch.full((capacity,), -1, dtype=_key_dtype(indices, made, geometry), device=indices.device)
-    rows = torch.empty(capacity, dtype=torch.int32, device=indices.device)
-    common = dict(TO_COARSE=to_coarse)
-    _launch(insert, (keys, rows), indices, made, geometry, capacity, IS_INPUT=False, **common)
+    keys = torch.full((capacity,), -1, dtype=_key_dtype(indices, made, geometry), device=device)
+    rows = torch.empty(capacity, dtype=torch.int32, device=device)
+    _launch(_insert, (keys, rows, rows), indices, made, geometry, capacity, (to_coarse, False))
     slots = (keys >= 0).nonzero().flatten()
     ascending, order = keys[slots].sort()
-    rows[slots[order]] = torch.arange(len(slots), dtype=torch.int32, device=indices.device)
-    found = torch.empty(len(indices), geometry.volume, dtype=torch.int32, device=indices.device)
-    _launch(look_up, (keys, rows, found), indices, made, geometry, capacity, **common)
-    if own is not None:  # not before all is under way; what a wrong voxel reached is dropped with the rest
-        _raise_faults(own, indices, grid)
-    return ascending.long(), found
+    count, width = len(slots), 1 + len(made.spatial_shape)
+    out_indices = torch.empty(count, width, dtype=indices.dtype, device=device)
+    if count:
+        placed = rows, out_indices, ascending, order, slots
+        _place((-(-count // BLOCK), 1), placed, (count, *_sizes(made)), (width - 1, BLOCK))
+    found = torch.empty(len(indices), geometry.volume, dtype=torch.int32, device=device)
+    _launch(_look_up, (keys, rows, found), indices, made, geometry, capacity, (to_coarse,))
+    if grid.is_checked(indices):
+        return out_indices, found, None, None
+    # not before all is under way; what a wrong voxel reached is dropped with the rest
+    swapped = swap(found, count)
+    marks, own = _marks(swapped), _capacity(len(indices))
+    keys = torch.full((own,), -1, dtype=_key_dtype(indices, grid, geometry), device=device)
+    _insert_inputs(keys, torch.empty(own, dtype=torch.int32, device=device), marks, indices, grid)
+    return out_indices, found, swapped, _read(marks, swapped, indices, grid)
 
 
-def _input_table(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Keys and rows of the voxels themselves; after the keys two faults, -1 if there is none."""
-    capacity, device = _capacity(len(indices)), indices.device
-    keys = torch.full((capacity + 2,), -1, dtype=_key_dtype(indices, grid, geometry), device=device)
-    rows = torch.empty(capacity, dtype=torch.int32, device=device)
+def _marks(table: Tensor) -> Tensor:
+    """Zeros for the faults of voxels and then for the pairs of a table, so that one read from the device gets both."""
+    blocks, volume = counts_shape(table)
+    return torch.empty(FAULTS + blocks * volume, dtype=torch.int32, device=table.device).zero_()
+
+
+def _read(marks: Tensor, table: Tensor, indices: Tensor, grid: VoxelGrid) -> Counts:
+    """Count the pairs of a table and raise if voxels are at fault: the one read from the device."""
+    shape = counts_shape(table)
+    counts = marks[FAULTS:].view(shape)
+    count_into(counts, table)
+    faults = marks[: FAULTS + shape[1]].tolist()
+    if any(faults[:FAULTS]):
+        grid.check(indices)
+    grid.mark_checked(indices)
+    return counts, faults[FAULTS:]
+
+
+def _insert_inputs(keys: Tensor, rows: Tensor, faults: Tensor, indices: Tensor, grid: VoxelGrid) -> None:
+    """Keys and rows of the voxels themselves, and whether one is outside or given twice."""
     itself = _itself(len(grid.spatial_shape))
-    _launch(insert, (keys, rows), indices, grid, itself, capacity, TO_COARSE=False, IS_INPUT=True)
-    return keys, rows
+    _launch(_insert, (keys, rows, faults), indices, grid, itself, len(rows), (False, True))
 
 
 @cache
@@ -69,14 +103,6 @@ def _itself(ndim: int) -> Geometry:
     """One tap, by which each voxel reaches itself."""
     ones = (1,) * ndim
     return Geometry(ones, ones, (0,) * ndim, ones)
-
-
-def _raise_faults(keys: Tensor, indices: Tensor, grid: VoxelGrid) -> None:
-    """The one read from the device; none for voxels that were found right before."""
-    if not grid.is_checked(indices):
-        if keys[-2:].tolist() != [-1, -1]:
-            grid.check(indices)
-        grid.mark_checked(indices)
 
 
 def _capacity(keys: int) -> int:
@@ -92,16 +118,16 @@ def _key_dtype(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> torch.dt
     return torch.int32 if max(grid.cells, longest, 2 * size) < 2**31 else torch.int64
 
 
+def _sizes(grid: VoxelGrid) -> tuple[int, ...]:
+    return (*grid.spatial_shape, 1, 1, 1)[:4]
+
+
 def _launch(
-    kernel: triton.JITFunction, tensors: tuple[Tensor, ...], indices: Tensor, grid: VoxelGrid, geometry: Geometry,
-    capacity: int, **options: bool,
+    kernel: FixedKernel, tensors: tuple[Tensor, ...], indices: Tensor, grid: VoxelGrid, geometry: Geometry,
+    capacity: int, options: tuple[bool, ...],
 ) -> None:  # fmt: skip
     voxels, volume = indices.shape[0], geometry.volume
-    if voxels == 0:
-        return
-    sizes = (*grid.spatial_shape, 1, 1, 1)[:4]
-    with on_device_of(indices):
-        kernel[(-(-voxels * volume // BLOCK),)](
-            *tensors, indices, voxels, *indices.stride(), grid.batch_size, *sizes, capacity - 1,
-            AXES=geometry.axes, V=volume, BLOCK=BLOCK, **options,
-        )  # fmt: skip
+    if voxels:
+        numbers = voxels, *indices.stride(), grid.batch_size, *_sizes(grid), capacity - 1
+        constants = geometry.axes, volume, *options, BLOCK
+        kernel((-(-voxels * volume // BLOCK), 1), (*tensors, indices), numbers, constants)

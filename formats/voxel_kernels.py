@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["insert", "look_up"]
+__all__ = ["insert", "look_up", "place"]
 
 
 @triton.jit
@@ -56,11 +56,11 @@ def _first_slot(key, last_slot):
 
 @triton.jit(do_not_specialize=["count", "batch_size", "size0", "size1", "size2", "size3", "last_slot"])
 def insert(
-    keys_ptr, rows_ptr, indices_ptr, count, stride_row, stride_column,
+    keys_ptr, rows_ptr, faults_ptr, indices_ptr, count, stride_row, stride_column,
     batch_size, size0, size1, size2, size3, last_slot,
     AXES: tl.constexpr, V: tl.constexpr, TO_COARSE: tl.constexpr, IS_INPUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Put every reached cell into the table; of inputs also their rows, and after the keys: outside, given twice."""
+    """Put every reached cell into the table; of inputs also their rows, and two faults: outside, given twice."""
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, tap = entry // V, (entry % V).to(tl.int32)
@@ -70,7 +70,7 @@ def insert(
         AXES, TO_COARSE, KEY,
     )  # fmt: skip
     if IS_INPUT:
-        tl.store(keys_ptr + last_slot + 1 + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
+        tl.store(faults_ptr + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
     free = tl.full([BLOCK], -1, KEY)
     # no slot changes by who has nothing to insert (free for free) or has done so (its slot is taken)
     key = tl.where(is_pending, key, free)
@@ -79,7 +79,7 @@ def insert(
         held = tl.atomic_cas(keys_ptr + slot, free, key, sem="relaxed")
         if IS_INPUT:
             tl.store(rows_ptr + slot, row.to(tl.int32), mask=is_pending & (held == free))
-            tl.store(keys_ptr + last_slot + 2 + tl.zeros_like(tap), 1, mask=is_pending & (held == key))
+            tl.store(faults_ptr + 1 + tl.zeros_like(tap), 1, mask=is_pending & (held == key))
         is_pending = is_pending & (held != free) & (held != key)
         slot = tl.where(is_pending, (slot + 1) & last_slot, slot)
 
@@ -109,3 +109,21 @@ def look_up(
         is_pending = is_pending & (held != key) & (held != -1)
         slot = (slot + 1) & last_slot
     tl.store(table_ptr + entry, found, mask=is_row)
+
+
+@triton.jit(do_not_specialize=["count", "size0", "size1", "size2", "size3"])
+def place(
+    rows_ptr, indices_ptr, keys_ptr, order_ptr, slots_ptr, count, size0, size1, size2, size3,
+    NDIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of cell number i, ascending: its slot gets row i, and its key is taken apart to indices[i]."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_row = row < count
+    key = tl.load(keys_ptr + row, mask=is_row, other=0)
+    slot = tl.load(slots_ptr + tl.load(order_ptr + row, mask=is_row, other=0), mask=is_row, other=0)
+    tl.store(rows_ptr + slot, row.to(tl.int32), mask=is_row)
+    for axis in tl.static_range(NDIM - 1, -1, -1):
+        size = _size(size0, size1, size2, size3, axis).to(key.dtype)
+        tl.store(indices_ptr + row * (NDIM + 1) + 1 + axis, key % size, mask=is_row)
+        key = key // size
+    tl.store(indices_ptr + row * (NDIM + 1), key, mask=is_row)

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
 from . import voxel_pair_kernels as kernels
+from .launches import FixedKernel
 
-__all__ = ["count", "group", "on_device_of", "power_of_2", "swap"]
+__all__ = ["count", "count_into", "counts_shape", "group", "power_of_2", "swap"]
 
 TILE = 4096  # entries of a table that a program looks at at once
 MOST_TAPS = 32  # of them side by side
 WARPS = 16  # with fewer, a tile does not fit into a thread's registers
 MOST_BLOCKS = 1024  # each block adds up the counts of those before it
 SWAPPED_BLOCK = 1024
-SEVERAL_GPUS = torch.cuda.device_count() > 1
-ANYWHERE = nullcontext()
+
+_count, _group = FixedKernel(kernels.count, WARPS), FixedKernel(kernels.group, WARPS)
+_swap = FixedKernel(kernels.swap)
 
 
 def count(table: Tensor) -> Tensor:
     """COUNT[0,z], int32: the pairs of tap z in table[x,z] = y; the other rows are what `group` needs."""
-    rows, volume = table.shape
-    taps, step, span, grid = _tiling(rows, volume)
-    counts = torch.zeros(1 + grid[1], volume, dtype=torch.int32, device=table.device)
-    if rows:
-        with on_device_of(table):
-            kernels.count[grid](counts, table, rows, span, V=volume, TAPS=taps, ROWS=step, num_warps=WARPS)
+    counts = torch.empty(counts_shape(table), dtype=torch.int32, device=table.device).zero_()
+    count_into(counts, table)
     return counts
+
+
+def counts_shape(table: Tensor) -> tuple[int, int]:
+    rows, volume = table.shape
+    return 1 + _tiling(rows, volume)[3][1], volume
+
+
+def count_into(counts: Tensor, table: Tensor) -> None:
+    """`count` into zeros."""
+    rows, volume = table.shape
+    if rows:
+        taps, step, span, grid = _tiling(rows, volume)
+        _count(grid, (counts, table), (rows, span), (volume, taps, step))
 
 
 def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,11 +48,8 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
     MAPZ = torch.empty(groups, dtype=torch.int32, device=table.device)
     if groups:
         taps, step, span, grid = _tiling(rows, volume)
-        with on_device_of(table):
-            kernels.group[grid](
-                MAPX, MAPY, MAPZ, table, counts, rows, span, group_size,
-                V=volume, ALL_TAPS=power_of_2(volume), TAPS=taps, ROWS=step, num_warps=WARPS,
-            )  # fmt: skip
+        constants = volume, power_of_2(volume), taps, step
+        _group(grid, (MAPX, MAPY, MAPZ, table, counts), (rows, span, group_size), constants)
     return MAPX, MAPY, MAPZ
 
 
@@ -52,8 +58,7 @@ def swap(table: Tensor, rows: int) -> Tensor:
     volume, entries = table.shape[1], table.numel()
     swapped = torch.full((rows, volume), -1, dtype=torch.int32, device=table.device)
     if entries:
-        with on_device_of(table):
-            kernels.swap[(-(-entries // SWAPPED_BLOCK),)](swapped, table, entries, V=volume, BLOCK=SWAPPED_BLOCK)
+        _swap((-(-entries // SWAPPED_BLOCK), 1), (swapped, table), (entries,), (volume, SWAPPED_BLOCK))
     return swapped
 
 
@@ -67,8 +72,3 @@ def _tiling(rows: int, volume: int) -> tuple[int, int, int, tuple[int, int]]:
 
 def power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
-
-
-def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device: with several GPUs that is to be the tensor's."""
-    return torch.cuda.device_of(tensor) if SEVERAL_GPUS else ANYWHERE

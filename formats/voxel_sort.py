@@ -13,26 +13,26 @@ __all__ = ["count", "find", "generate", "group", "swap", "tile"]
 STRETCH, MOST_STRETCHES = 65_536, 16
 
 
-def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Tensor:
-    """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does."""
+def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, None]:
+    """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does; its pairs are not counted."""
     grid.check(indices)
     keys, order = grid.keys(indices).sort()
     wanted = _keys(indices, grid, geometry, to_coarse=False)
     if len(keys) == 0:
-        return wanted.int()
+        return wanted.int(), None
     at = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
-    return torch.where(keys[at] == wanted, order[at], -1).int()
+    return torch.where(keys[at] == wanted, order[at], -1).int(), None
 
 
 def generate(
     indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, to_coarse: bool
-) -> tuple[Tensor, Tensor]:
-    """The keys in `made` of all voxels that `indices` reach, ascending, and INV[y,z], int32: where y gets by tap z."""
+) -> tuple[Tensor, Tensor, None, None]:
+    """All voxels of `made` that `indices` reach, ascending, and INV[y,z], int32: where y gets by tap z."""
     grid.check(indices)
     keys, rows = torch.unique(_keys(indices, made, geometry, to_coarse), return_inverse=True)
     if len(keys) and int(keys[0]) < 0:
         keys, rows = keys[1:], rows - 1
-    return keys, rows.int()
+    return made.indices(keys, indices.dtype), rows.int(), None, None
 
 
 def _keys(indices: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import voxel_tile_kernels as kernels
-from .voxel_pairs import on_device_of, power_of_2
+from .launches import FixedKernel
+from .voxel_pairs import power_of_2
 from .voxel_sort import stretch
 
 __all__ = ["tile"]
@@ -17,27 +18,28 @@ INT32_BITS = 31
 _known_bits: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
 
+_key, _count, _fill = FixedKernel(kernels.key), FixedKernel(kernels.count), FixedKernel(kernels.fill)
+
+
 def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
     rows, volume, device = *table.shape, table.device
-    tiles = -(-rows // size)
-    options = dict(V=volume, TAPS=power_of_2(volume))
-    length = stretch(rows)
-    needed_bits = volume + max(-(-rows // length) - 1, 0).bit_length()
+    if rows == 0:
+        ROW, TILE = table.new_empty(0, size), table.new_empty(0)
+        return ROW, TILE, torch.empty_like(ROW), torch.empty_like(TILE), table.new_zeros(1)
+    tiles, length, taps = -(-rows // size), stretch(rows), power_of_2(volume)
+    needed_bits = volume + (-(-rows // length) - 1).bit_length()
     keys = torch.empty(rows, dtype=torch.int32 if needed_bits <= INT32_BITS else torch.int64, device=device)
-    firsts = torch.zeros(tiles + 1, dtype=torch.int32, device=device)
-    with on_device_of(table):
-        if rows:
-            bits_of_taps = _on_device(bits, device)
-            kernels.key[(-(-rows // KEYED),)](keys, table, bits_of_taps, rows, length, ROWS=KEYED, **options)
-            order = keys.sort(stable=True).indices
-            kernels.count[(tiles,)](firsts, table, order, rows, SIZE=size, **options)
-            firsts = firsts.cumsum(0, dtype=torch.int32)
-        count = int(firsts[-1])
-        ROW, NBR = (torch.empty(count, size, dtype=torch.int32, device=device) for count in (tiles, count))
-        TILE, TAP = (torch.empty(count, dtype=torch.int32, device=device) for _ in range(2))
-        if rows:
-            kernels.fill[(tiles,)](ROW, TILE, NBR, TAP, table, order, firsts, rows, SIZE=size, **options)
+    _key((-(-rows // KEYED), 1), (keys, table, _on_device(bits, device)), (rows, length), (volume, taps, KEYED))
+    order = keys.sort(stable=True).indices
+    counts = torch.empty(tiles + 1, dtype=torch.int32, device=device)
+    _count((tiles, 1), (counts, table, order), (rows,), (volume, taps, size))
+    firsts = counts.cumsum(0, dtype=torch.int32)
+    ROW = torch.empty(tiles, size, dtype=torch.int32, device=device)  # while the device counts
+    needed = int(firsts[-1])
+    NBR = torch.empty(needed, size, dtype=torch.int32, device=device)
+    TILE, TAP = (torch.empty(needed, dtype=torch.int32, device=device) for _ in range(2))
+    _fill((tiles, 1), (ROW, TILE, NBR, TAP, table, order, firsts), (rows,), (volume, taps, size))
     return ROW, TILE, NBR, TAP, firsts
 
 

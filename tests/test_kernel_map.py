@@ -330,10 +330,37 @@ def test_groups_of_every_size_need_one_count(monkeypatch):
     calls, count = [], maker.count
     monkeypatch.setattr(maker, "count", lambda table: calls.append(table) or count(table))
     back = found.inverse
+    expected = 1 if maker is voxel_sort else 0  # kernels count before the voxels' faults are read
     assert found.num_pairs == back.num_pairs == found.pairs.shape[1]
     for size in (1, 3, 64):
         assert back.grouped(size).MAPX is found.grouped(size).MAPY
-    assert len(calls) == 1
+    assert len(calls) == expected
+
+
+@pytest.mark.skipif(not kernel_maps.INTERPRETED, reason="sorting reads as it goes")
+@pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=lambda geometry: geometry[0])
+def test_faults_and_pairs_are_one_read(geometry, monkeypatch):
+    reads, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or tolist(tensor))
+    indices = voxels(SHAPES[2])
+    found = made(indices, SHAPES[2], geometry)
+    found.grouped(16)
+    assert found.num_pairs == int((found.neighbours >= 0).sum())
+    assert len(reads) == 1
+    again = made(indices, SHAPES[2], geometry)  # checked before: nothing is read until pairs are asked for
+    assert len(reads) == 1
+    assert again.num_pairs == found.num_pairs
+    assert len(reads) == 2
+    assert torch.equal(again.neighbours, found.neighbours)
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=lambda geometry: geometry[0])
+def test_maps_made_in_inference_mode_are_good_for_training(geometry):
+    indices = voxels(SHAPES[2])
+    with torch.inference_mode():
+        found = made(indices, SHAPES[2], geometry)
+    held = [found.neighbours, found.inverse.neighbours, found.out_indices, *vars(found.grouped(16)).values()]
+    assert not any(tensor.is_inference() for tensor in held)
 
 
 def test_groups_without_a_count_count():

@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 
 from insum_ops.formats import voxel_pair_kernels as pairs
 from insum_ops.formats import voxel_tile_kernels as tiles
-from insum_ops.formats.voxel_kernels import insert, look_up
+from insum_ops.formats.voxel_kernels import insert, look_up, place
 from insum_ops.formats.voxel_pairs import TILE, WARPS, _tiling
 from insum_ops.formats.voxel_tiles import KEYED
 
@@ -70,3 +70,12 @@ def test_the_kernels_of_tiles_compile(sm, volume, key):
     for kernel in (keying, counting, filling):
         assert not re.search(r"\b(atom|red)\b", kernel.asm["ptx"])  # nothing depends on who comes first
         assert kernel.metadata.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("key", ["i32", "i64"])
+@pytest.mark.parametrize("ndim", [1, 4])
+def test_the_kernel_that_places_cells_compiles(sm, key, ndim):
+    pointers = {"keys_ptr": f"*{key}", "indices_ptr": f"*{key}", "order_ptr": "*i64", "slots_ptr": "*i64"}
+    placing = built(place, sm, {"NDIM": ndim, "BLOCK": 256}, {**pointers, **dict.fromkeys(SIZES, "i32")})
+    assert not re.search(r"\b(atom|red)\b", placing.asm["ptx"])

@@ -17,8 +17,10 @@ from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, is_ours
 from .harness import Times, check, cold_times, device_times, queued_times
 from .machine import machine
 
+STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
 ROUNDS = (10, 200)  # of the wall time: at least and at most
 SECONDS = 0.1  # to spend on them
+QUEUED, MOST_QUEUED = 4e-3, 200  # seconds, and calls, of a queue: the first calls after a wait are slow for the host
 LONG = 2e-3  # seconds of a call from which on fewer of them are queued or captured at a time
 COMMIT = "INSUM_BENCH_COMMIT"  # names the commit where the code is a copy without its history
 SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its work
@@ -43,8 +45,9 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: object, outp
     if COMMIT in os.environ:
         output_json["commit_info"] = {"id": os.environ[COMMIT], "time": None, "dirty": False}
     for entry in output_json["benchmarks"]:
-        entry["stats"].pop("data", None)
-        entry.pop("options", None)
+        entry["stats"] = {name: entry["stats"][name] for name in STATISTICS}
+        for name in ("options", "params", "param"):
+            entry.pop(name, None)
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +125,7 @@ def _measure(benchmark: Any, case: Case, call: Call) -> None:
     benchmark.pedantic(settled, rounds=rounds, warmup_rounds=1)
     if DEVICE == "cuda":
         calls = max(2, round(10 * min(1, LONG / max(once, 1e-7))))
-        queued = queued_times(call.run, calls)
+        queued = queued_times(call.run, min(max(calls, round(QUEUED / max(once, 1e-7))), MOST_QUEUED))
         _note(info, "queued", queued)
         info["timing"] = "graph" if call.is_capturable and _time_captured(info, call, calls) else "queue"
         if info["timing"] == "queue":

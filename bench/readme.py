@@ -70,7 +70,7 @@ def _speedups(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
                 if peer.provider in PLAIN:
                     continue
                 device, called = found.setdefault((variant, ours.series, peer.provider), ([], []))
-                if ours.timing == peer.timing:
+                if ours.timing == peer.timing != "queue":
                     device.append((ours.x, ratio))
                 as_called = called_ratio(ours, peer)
                 if as_called is not None:

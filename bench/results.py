@@ -173,11 +173,30 @@ def merge(paths: Sequence[Path], target: Path) -> None:
         load(path)  # refuses what is no results file
         data = json.loads(path.read_text())
         whole = whole or data
+        mine, theirs = whole["machine_info"], data["machine_info"]
+        packages = {
+            **mine.get("packages", {}),
+            **theirs.get("packages", {}),
+        }  # peers of one run alone
+        whole["machine_info"], data["machine_info"] = {**mine, "packages": packages}, {**theirs, "packages": packages}
         for fact in ("machine_info", "commit_info"):
             if data[fact] != whole[fact]:
                 raise ResultsError(f"{path} and {paths[0]} differ in {fact}; join runs of one machine and one commit")
-        rows |= {entry["fullname"]: entry for entry in data["benchmarks"]}
-    target.write_text(json.dumps({**whole, "benchmarks": list(rows.values())}, indent=1))
+        rows |= {entry["fullname"]: _kept(entry) for entry in data["benchmarks"]}
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows.values())
+    head = json.dumps({**whole, "benchmarks": []})
+    target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'))
+
+
+def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what nobody reads, its times to six digits: a stored run is to stay small."""
+    info = {name: _short(value) for name, value in entry["extra_info"].items()}
+    stats = {name: _short(entry["stats"][name]) for name in ("min", "median", "rounds") if name in entry["stats"]}
+    return {"fullname": entry["fullname"], "extra_info": info, "stats": stats}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _row(number: int, entry: Mapping[str, dict[str, Any]]) -> Row:

@@ -17,6 +17,7 @@ from .errors import UnsupportedError
 from .parse import parse
 from .pipeline import run, run_with_winners
 from .ready import PLAIN, is_watched
+from .scatter import tensors_of
 
 __all__ = ["batch_call", "call", "call_with_winners", "run_plain", "run_plain_with_winners"]
 
@@ -101,7 +102,7 @@ def batch_call(
             along.append(name)
         moved.append(tensor)
     wide = None if size is None else (count, *size)
-    return batched(expr, tuple(along)), names, wide, moved, "" if fact in along else fact
+    return batched(expr, tuple(along)), names, wide, moved, "" if set(tensors_of(fact)) & set(along) else fact
 
 
 call = torch.ops.insum_ops.run.default

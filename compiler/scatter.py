@@ -11,8 +11,20 @@ from .bind import Bound
 from .differentiate import fresh_name
 from .ir import Access, Index, Var, walk
 
-__all__ = ["Factor", "Merged", "OneHot", "Owner", "Start", "is_varying", "owned_by", "strategies", "written_once"]
+__all__ = [
+    "Factor",
+    "Merged",
+    "OneHot",
+    "Owner",
+    "Start",
+    "is_varying",
+    "owned_by",
+    "strategies",
+    "tensors_of",
+    "written_once",
+]
 
+ONCE = " once"
 ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
 ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
 
@@ -56,7 +68,7 @@ class Merged:
 
 def written_once(name: str) -> str:
     """The fact that an index tensor points to every place once, whatever its -1s."""
-    return f"{name} once"
+    return f"{name}{ONCE}"
 
 
 def is_varying(bound: Bound, name: str) -> bool:
@@ -101,6 +113,15 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     return tuple(found)
 
 
+def tensors_of(fact: str) -> tuple[str, ...]:
+    """The index tensors that a fact is about.
+
+    >>> tensors_of("AM"), tensors_of("ROW.TILE"), tensors_of(written_once("AS"))
+    (('AM',), ('ROW', 'TILE'), ('AS',))
+    """
+    return tuple(fact.removesuffix(ONCE).split("."))
+
+
 def owned_by(scattered: Access, fact: str) -> Access | None:
     """The access whose values own what is scattered to, if `fact` says so.
 
@@ -115,6 +136,8 @@ def owned_by(scattered: Access, fact: str) -> Access | None:
         owner = scattered.indices[0]
     if not isinstance(owner, Access) or owner.name != inner:
         return None
+    if owner is not scattered and set(owner.names) & {str(index) for index in scattered.indices[1:]}:
+        return None  # a tile would own what its own groups pick
     return owner if all(isinstance(index, Var) for index in owner.indices) else None
 
 

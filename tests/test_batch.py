@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from insum_ops.compiler.batch import batched
+from insum_ops.compiler.op import batch_call
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,10 @@ from insum_ops.compiler.batch import batched
 )
 def test_what_differs_gains_an_index_and_so_does_the_output(expr: str, names: tuple[str, ...], expected: str) -> None:
     assert batched(expr, names) == expected
+
+
+@pytest.mark.parametrize(("fact", "kept"), [("I", ""), ("I.J", ""), ("J.I", ""), ("I once", ""), ("J", "J"), ("", "")])
+def test_a_fact_about_an_index_tensor_that_differs_is_no_fact_any_more(fact: str, kept: str) -> None:
+    tensors = [torch.zeros(4, 3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32), torch.ones(3)]
+    *_, left = batch_call(4, (0, None, None), "C[I[p],J[p]] += V[p]", "I,J,V", (2, 2), tensors, fact)
+    assert left == kept

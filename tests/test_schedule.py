@@ -345,6 +345,7 @@ def tiled(
         ("ROW[TILE[p],0]", "ROW.TILE", None),
         ("ROW[TILE[p],K[q]]", "ROW.TILE", None),
         ("ROW[TILE[I[p]],q]", "ROW.TILE", None),
+        ("ROW[TILE[p],p]", "ROW.TILE", None),
     ],
 )
 def test_who_owns_what_is_scattered_to(scattered: str, fact: str, owner: str | None) -> None:

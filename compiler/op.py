@@ -37,8 +37,8 @@ def _with_gradients(operator: Any) -> Any:
     def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise UnsupportedError(
-                f"{expr!r} is differentiated by a torch.func transform inside torch.compile, which can't be followed; "
-                "leave out torch.compile, or compile what is inside the transform"
+                f"{expr!r} is to be differentiated as an operator, as torch.func inside torch.compile does, which has "
+                "no gradient; leave out torch.compile, or compile what is inside the transform"
             )
         with torch._C._AutoDispatchBelowAutograd():
             return operator(expr, names, size, tensors, fact, facts)

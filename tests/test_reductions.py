@@ -44,6 +44,7 @@ def index(*values: object) -> Tensor:
 
 def winners(expr: str, size: tuple[int, ...] | None = None, **tensors: Tensor) -> list[int]:
     """The positions of the winners, flattened."""
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     _, won = call_with_winners(expr, ",".join(tensors), size, list(tensors.values()), "", [])
     assert won.dtype == torch.int32
     found: list[int] = won.flatten().tolist()

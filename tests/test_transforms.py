@@ -262,7 +262,7 @@ def _second(model, x) -> Tensor:
 def test_a_compiled_transform_is_refused_rather_than_given_zeros():
     A = torch.randn(3, 3)
     statement = lambda A: insum("C[i,j] += A[i,k] * A[k,j]", A=A).sum()
-    words = r"is differentiated by a torch\.func transform inside torch\.compile, which can't be followed; leave out"
+    words = r"is to be differentiated as an operator, as torch\.func inside torch\.compile does, which has no gradient;"
     with pytest.raises(Exception, match=words):  # torch wraps it
         torch.compile(torch.func.grad(statement), backend="eager")(A)
     inside = torch.compile(statement, backend="aot_eager")

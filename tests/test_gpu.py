@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import insum_ops
-from insum_ops import insum
+from insum_ops import insum, nn
 from insum_ops.compiler import launch, pipeline
 from insum_ops.compiler.errors import IndexRangeError
 from insum_ops.formats import BlockGroupCOO, GroupCOO
@@ -161,6 +161,23 @@ def test_deterministic_mode_is_bitwise_equal_over_runs(with_facts):
         assert all(torch.equal(runs[0], run) for run in runs[1:])
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_deterministic_convolution_layer_is_bitwise_equal_over_runs():
+    """Maps, values and gradients: every run makes its own map of the same voxels."""
+    indices = torch.nn.functional.pad((torch.rand(16, 16, 16, device="cuda") < 0.3).nonzero().int(), (1, 0))
+    layer = nn.SubMConv3d(32, 48, 3).half().cuda()
+    features = torch.randn(len(indices), 32, device="cuda", dtype=torch.float16, requires_grad=True)
+    upstream = torch.randn(len(indices), 48, device="cuda", dtype=torch.float16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(20):
+            y = layer(nn.SparseConvTensor(features, indices.clone(), [16, 16, 16], 1)).features
+            runs.append((y.detach(), *torch.autograd.grad(y, (features, *layer.parameters()), upstream)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for run in runs[1:] for one, other in zip(runs[0], run))
 
 
 def test_an_index_out_of_range_raises_and_touches_nothing():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,11 +16,23 @@ from torch import Tensor
 from insum_ops import nn as ours
 from insum_ops.formats import GroupCOO
 
-from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, Call, Case, on
+from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, Call, Case, held, on
 from .harness import peak_mib
 from .peers import installed, needs_gpu
 
-__all__ = ["COMPILED", "GROUPED", "POSITIONS", "TF32", "Operands", "Product", "make", "mul", "natural", "precision"]
+__all__ = [
+    "COMPILED",
+    "GROUPED",
+    "POSITIONS",
+    "TF32",
+    "Operands",
+    "Product",
+    "kept",
+    "make",
+    "mul",
+    "natural",
+    "precision",
+]
 
 TF32 = f"{OURS} tf32"
 POSITIONS, GROUPED = f"{OURS}, positions", f"{OURS}, grouped by kind"  # a one-hot second input, written shorter
@@ -257,6 +269,21 @@ def make(product: Product) -> Operands:
     src, dst = torch.randint(rows, (2, batch), device=DEVICE)
     upstream = normal(rows, exact.irreps_out.dim)
     return Operands(product, exact, X, Y, W, upstream, kinds, src, dst.sort().values)
+
+
+def kept(products: Mapping[str, Product]) -> Callable[[str, bool], tuple[Operands, Case]]:
+    """The operands of the product asked for last and its case, forward or training, until another is asked for."""
+
+    @held
+    def operands(name: str) -> Operands:
+        return make(products[name])
+
+    @held
+    def case(name: str, is_training: bool) -> Case:
+        own = operands(name)
+        return own.training_case("equivariant_training") if is_training else own.forward_case("equivariant")
+
+    return lambda name, is_training: (operands(name), case(name, is_training))
 
 
 def _gradients(layer: Layer, leaves: Sequence[Tensor], upstream: Tensor) -> tuple[Tensor, ...]:

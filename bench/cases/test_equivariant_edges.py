@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ..case import OURS, Case, held, on
+from ..case import OURS, on
 from ..conftest import Measure
-from ..equivariant import Operands, Product, make, mul, natural
+from ..equivariant import Product, kept, mul, natural
 
 PROVIDERS = (OURS, "e3nn", "cuequivariance")
 EDGES, NODES = on((20_000, 1_000), (50, 10))
@@ -24,23 +24,13 @@ PRODUCTS = {
         Product("mace-large, gather and scatter", *LARGE, EDGES, "uvu", nodes=NODES),
     )
 }
-
-
-@held
-def operands(name: str) -> Operands:
-    return make(PRODUCTS[name])
-
-
-@held
-def case(name: str, is_training: bool) -> Case:
-    given = operands(name)
-    return given.training_case("equivariant_training") if is_training else given.forward_case("equivariant")
+given = kept(PRODUCTS)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("is_training", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_edges(name: str, is_training: bool, provider: str, measure: Measure) -> None:
-    given = operands(name)
-    call = given.training if is_training else given.forward
-    measure(case(name, is_training), provider, lambda: call(provider))
+    own, case = given(name, is_training)
+    call = own.training if is_training else own.forward
+    measure(case, provider, lambda: call(provider))

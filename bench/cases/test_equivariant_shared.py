@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..case import LIMIT_TF32, OURS, Call, Case, held, on
 from ..conftest import Measure
-from ..equivariant import GROUPED, POSITIONS, Operands, Product, make, mul, natural, precision
+from ..equivariant import GROUPED, POSITIONS, Operands, Product, kept, make, mul, natural, precision
 from ..peers import installed, needs_gpu
 
 E3TOOLS = f"{mul(64)}x0e + {mul(16)}x1o"
@@ -43,22 +43,14 @@ CHANNELS = mul(64)
 CUBLAS = "torch.matmul"
 
 
-@held
-def operands(name: str) -> Operands:
-    return make(PRODUCTS[name])
-
-
-@held
-def case(name: str, is_training: bool) -> Case:
-    given = operands(name)
-    return given.training_case("equivariant_training") if is_training else given.forward_case("equivariant")
+given = kept(PRODUCTS)
 
 
 @pytest.mark.parametrize(("name", "is_training", "provider"), ROWS)
 def test_shared(name: str, is_training: bool, provider: str, measure: Measure) -> None:
-    given = operands(name)
-    call = given.training if is_training else given.forward
-    measure(case(name, is_training), provider, lambda: call(provider))
+    own, case = given(name, is_training)
+    call = own.training if is_training else own.forward
+    measure(case, provider, lambda: call(provider))
 
 
 @held

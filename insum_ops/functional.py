@@ -21,7 +21,7 @@ from .compiler.parse import parse
 from .compiler.ready import find_pinned, remember_pinned
 from .compiler.sparse import is_sparse
 
-__all__ = ["Insum", "explain", "insum", "insum_beside", "tune"]
+__all__ = ["Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long

@@ -123,10 +123,14 @@ def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: to
     if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
         return GROUPED
     is_exact = dtype not in HALF or not may_round_sums(dtype)
-    is_full = kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume
     if kernel_map.volume <= MOST_TAPS:
-        return TILED if is_exact or is_full else GROUPED
-    return STATIONARY if is_full and (is_exact or channels <= STATIONARY_CHANNELS) else GROUPED
+        return TILED if is_exact or _is_full(kernel_map) else GROUPED
+    return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
+
+
+def _is_full(kernel_map: KernelMap) -> bool:
+    """May read from the device how many pairs there are."""
+    return kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume
 
 
 def _convolve(

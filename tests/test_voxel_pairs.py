@@ -6,26 +6,17 @@ import sys
 
 import pytest
 import torch
-from statements import DEVICE, IS_INTERPRETED
+from statements import DEVICE
+from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import kernel_map, voxel_pairs, voxel_sort
 
 kernel_maps = sys.modules[kernel_map.__module__]
-needs_kernels = pytest.mark.skipif(
-    not IS_INTERPRETED and DEVICE == "cpu", reason="kernels need a GPU or the interpreter"
-)
-MAKERS = [pytest.param(voxel_sort, id="sort"), pytest.param(voxel_pairs, id="kernels", marks=needs_kernels)]
-every_maker = pytest.mark.parametrize("maker", MAKERS)
+every_maker = makers(voxel_pairs)
 # rows, taps, share of pairs
 TABLES = [(1, 1, 1.0), (1, 27, 0.5), (7, 1, 0.4), (150, 27, 0.3), (20, 33, 0.7), (9, 125, 0.1), (3, 343, 0.2)]
 # TILE, MOST_TAPS, MOST_BLOCKS: more than one tile of taps, block of rows, step of a block and step over earlier blocks
 TILINGS = [(8, 4, 5), (16, 16, 3), (4, 1, 100), (8, 8, 1)]
-
-
-def table_of(rows, volume, share):
-    """Any voxels at all: which they are makes no difference to groups."""
-    found = torch.randint(0, 1000, (rows, volume), dtype=torch.int32)
-    return torch.where(torch.rand(rows, volume) < share, found, -1).to(DEVICE)
 
 
 def one_to_one(rows, volume, inputs):
@@ -59,14 +50,6 @@ def check_groups(maker, table, group_size):
     for one, other, shape in zip(found, expected, ((-1, group_size), (-1, group_size), (-1,))):
         assert one.dtype == torch.int32
         assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(len(expected[2]), *shape[1:]))
-
-
-@pytest.fixture(autouse=True)
-def _wrong_numbers_in_fresh_memory(monkeypatch):
-    """An element that no kernel wrote is found."""
-    for name in ("empty", "empty_like"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *args, make=make, **options: make(*args, **options).fill_(-77))
 
 
 @every_maker

@@ -8,16 +8,13 @@ from itertools import product
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
+from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import FormatError, kernel_map, voxel_sort, voxel_tiles
 from insum_ops.formats.geometry import Geometry
 
 kernel_maps = sys.modules[kernel_map.__module__]
-needs_kernels = pytest.mark.skipif(
-    not IS_INTERPRETED and DEVICE == "cpu", reason="kernels need a GPU or the interpreter"
-)
-MAKERS = [pytest.param(voxel_sort, id="sort"), pytest.param(voxel_tiles, id="kernels", marks=needs_kernels)]
-every_maker = pytest.mark.parametrize("maker", MAKERS)
+every_maker = makers(voxel_tiles)
 # rows, taps, share of pairs
 TABLES = [
     (1, 1, 1.0),
@@ -32,12 +29,6 @@ TABLES = [
 # STRETCH, MOST_STRETCHES
 STRETCHES = [(4, 3), (1, 100), (16, 2), (2, 32)]
 NAMES = ("ROW", "TILE", "NBR", "TAP", "pointers")
-
-
-def table_of(rows, volume, share):
-    """Any voxels at all: which they are makes no difference to tiles."""
-    found = torch.randint(0, 1000, (rows, volume), dtype=torch.int32)
-    return torch.where(torch.rand(rows, volume) < share, found, -1).to(DEVICE)
 
 
 def ranks(volume):
@@ -70,14 +61,6 @@ def check_tiles(maker, table, bits, size, stretch=65_536):
         assert one.dtype == torch.int32, name
         shape = (len(other), size) if name in ("ROW", "NBR") else (len(other),)
         assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(shape)), name
-
-
-@pytest.fixture(autouse=True)
-def _wrong_numbers_in_fresh_memory(monkeypatch):
-    """An element that no kernel wrote is found."""
-    for name in ("empty", "empty_like"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *args, make=make, **options: make(*args, **options).fill_(-77))
 
 
 @every_maker

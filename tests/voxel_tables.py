@@ -1,0 +1,33 @@
+"""What tests of tables of neighbours share: any table, a table's makers, memory that nobody wrote to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+
+from insum_ops.formats import voxel_sort
+
+needs_kernels = pytest.mark.skipif(
+    not IS_INTERPRETED and DEVICE == "cpu", reason="kernels need a GPU or the interpreter"
+)
+
+
+def makers(kernels):
+    """Each test by sorting and, where they run, by kernels."""
+    own = [pytest.param(voxel_sort, id="sort"), pytest.param(kernels, id="kernels", marks=needs_kernels)]
+    return pytest.mark.parametrize("maker", own)
+
+
+def table_of(rows, volume, share):
+    """Any voxels at all: which they are makes no difference."""
+    found = torch.randint(0, 1000, (rows, volume), dtype=torch.int32)
+    return torch.where(torch.rand(rows, volume) < share, found, -1).to(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def wrong_numbers_in_fresh_memory(monkeypatch):
+    """An element that no kernel wrote is found."""
+    for name in ("empty", "empty_like"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, make=make, **options: make(*args, **options).fill_(-77))

@@ -13,6 +13,7 @@ from .schedule import NARROW, Schedule
 
 __all__ = ["configs"]
 
+# both are reckoned, not measured
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores
 LEAST_TURNS = 4  # of a loop for each program that shares it, so that adding up atomically stays the smaller part
 

@@ -31,6 +31,7 @@ Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
+# these three are reckoned, not measured
 SHARED_LOOP = 1024  # a loop this long is shared by several programs
 SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each of a large GPU's cores,
 SHARED_TILE = 64  # with tiles of this size

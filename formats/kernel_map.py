@@ -74,6 +74,7 @@ class _Tables:
     counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
     grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
     tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
+    uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
 
     def of(self, side: int) -> Tensor:
         found = self.neighbours[side]
@@ -151,10 +152,34 @@ class KernelMap:
         """How many pairs there are, read from the device once; during a capture, how many there may be."""
         tables = self._tables
         if tables.num_pairs is None:
-            if self.indices.is_cuda and torch.cuda.is_current_stream_capturing():
+            if self.is_captured:
                 return self.num_inputs * self.most_per_input
             tables.num_pairs = sum(tables.count()[1])
         return tables.num_pairs
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `num_pairs` is known without a read from the device."""
+        return self._tables.num_pairs is not None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a graph is being captured, during which nothing can be read from the device."""
+        return self.indices.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def uses(self) -> int:
+        """How often `count_use` was called; the two directions of a submanifold count as one."""
+        return self._tables.uses[self._shared_side]
+
+    def count_use(self) -> None:
+        """One more convolution went over the map that would have been faster over tiles."""
+        self._tables.uses[self._shared_side] += 1
+
+    @property
+    def _shared_side(self) -> int:
+        """Whose tiles serve this side."""
+        return 0 if self._tables.is_symmetric else self._side
 
     @property
     def neighbours(self) -> Tensor:
@@ -217,11 +242,18 @@ class KernelMap:
             found = tables.tiled[key] = tables.tile(self._side, rarity, tile_size)
         return found
 
+    def has_tiles(self, tile_size: int = 128) -> bool:
+        """Whether `tiled` need not sort; during a capture, whether it need not make anything."""
+        known = self._tables.tiled
+        if (self._side, tile_size) in known:
+            return True
+        return (self._shared_side, tile_size) in known and not self.is_captured
+
     def to(self, device: torch.device | str) -> KernelMap:
         """The same map in another device's memory."""
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
         kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
-        tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={})
+        tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={}, uses=[0, 0])
         return replace(self, **moved, _tables=tables, _inverse=[])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,64 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import conv_forms as forms
 from .compiler.errors import ShapeError
-from .compiler.pipeline import may_round_sums, uses_tensor_cores
 from .compiler.ranges import remember_range, remember_segments
 from .compiler.ready import is_transformed, may_autocast, outside_transforms
-from .formats.kernel_map import MOST_TAPS, KernelMap
+from .formats.kernel_map import KernelMap
 from .functional import insum, insum_beside, insum_owned
 from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, KernelViews, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "neighbours", "sparse_conv3d"]
-
-# [is grouped][channels: dense, in groups, one by one]
-STATIONARY = (
-    "Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]",
-    "Out[x,g,m] += In[NBR[x,z],g,c] * Weight[z,g,c,m]",
-    "Out[x,g] += In[NBR[x,z],g] * Weight[z,g]",
-)
-GROUPED = (
-    "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]",
-    "Out[MAPX[p,q],g,m] += In[MAPY[p,q],g,c] * Weight[MAPZ[p],g,c,m]",
-    "Out[MAPX[p,q],g] += In[MAPY[p,q],g] * Weight[MAPZ[p],g]",
-)
-TILED = (
-    "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]",
-    "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * Weight[TAP[p],g,c,m]",
-    "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * Weight[TAP[p],g]",
-)
-OWNED = "ROW.TILE"
-WEIGHT_GRADIENT = (
-    "dWeight[MAPZ[p],c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
-    "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
-    "dWeight[MAPZ[p],g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
-)
-# the same in two steps, neither of which scatters: deterministic
-GROUP_SUMS = (
-    "Part[p,c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
-    "Part[p,g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
-    "Part[p,g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
-)
-TAP_SUMS = (
-    "dWeight[z,c,m] += Part[MAPP[z,s],c,m]",
-    "dWeight[z,g,c,m] += Part[MAPP[z,s],g,c,m]",
-    "dWeight[z,g] += Part[MAPP[z,s],g]",
-)
-HALF = (torch.float16, torch.bfloat16)
-Settings = tuple[torch.dtype, bool, bool, object]
-
-# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels, whose
-# table is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; at 262,901 voxels .089 / .22,
-# .15 / .38 and .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
-# .045 / .119, .018 / .040, which add in float16. Where sums must not be rounded on the way, and in tf32, tiles win or
-# draw on all. Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 1.1 ms
-# in groups, 1.8 in tiles and 2.6 in a table at 128 channels.
-STATIONARY_CHANNELS = 128
-FULL_ENOUGH = 0.25  # of a table's entries
-GROUP_SIZE = 128
-TILE_SIZE = 128
-GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
-GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
 
 def sparse_conv3d(
@@ -113,26 +64,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
 
-Form = tuple[str, str, str]
-
-
-def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
-    """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
-    if torch.are_deterministic_algorithms_enabled():
-        return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
-    if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
-        return GROUPED
-    is_exact = dtype not in HALF or not may_round_sums(dtype)
-    if kernel_map.volume <= MOST_TAPS:
-        return TILED if is_exact or _is_full(kernel_map) else GROUPED
-    return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
-
-
-def _is_full(kernel_map: KernelMap) -> bool:
-    """May read from the device how many pairs there are."""
-    return kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume
-
-
 def _convolve(
     features: Tensor,
     weight: Tensor,
@@ -165,13 +96,19 @@ def _run(
     else:
         Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
         known: _Call | None = kernel_map.memory.get(key)
-        if known is None or known.settings != _settings(features.dtype, views.stamp):
+        if (
+            known is None
+            or known.settings != forms.settings_of(features.dtype, views.stamp)
+            or (known.awaits_tiles and forms.tiles_pay(kernel_map))
+        ):
             known = kernel_map.memory[key] = _prepare(features, Weight, bias, kernel_map, views.stamp)
         call = known
+    if call.awaits_tiles and not torch.compiler.is_compiling():  # a tracer would trace anew for each number
+        kernel_map.count_use()
     is_flat = len(call.shape) == 2
     In = features if is_flat else features.unflatten(1, (groups, -1))
     if call.facts:
-        given = call.memory, call.statement, call.operands, call.shape, OWNED, call.facts
+        given = call.memory, call.statement, call.operands, call.shape, forms.OWNED, call.facts
         Out = insum_owned(*given, In=In, Weight=Weight)
     elif views is None:
         Out = insum(call.statement, size=call.shape, In=In, Weight=Weight, **call.operands)
@@ -186,15 +123,10 @@ class _Call(NamedTuple):
     statement: str
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
-    settings: Settings
+    settings: forms.Settings
     memory: dict[Any, Any]  # of how it runs
     facts: list[Tensor]  # where each tile's taps begin, if outputs are in tiles
-
-
-def _settings(dtype: torch.dtype, stamp: object) -> Settings:
-    """All that a call depends on, beside its map and features."""
-    setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
-    return dtype, torch.are_deterministic_algorithms_enabled(), setting, stamp
+    awaits_tiles: bool  # made anew once tiles pay
 
 
 def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, stamp: object) -> _Call:
@@ -202,16 +134,17 @@ def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: 
     kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
     channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
-    form = form_of(kernel_map, channels, features.dtype, features.device)
+    form = forms.form_of(kernel_map, channels, features.dtype, features.device)
     facts: list[Tensor] = []
-    if form is TILED:
+    if form == forms.TILED:  # not `is`: what a tracer finds by two paths are two tuples to it
         operands, facts = _tiles(kernel_map)
     else:
-        operands = neighbours(kernel_map) if form is STATIONARY else _maps(kernel_map, GROUP_SIZE)
+        operands = neighbours(kernel_map) if form == forms.STATIONARY else _maps(kernel_map, forms.GROUP_SIZE)
     operands = dict(operands)
     if bias is not None:
         operands["Out"] = (bias.view(shape[1:]) if kind == IN_GROUPS else bias).expand(shape)
-    return _Call(form[kind], shape, operands, _settings(features.dtype, stamp), {}, facts)
+    settings = forms.settings_of(features.dtype, stamp)
+    return _Call(form[kind], shape, operands, settings, {}, facts, forms.awaits_tiles(form, kernel_map))
 
 
 def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -219,8 +152,8 @@ def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
     known: tuple[dict[str, Tensor], list[Tensor]] | None = kernel_map.memory.get("tiles")
     if known is None:
         with outside_transforms():
-            tiled = kernel_map.tiled(TILE_SIZE)
-        _remember(tiled.ROW, -1 if kernel_map.num_outputs % TILE_SIZE else 0, kernel_map.num_outputs)
+            tiled = kernel_map.tiled(forms.TILE_SIZE)
+        _remember(tiled.ROW, -1 if kernel_map.num_outputs % forms.TILE_SIZE else 0, kernel_map.num_outputs)
         _remember(tiled.TILE, 0, len(tiled.ROW))
         _remember(tiled.NBR, -1, kernel_map.num_inputs)
         _remember(tiled.TAP, 0, kernel_map.volume)
@@ -307,14 +240,14 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
     if torch.are_deterministic_algorithms_enabled():
-        maps = _maps(kernel_map, GROUP_SIZE_OF_PARTS)
-        Part = insum(GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=maps["MAPX"], MAPY=maps["MAPY"])
-        dWeight = insum(TAP_SUMS[kind], Part=Part, MAPP=_groups_by_tap(kernel_map, maps["MAPX"].shape[1]))
+        maps = _maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
+        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=maps["MAPX"], MAPY=maps["MAPY"])
+        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=_groups_by_tap(kernel_map, maps["MAPX"].shape[1]))
     else:
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
-        maps = _maps(kernel_map, GROUP_SIZE_OF_SUMS)
+        maps = _maps(kernel_map, forms.GROUP_SIZE_OF_SUMS)
         size = (kernel_map.volume, *channels)
-        dWeight = insum_beside(kernel_map.memory, WEIGHT_GRADIENT[kind], maps, size, In=In, dOut=dOut)
+        dWeight = insum_beside(kernel_map.memory, forms.WEIGHT_GRADIENT[kind], maps, size, In=In, dOut=dOut)
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 

@@ -9,7 +9,7 @@ import torch
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import insum, nn, sparse_conv3d
+from insum_ops import conv_forms, insum, nn, sparse_conv3d
 from insum_ops.compiler.errors import OperandError, ShapeError
 from insum_ops.formats import kernel_map
 from insum_ops.functional import insum_beside
@@ -257,7 +257,7 @@ def test_a_deterministic_weight_gradient_scatters_nothing(monkeypatch):
 
     monkeypatch.setattr(convolutions, "insum", lambda expr, **given: (seen.append(expr), insum(expr, **given))[1])
     monkeypatch.setattr(convolutions, "insum_beside", beside)
-    monkeypatch.setattr(convolutions, "GROUP_SIZE_OF_PARTS", 16)  # so that some taps have several groups
+    monkeypatch.setattr(conv_forms, "GROUP_SIZE_OF_PARTS", 16)  # so that some taps have several groups
     torch.use_deterministic_algorithms(True)
     try:
         for groups in (1, 2, 4):
@@ -494,27 +494,3 @@ def test_a_mistake_of_the_function_is_named(wrong, message):
     with pytest.raises(ShapeError) as caught:
         sparse_conv3d(**{**call, **wrong})
     assert str(caught.value) == message
-
-
-def test_which_form_a_convolution_takes(monkeypatch):
-    """Asked for a GPU, which need not be there."""
-    cube = torch.cartesian_prod(torch.arange(1), *[torch.arange(4)] * 3).int()
-    apart = (cube * torch.tensor([1, 9, 1, 1])).int()
-    full, few = (kernel_map(indices, [40, 4, 4], 1, kernel_size=3) for indices in (cube, apart))
-    large = kernel_map(cube, [40, 4, 4], 1, kernel_size=5)
-    gpu, half, single = torch.device("cuda"), torch.float16, torch.float32
-    table, groups, tiles = convolutions.STATIONARY, convolutions.GROUPED, convolutions.TILED
-    form_of = convolutions.form_of
-    assert form_of(few, 64, half, gpu) is tiles  # where sums must not be rounded on the way, as in these tests
-    monkeypatch.setattr(convolutions, "may_round_sums", lambda dtype: True)
-    assert form_of(full, 64, half, gpu) is form_of(full, 256, half, gpu) is tiles
-    assert form_of(few, 64, half, gpu) is groups
-    assert form_of(large, 64, half, gpu) is table
-    assert form_of(large, 256, half, gpu) is groups
-    assert form_of(full, 64, torch.float64, gpu) is form_of(full, 64, single, gpu) is groups
-    assert form_of(full, 64, half, torch.device("cpu")) is groups
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert form_of(few, 64, single, gpu) is tiles
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert form_of(full, 64, torch.float64, gpu) is tiles
-    assert form_of(large, 64, half, gpu) is form_of(full, 64, half, torch.device("cpu")) is table

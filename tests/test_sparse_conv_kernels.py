@@ -10,12 +10,12 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import nn, sparse_conv3d
+from insum_ops import conv_forms, nn, sparse_conv3d
 from insum_ops.formats import FormatError, kernel_map, voxel_sort
 from insum_ops.formats import kernel_map as build
 
 kernel_maps = sys.modules["insum_ops.formats.kernel_map"]
-convolutions, functionals = sys.modules["insum_ops.sparse_conv"], sys.modules["insum_ops.functional"]
+functionals = sys.modules["insum_ops.functional"]
 needs_hash = pytest.mark.skipif(
     not IS_INTERPRETED and DEVICE == "cpu", reason="the hash needs a GPU or the interpreter"
 )
@@ -160,12 +160,12 @@ LAYERS = [
 @pytest.fixture
 def plainly(monkeypatch):
     """Convolutions take tiles of 16, whatever the map and the device; lists what `insum_owned` leaves to `insum`."""
-    monkeypatch.setattr(convolutions, "TILE_SIZE", 16)
-    monkeypatch.setattr(convolutions, "form_of", lambda *given: convolutions.TILED)
+    monkeypatch.setattr(conv_forms, "TILE_SIZE", 16)
+    monkeypatch.setattr(conv_forms, "form_of", lambda *given: conv_forms.TILED)
     left, insum = [], functionals.insum
 
     def listed(expr, **tensors):
-        left.extend([expr] * (expr in convolutions.TILED))
+        left.extend([expr] * (expr in conv_forms.TILED))
         return insum(expr, **tensors)
 
     monkeypatch.setattr(functionals, "insum", listed)
@@ -227,7 +227,7 @@ def test_tiles_and_groups_give_the_same(monkeypatch, plainly, kind, options):
     layer, x = made(kind, 16, **options), small_cloud()
     leaves = [x.features, *layer.parameters()]
     y = layer(x).features
-    monkeypatch.setattr(convolutions, "form_of", lambda *given: convolutions.GROUPED)
+    monkeypatch.setattr(conv_forms, "form_of", lambda *given: conv_forms.GROUPED)
     other = layer(nn.SparseConvTensor(x.features, x.indices.clone(), x.spatial_shape, 2)).features
     assert_matches(y, other)
     assert_gradients_match(y, other, leaves)

@@ -1,0 +1,126 @@
+"""The statements that a convolution over a kernel map may be, and which of them it is."""
+
+from __future__ import annotations
+
+import torch
+
+from .compiler.pipeline import may_round_sums, uses_tensor_cores
+from .formats.kernel_map import MOST_TAPS, KernelMap
+
+__all__ = [
+    "GROUPED",
+    "GROUP_SIZE",
+    "GROUP_SIZE_OF_PARTS",
+    "GROUP_SIZE_OF_SUMS",
+    "GROUP_SUMS",
+    "OWNED",
+    "STATIONARY",
+    "TAP_SUMS",
+    "TILED",
+    "TILE_SIZE",
+    "WEIGHT_GRADIENT",
+    "Form",
+    "Settings",
+    "awaits_tiles",
+    "form_of",
+    "settings_of",
+    "tiles_pay",
+]
+
+Form = tuple[str, str, str]  # channels: dense, in groups, one by one
+Settings = tuple[torch.dtype, bool, bool, object]
+
+STATIONARY: Form = (
+    "Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]",
+    "Out[x,g,m] += In[NBR[x,z],g,c] * Weight[z,g,c,m]",
+    "Out[x,g] += In[NBR[x,z],g] * Weight[z,g]",
+)
+GROUPED: Form = (
+    "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]",
+    "Out[MAPX[p,q],g,m] += In[MAPY[p,q],g,c] * Weight[MAPZ[p],g,c,m]",
+    "Out[MAPX[p,q],g] += In[MAPY[p,q],g] * Weight[MAPZ[p],g]",
+)
+TILED: Form = (
+    "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]",
+    "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * Weight[TAP[p],g,c,m]",
+    "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * Weight[TAP[p],g]",
+)
+OWNED = "ROW.TILE"
+WEIGHT_GRADIENT: Form = (
+    "dWeight[MAPZ[p],c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
+    "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
+    "dWeight[MAPZ[p],g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
+)
+# the same in two steps, neither of which scatters: deterministic
+GROUP_SUMS: Form = (
+    "Part[p,c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
+    "Part[p,g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
+    "Part[p,g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
+)
+TAP_SUMS: Form = (
+    "dWeight[z,c,m] += Part[MAPP[z,s],c,m]",
+    "dWeight[z,g,c,m] += Part[MAPP[z,s],g,c,m]",
+    "dWeight[z,g] += Part[MAPP[z,s],g]",
+)
+HALF = (torch.float16, torch.bfloat16)
+
+# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels, whose
+# table is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; at 262,901 voxels .089 / .22,
+# .15 / .38 and .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
+# .045 / .119, .018 / .040, which add in float16. Where sums must not be rounded on the way, and in tf32, tiles win or
+# draw on all. Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 1.1 ms
+# in groups, 1.8 in tiles and 2.6 in a table at 128 channels.
+STATIONARY_CHANNELS = 128
+FULL_ENOUGH = 0.25  # of a table's entries
+GROUP_SIZE = 128
+TILE_SIZE = 128
+GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
+GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
+
+# The table is there once a map is, its rows must be sorted into tiles: about .15 ms for the smaller room, of which a
+# call gets back .009 at 64 channels and .03 at 128. Tiles pay after 17 calls or 5; the 8 is reckoned from these
+# figures, not measured.
+PAYS_AFTER = 8  # convolutions over a map
+UNCOUNTED_CHANNELS = 64  # up to which a new map's pairs are not worth a wait for the device; no measured choice
+
+
+def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
+    """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
+    if torch.are_deterministic_algorithms_enabled():  # from the first call on, since forms round differently
+        return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
+    if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
+        return GROUPED
+    is_exact = dtype not in HALF or not may_round_sums(dtype)
+    if kernel_map.volume > MOST_TAPS:
+        return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
+    is_tiled = tiles_pay(kernel_map)
+    is_count_worthwhile = is_tiled or channels > UNCOUNTED_CHANNELS or kernel_map.is_counted
+    if not is_exact and is_count_worthwhile and not _is_full(kernel_map):
+        return GROUPED
+    return TILED if is_tiled else STATIONARY
+
+
+def tiles_pay(kernel_map: KernelMap) -> bool:
+    """Whether the map has tiles, or has been used so often that they are worth making, and they can be made now."""
+    if kernel_map.has_tiles(TILE_SIZE):
+        return True
+    if torch.compiler.is_compiling():  # before the uses are read: a tracer would trace anew for each number
+        return False
+    return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
+
+
+def awaits_tiles(form: Form, kernel_map: KernelMap) -> bool:
+    """Whether a table stands in for tiles until they pay: such uses of a map are counted."""
+    is_lasting = kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled()
+    return form == STATIONARY and not is_lasting
+
+
+def settings_of(dtype: torch.dtype, stamp: object) -> Settings:
+    """All that a call depends on, beside its features and its map with the uses of that."""
+    setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
+    return dtype, torch.are_deterministic_algorithms_enabled(), setting, stamp
+
+
+def _is_full(kernel_map: KernelMap) -> bool:
+    """May read from the device how many pairs there are."""
+    return kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume

@@ -1,0 +1,400 @@
+"""Which statement a convolution is: by its map, channels and precision, and tiles only for maps that are used often."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+from tolerances import assert_matches
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+
+from insum_ops import conv_forms, nn, sparse_conv3d
+from insum_ops.conv_forms import GROUPED, PAYS_AFTER, STATIONARY, TILED, UNCOUNTED_CHANNELS, form_of
+from insum_ops.formats import KernelMap, kernel_map
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+SHAPE = [12]
+by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
+
+
+def cube(apart=1, kernel_size=3):
+    """A map of 64 voxels whose pairs nobody has counted: they were found right before."""
+    indices = torch.cartesian_prod(torch.arange(1), *[torch.arange(4)] * 3).int() * torch.tensor([1, apart, 1, 1]).int()
+    for _ in range(2):
+        found = kernel_map(indices, [40, 4, 4], 1, kernel_size)
+    assert not found.is_counted
+    return found
+
+
+def line(**options):
+    return kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], 1, **options)
+
+
+def use(found, times=PAYS_AFTER):
+    for _ in range(times):
+        found.count_use()
+    return found
+
+
+@pytest.fixture
+def _rounds(monkeypatch):
+    """Sums may be rounded on the way, so that groups are a choice."""
+    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
+
+
+def forbid(monkeypatch, *names):
+    """Nothing is read or sorted."""
+    tables = type(line(kernel_size=3)._tables)
+    for name in names:
+        monkeypatch.setattr(tables, name, lambda *given, name=name: pytest.fail(f"{name} was called"))
+
+
+def capture(monkeypatch):
+    monkeypatch.setattr(KernelMap, "is_captured", True)
+
+
+# asked for a GPU, which need not be there
+
+
+@by_host
+def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatch):
+    full, few, large = use(cube()), use(cube(apart=9)), use(cube(kernel_size=5))
+    assert form_of(few, 64, HALF, GPU) is TILED  # where sums must not be rounded on the way, as in these tests
+    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
+    assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
+    assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is GROUPED
+    assert form_of(large, 64, HALF, GPU) is STATIONARY
+    assert form_of(large, 256, HALF, GPU) is GROUPED
+    assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
+    assert form_of(full, 64, HALF, CPU) is GROUPED
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert form_of(few, 64, SINGLE, GPU) is TILED
+
+
+@pytest.mark.parametrize("channels", [64, 256])
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, SINGLE])
+def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    found = cube()
+    for _ in range(8):
+        form = form_of(found, channels, dtype, GPU)
+        assert form is STATIONARY
+        assert conv_forms.awaits_tiles(form, found)
+        found.count_use()
+    form = form_of(found, channels, dtype, GPU)
+    assert form is TILED
+    assert not conv_forms.awaits_tiles(form, found)
+
+
+def test_tiles_that_are_there_are_taken_at_once():
+    found = cube()
+    found.tiled(conv_forms.TILE_SIZE)
+    assert form_of(found, 64, HALF, GPU) is TILED
+    assert form_of(found.inverse, 64, HALF, GPU) is TILED  # the same rows through the opposite taps
+    strided = line(kernel_size=2, stride=2, kind="strided")
+    strided.tiled(conv_forms.TILE_SIZE)
+    assert form_of(strided, 64, HALF, GPU) is TILED
+    assert form_of(strided.inverse, 64, HALF, GPU) is STATIONARY
+    other = cube()
+    other.tiled(conv_forms.TILE_SIZE // 2)
+    assert form_of(other, 64, HALF, GPU) is STATIONARY
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_few_channels_over_a_new_map_wait_for_no_count(monkeypatch):
+    few = cube(apart=9)
+    with monkeypatch.context() as patch:
+        forbid(patch, "count", "group", "tile")
+        assert form_of(few, UNCOUNTED_CHANNELS, HALF, GPU) is STATIONARY
+    assert form_of(use(few), UNCOUNTED_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
+    assert few.is_counted
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_many_channels_count_at_once_and_what_is_counted_is_known_to_all():
+    few, full = cube(apart=9), cube()
+    assert form_of(few, UNCOUNTED_CHANNELS + 1, HALF, GPU) is GROUPED
+    assert form_of(full, UNCOUNTED_CHANNELS + 1, HALF, GPU) is STATIONARY
+    assert few.is_counted
+    assert full.is_counted
+    assert form_of(few, UNCOUNTED_CHANNELS, HALF, GPU) is form_of(few.inverse, 1, HALF, GPU) is GROUPED
+    assert form_of(full, UNCOUNTED_CHANNELS, HALF, GPU) is STATIONARY
+
+
+@by_host
+def test_multiply_adds_and_large_kernels_have_nothing_to_wait_for():
+    full, large = cube(), cube(kernel_size=5)
+    for times in (0, PAYS_AFTER):
+        use(full, times)
+        use(large, times)
+        assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
+        assert form_of(large, 64, HALF, GPU) is STATIONARY
+        assert not conv_forms.awaits_tiles(STATIONARY, large)
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_during_a_capture_what_is_there_is_taken(monkeypatch):
+    often, tiled, strided = use(cube()), cube(), use(line(kernel_size=2, stride=2, kind="strided"))
+    tiled.tiled(conv_forms.TILE_SIZE)
+    capture(monkeypatch)
+    forbid(monkeypatch, "count", "group", "tile")
+    for channels in (UNCOUNTED_CHANNELS, 256):
+        assert form_of(often, channels, HALF, GPU) is form_of(often.inverse, channels, HALF, GPU) is STATIONARY
+        assert form_of(strided, channels, HALF, GPU) is STATIONARY
+        assert form_of(tiled, channels, HALF, GPU) is TILED
+        assert form_of(tiled.inverse, channels, HALF, GPU) is STATIONARY  # its taps would have to be turned round
+
+
+@by_host
+def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    full, large = cube(), cube(kernel_size=5)
+    for times in (0, PAYS_AFTER):
+        use(full, times)
+        assert form_of(full, 64, HALF, GPU) is form_of(full, 64, DOUBLE, GPU) is TILED
+        assert form_of(large, 64, HALF, GPU) is form_of(full, 64, HALF, CPU) is STATIONARY
+        assert not conv_forms.awaits_tiles(STATIONARY, full)
+
+
+def test_the_directions_of_a_submanifold_count_as_one_and_others_for_themselves():
+    submanifold, strided = line(kernel_size=3), line(kernel_size=2, stride=2, kind="strided")
+    for found in (submanifold, strided):
+        use(found, 3)
+        use(found.inverse, 2)
+    assert submanifold.uses == submanifold.inverse.uses == 5
+    assert (strided.uses, strided.inverse.uses, strided.inverse.inverse.uses) == (3, 2, 3)
+
+
+def test_copies_of_a_map_count_on_and_a_moved_one_counts_anew():
+    found = use(line(kernel_size=3), 3)
+    for twin in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert use(twin, 2).uses == 5
+    moved = found.to("cpu")
+    assert moved.uses == 0  # and has its tiles to make
+    assert (use(moved, 1).uses, found.uses) == (1, 3)
+
+
+# through the moment at which tiles pay: few voxels in tiles of 16, on the route of this device
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Convolutions are as on a GPU with Tensor Cores, and tiles pay after two of them."""
+    monkeypatch.setattr(conv_forms, "TILE_SIZE", 16)
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2)
+    monkeypatch.setattr(conv_forms, "uses_tensor_cores", lambda dtype: True)
+    monkeypatch.setattr(conv_forms, "form_of", lambda found, channels, dtype, _: form_of(found, channels, dtype, GPU))
+
+
+def cloud(channels=4):
+    """18 voxels: a full tile and one that is not."""
+    indices = torch.cartesian_prod(torch.arange(2), torch.arange(*SHAPE)).int()
+    indices = indices[torch.randperm(len(indices))[:18]].to(DEVICE)
+    features = torch.randn(18, channels, dtype=DOUBLE, device=DEVICE, requires_grad=True)
+    return nn.SparseConvTensor(features, indices, SHAPE, 2)
+
+
+def submanifold(channels=4, **options):
+    return nn.SubMConv1d(channels, channels, 3, indice_key="own", **options).double().to(DEVICE)
+
+
+def strided(channels=4, **options):
+    return nn.SparseConv1d(channels, channels, 2, 2, 1, indice_key="own", **options).double().to(DEVICE)
+
+
+def expected_of(layer, x, y):
+    """By torch's own convolution of the dense grid."""
+    batch, *position = x.indices.long().T
+    dense = torch.zeros(2, *SHAPE, x.features.shape[1], dtype=DOUBLE, device=DEVICE)
+    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
+    made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
+    batch, *position = y.indices.long().T
+    return made.movedim(1, -1)[(batch, *position)]
+
+
+def map_of(x):
+    return x.indice_dict["own"].kernel_map
+
+
+def taken(layer, found, is_swapped=False):
+    """The form that the map remembers for a layer."""
+    key = layer._views.swapped_key if is_swapped else layer._views.plain_key
+    statement = found.memory[key].statement
+    return next(form for form in (STATIONARY, GROUPED, TILED) if statement in form)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(submanifold, {}), (submanifold, dict(groups=2)), (submanifold, dict(groups=4)), (strided, {})],
+    ids=["submanifold", "groups", "depthwise", "strided"],
+)
+def test_values_and_gradients_are_right_before_and_after(make, options):
+    layer, x, forms = make(**options), cloud(), []
+    leaves = [x.features, *layer.parameters()]
+    for _ in range(3):
+        y = layer(x)
+        expected = expected_of(layer, x, y)
+        assert_matches(y.features, expected)
+        upstream = torch.randn_like(expected)
+        actual, wanted = (torch.autograd.grad(made, leaves, upstream) for made in (y.features, expected))
+        for one, other in zip(actual, wanted, strict=True):
+            assert_matches(one, other)
+        forms.append((taken(layer, map_of(y)), taken(layer, map_of(y).inverse, is_swapped=True)))
+    calls = 1 if make is submanifold else 2  # until tiles pay: both directions share them or each has its own
+    assert forms == [(STATIONARY, STATIONARY)] * calls + [(TILED, TILED)] * (3 - calls)
+
+
+@pytest.mark.usefixtures("often")
+@by_host
+def test_a_call_over_tiles_is_not_looked_at_again(monkeypatch):
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        known = map_of(x).memory[layer._views.plain_key]
+        monkeypatch.setattr(conv_forms, "tiles_pay", None)
+        monkeypatch.setattr(KernelMap, "count_use", None)
+        y = layer(x)
+        assert_matches(y.features, expected_of(layer, x, y))
+    assert map_of(x).memory[layer._views.plain_key] is known
+    assert known.statement in TILED
+
+
+@pytest.mark.usefixtures("often", "_rounds")
+@by_host
+def test_a_map_that_proves_sparse_is_grouped_once_tiles_would_pay(monkeypatch):
+    monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
+    monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.9)
+    layer, x, forms = submanifold(), cloud(), []
+    kernel_map(x.indices, SHAPE, 2, 3)  # so that the layer's own map is not counted
+    with torch.no_grad():
+        for _ in range(4):
+            y = layer(x)
+            assert_matches(y.features, expected_of(layer, x, y))
+            forms.append(taken(layer, map_of(x)))
+    assert forms == [STATIONARY, STATIONARY, GROUPED, GROUPED]
+
+
+@pytest.mark.usefixtures("often")
+@by_host
+def test_layers_that_share_a_map_count_together():
+    layers, x = [submanifold() for _ in range(3)], cloud()
+    with torch.no_grad():
+        for layer, form in zip(layers, (STATIONARY, STATIONARY, TILED)):
+            y = layer(x)
+            assert taken(layer, map_of(x)) is form
+        assert map_of(x).uses == 2
+        y = layers[0](x)
+        assert_matches(y.features, expected_of(layers[0], x, y))
+    assert taken(layers[0], map_of(x)) is TILED
+    assert taken(layers[1], map_of(x)) is STATIONARY  # until its next call
+
+
+@pytest.mark.usefixtures("often")
+def test_a_map_counts_the_function_and_every_mode():
+    x, layer = cloud(), submanifold()
+    found, _ = layer.map(x)
+    with torch.inference_mode():
+        sparse_conv3d(x.features, layer.weight, found, layer.bias)
+    assert found.uses == 1
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    torch.func.functional_call(layer, parameters, (x,))
+    assert found.uses == 2
+    assert not found.has_tiles(16)
+    with torch.inference_mode():
+        layer(x)
+    assert found.has_tiles(16)
+    y = layer(x)  # what was made in inference mode trains
+    expected = expected_of(layer, x, y)
+    assert_matches(y.features, expected)
+    upstream, leaves = torch.randn_like(expected), [x.features, *layer.parameters()]
+    for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y.features, expected))):
+        assert_matches(one, other)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_call_that_is_captured_goes_on_over_the_table(monkeypatch):
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        for _ in range(2):
+            layer(x)
+        with monkeypatch.context() as patch:
+            capture(patch)
+            forbid(patch, "count", "group", "tile")
+            y = layer(x)
+            assert taken(layer, map_of(x)) is STATIONARY
+        assert_matches(y.features, expected_of(layer, x, y))
+        layer(x)
+    assert taken(layer, map_of(x)) is TILED
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("make", [submanifold, strided])
+def test_deterministic_calls_are_bitwise_equal_and_count_nothing(make):
+    layer, x = make(), cloud()
+    leaves = [x.features, *layer.parameters()]
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = []
+        for _ in range(2 if IS_INTERPRETED else 20):
+            y = layer(x)
+            results.append([y.features, *torch.autograd.grad(y.features.square().sum(), leaves)])
+            assert taken(layer, map_of(y)) is taken(layer, map_of(y).inverse, is_swapped=True) is TILED
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(again, results[0], strict=True))
+    assert map_of(y).uses == map_of(y).inverse.uses == 0
+
+
+@pytest.mark.usefixtures("often")
+@by_host
+def test_copies_of_a_layer_and_its_map_serve_on():
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        expected = layer(x).features
+        twin, found = copy.deepcopy(layer), copy.deepcopy(map_of(x))
+        for _ in range(3):
+            assert_matches(sparse_conv3d(x.features, twin.weight, found, twin.bias), expected)
+            assert_matches(twin(x).features, expected)
+    assert found.has_tiles(16)
+    assert taken(twin, map_of(x)) is TILED
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.usefixtures("often")
+@by_host
+def test_a_tracer_takes_what_is_there_and_traces_once():
+    torch._dynamo.reset()
+    layer, x = submanifold(), cloud()
+    leaves = [x.features, *layer.parameters()]
+
+    def call(features):
+        return layer(x.replace_feature(features)).features
+
+    def check(compiled):
+        y = compiled(x.features)
+        expected = expected_of(layer, x, x)
+        assert_matches(y, expected)
+        upstream = torch.randn_like(expected)
+        for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
+            assert_matches(one, other)
+
+    call(x.features).sum().backward()  # makes the tables of both directions
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for form in (STATIONARY, TILED):
+        check(compiled)
+        assert form[0] in counter.graphs[-1].print_readable(print_output=False)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for _ in range(4):
+                check(compiled)
+        assert map_of(x).uses == 2
+        call(x.features).sum().backward()  # makes the tiles
+    assert counter.frame_count == 2

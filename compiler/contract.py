@@ -1,7 +1,8 @@
 """How the factors of one tile are multiplied and summed: a tree of elementwise products, `tl.dot`s and sums.
 
-Tiles have at most two axes. A tree is found greedily: a factor whose axes lie inside another's multiplies into it;
-two factors that share one summed axis meet in a dot; an axis that only one factor has is summed.
+Tiles have at most two axes, a table over short ones three. A tree is found greedily: a factor whose axes lie inside
+another's multiplies into it; two factors that share one summed axis meet in a dot; an axis that only one factor has is
+summed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Union
 
-__all__ = ["Dot", "Leaf", "Node", "Product", "Sum", "contract", "dots", "multiply"]
+__all__ = ["SHORT", "Dot", "Leaf", "Node", "Product", "Sum", "contract", "dots", "leaves", "multiply"]
+
+SHORT = 8  # an axis up to this long may be the third of a tile: the rows of a table of coefficients
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Dot:
-    """(y, over) x (over, x) -> (y, x) on Tensor Cores."""
+    """(y, over) x (over, x) -> (y, x): on Tensor Cores, or by multiply-adds where `over` is shorter than they take."""
 
     left: Node
     right: Node
@@ -65,12 +68,12 @@ Node = Union[Leaf, Product, Dot, Sum]  # noqa: UP007 - evaluated before the clas
 def contract(
     leaves: Sequence[frozenset[str]], kept: frozenset[str], sizes: Mapping[str, int], use_dot: bool
 ) -> Node | None:
-    """A tree over `leaves` in which no tile has more than two axes, or None. Axes in `kept` are not summed.
+    """A tree over `leaves` in which no tile has more than two axes, or three with two short ones; None: there is none.
 
-    The root may keep summed axes: they are summed once, after the loops.
+    Axes in `kept` are not summed. The root may keep others: they are summed once, after the loops.
     """
     nodes: list[Node] = [Leaf(at, axes) for at, axes in enumerate(leaves)]
-    if any(len(node.axes) > 2 for node in nodes):
+    if any(len(node.axes) > (3 if use_dot and _has_short_axes(node.axes, sizes) else 2) for node in nodes):
         return None
     while len(nodes) > 1:
         nodes = _absorb(nodes, sizes)
@@ -94,6 +97,17 @@ def dots(node: Node | None) -> list[Dot]:
     if isinstance(node, (Product, Dot)):
         return [*dots(node.left), *dots(node.right), *([node] if isinstance(node, Dot) else [])]
     return dots(node.of) if isinstance(node, Sum) else []
+
+
+def leaves(node: Node | None) -> list[Leaf]:
+    """Every factor of a tree."""
+    if isinstance(node, (Product, Dot)):
+        return [*leaves(node.left), *leaves(node.right)]
+    return leaves(node.of) if isinstance(node, Sum) else [node] if node is not None else []
+
+
+def _has_short_axes(axes: frozenset[str], sizes: Mapping[str, int]) -> bool:
+    return sum(sizes[axis] <= SHORT for axis in axes) >= 2
 
 
 def _area(axes: frozenset[str], sizes: Mapping[str, int]) -> int:

@@ -11,6 +11,8 @@ from .loads import TYPES, Loads
 
 __all__ = ["Products"]
 
+LEAST_DEPTH = 16  # of tl.dot, whatever its rows and columns
+
 
 class Products(Loads):
     """Evaluates the schedule's tree over tiles that are already loaded."""
@@ -39,9 +41,19 @@ class Products(Loads):
         return (*(axis for axis in axes if axis in node.of.axes), node.over)
 
     def dot_sides(self, node: Dot, axes: tuple[str, ...]) -> tuple[tuple[Node, tuple[str, ...]], ...]:
-        first, second = axes
+        first, second = (axis for axis in axes if axis in node.axes)
         left, right = (node.left, node.right) if first in node.left.axes else (node.right, node.left)
-        return (left, (first, node.over)), (right, (node.over, second))
+        if self.is_deep(node):
+            return (left, (first, node.over)), (right, (node.over, second))
+        return (left, self.short_axes(node, first)), (right, self.short_axes(node, second))
+
+    def short_axes(self, node: Dot, *axes: str) -> tuple[str, ...]:
+        """A sum by multiply-adds is over the first axis, swapped over the last: one in the middle Triton makes tf32."""
+        return (*axes, node.over) if self.config.swap else (node.over, *axes)
+
+    def is_deep(self, node: Dot) -> bool:
+        """As deep as `tl.dot` takes it."""
+        return self.block(node.over) >= LEAST_DEPTH
 
     def zeros(self, root: tuple[str, ...]) -> str:
         if not root:
@@ -99,7 +111,8 @@ class Products(Loads):
         if isinstance(node, Leaf):
             return self.tiles[node.at]
         if isinstance(node, Dot):
-            return self.let(self.tile.result(self.dot(node, axes), axes), axes, "product")
+            own = tuple(axis for axis in axes if axis in node.axes)
+            return self.let(self.tile.result(self.dot(node, own), own), own, "product")
         if isinstance(node, Sum):
             if self.block(node.over) == 1:
                 return self.evaluate(node.of, axes)
@@ -122,6 +135,8 @@ class Products(Loads):
     def dot(self, node: Dot, axes: tuple[str, ...], accumulator: str = "") -> str:
         (left, left_axes), (right, right_axes) = self.dot_sides(node, axes)
         a, b = self.evaluate(left, left_axes), self.evaluate(right, right_axes)
+        if not self.is_deep(node):
+            return self.short_dot(node, axes, a, b, accumulator)
         texts = [self.tile.operand(a, left_axes), self.tile.operand(b, right_axes)]
         dtype = a.dtype if a.dtype == b.dtype and a.dtype in TYPES else None
         if dtype is None:
@@ -134,3 +149,10 @@ class Products(Loads):
             is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
             extra += f', input_precision="{"tf32" if is_half else self.flags.precision}"'
         return f"tl.dot({', '.join(texts)}{extra})"
+
+    def short_dot(self, node: Dot, axes: tuple[str, ...], a: Value, b: Value, accumulator: str) -> str:
+        """By multiply-adds."""
+        joint = self.short_axes(node, *axes)
+        text = f"{self.wide(a, joint)} * {self.wide(b, joint)}"
+        total = self.tile.reduce("tl.sum", Value(text, joint), node.over).text
+        return f"{accumulator} + {total}" if accumulator else total

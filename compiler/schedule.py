@@ -21,7 +21,7 @@ from itertools import combinations
 import torch
 
 from .bind import Bound
-from .contract import Dot, Node, contract, dots, multiply
+from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying
 
@@ -70,6 +70,11 @@ class Schedule:
     @cached_property
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
+
+    @cached_property
+    def has_table(self) -> bool:
+        """A factor over three axes, short ones, that is summed before it meets the others."""
+        return any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
 
     @property
     def reduction(self) -> str:
@@ -198,19 +203,35 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
     sums = [name for name in start.summed if name != start.segment]
+    choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
+    choices += _table_choices(start, sums)
     best: tuple[float, Schedule] | None = None
-    for wide, deep in ((2, 1), (2, 2), (1, 3)):
-        for steps in combinations(sums, deep):
-            for tiles in combinations(rows, wide):
-                tree = _tree(start, tiles, steps, use_dot=True)
-                if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
-                    continue
-                if wide == 2 and {dot.over for dot in dots(tree)} != set(steps):
-                    continue
-                cost = _loaded_elements(start, {*tiles, *steps}, strides)
-                if best is None or cost < best[0]:
-                    best = cost, _finish(start, tiles, steps, tree)
+    for wide, steps in choices:
+        for tiles in combinations(rows, wide):
+            tree = _tree(start, tiles, steps, use_dot=True)
+            if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
+                continue
+            is_summed = set(steps) - {dot.over for dot in dots(tree)}
+            if wide == 2 and any(start.extents[name] > SHORT for name in is_summed):
+                continue
+            made = _finish(start, tiles, steps, tree)
+            if wide == 2 and is_summed and not made.has_table:
+                continue
+            cost = _loaded_elements(start, {*tiles, *steps}, strides)
+            if best is None or cost < best[0]:
+                best = cost, made
     return best[1] if best else None
+
+
+def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
+    """Where one factor is a table over several short names, these are axes all at once: no loop goes over them."""
+    names = [name for name in (*sums, *start.free) if not is_varying(start.bound, name)]
+    short = {name for name in names if start.extents[name] <= SHORT}
+    if not any(len(short.intersection(factor.names)) > 2 for factor in start.factors):
+        return []
+    own = tuple(name for name in sums if name in short)
+    others = [name for name in sums if name not in short]
+    return [(wide, (*own, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
 
 
 def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
@@ -263,12 +284,14 @@ def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
 
 
 def _is_worth_a_dot(schedule: Schedule) -> bool:
-    """Tensor Cores want 16 x 16 x 16; a padded side may be as short as 4, but not two of the three."""
-    for dot in dots(schedule.tree):
-        extents = sorted(schedule.extents[name] for name in (*dot.axes, dot.over))
-        if extents[0] < 4 or extents[1] < 12:
-            return False
-    return True
+    """Tensor Cores want 16 x 16 x 16; a padded side may be as short as 4, but not two of the three.
+
+    Beside a dot that is worth it, products with a table's short axes cost next to nothing.
+    """
+    sides = [sorted(schedule.extents[name] for name in (*dot.axes, dot.over)) for dot in dots(schedule.tree)]
+    if schedule.has_table:
+        sides = [extents for extents in sides if extents[1] > SHORT]
+    return bool(sides) and all(extents[0] >= 4 and extents[1] >= 12 for extents in sides)
 
 
 def _is_worth_sharing(schedule: Schedule) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ __all__ = [
 ]  # fmt: skip
 
 DENSE, IN_GROUPS, ONE_BY_ONE = range(3)  # how the channels are connected
+
+_numbers = count()
 
 
 def channel_kind(weight: Tensor, groups: int) -> int:
@@ -49,7 +53,9 @@ class KernelViews:
     def __init__(self) -> None:
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.plain_key, self.swapped_key = object(), object()  # under which a map keeps what was prepared for these
+        number = next(_numbers)
+        # under which a map keeps what was prepared for these: words, since a tracer looks at the keys of a map it meets
+        self.plain_key, self.swapped_key = f"layer {number}", f"layer {number} swapped"
 
     def has(self, weight: Tensor, bias: Tensor | None) -> bool:
         if bias is not self.bias or not self.is_of(weight):

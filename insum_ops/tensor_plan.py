@@ -18,6 +18,7 @@ from .tensor_paths import Instruction
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
 from .tensor_slots import Constants, Slots, check_layout, gather, make_slots
+from .tensor_tables import TableTerm, with_tables
 from .tensor_terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 
 __all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
@@ -30,7 +31,7 @@ LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too l
 class Terms:
     """Statements by path, and how the flat weights are handed out to them."""
 
-    terms: tuple[PathTerm | SharedTerm, ...]
+    terms: tuple[PathTerm | TableTerm | SharedTerm, ...]
     order: Constants | None  # weights put in the order of the terms; None: they are
 
     def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
@@ -174,11 +175,14 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
     has_kinds = takes_one_hot(irreps[1], paths)
-    terms: list[PathTerm | SharedTerm] = []
+    terms: list[PathTerm | TableTerm | SharedTerm] = []
     for key, run in runs:
-        mixes = is_shared and key[0] == "uvw" and not has_kinds
-        make = shared_term if mixes else path_term
-        terms.append(make(key, [paths[at] for at in run], irreps, slots))
+        own = [paths[at] for at in run]
+        if is_shared and key[0] == "uvw" and not has_kinds:
+            terms.append(shared_term(key, own, irreps, slots))
+        else:
+            term = path_term(key, own, irreps, slots)
+            terms.append(term if is_shared else with_tables(term, own, irreps, slots))
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
     is_ordered = torch.equal(order, torch.arange(len(order)))
     return Terms(tuple(terms), None if is_ordered else Constants({"columns": order, "inverse": order.argsort()}))

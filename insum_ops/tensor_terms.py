@@ -56,6 +56,7 @@ class PathTerm:
     key: Key
     num_paths: int
     tables: Constants  # CGI, CGJ, CGK, CGV: [p, q]
+    is_worth_a_dot: bool  # else entries are a loop, and padding would cost time
 
     @property
     def weight_numel(self) -> int:
@@ -129,7 +130,6 @@ def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], 
         values.append(own)
     counts = [own.counts[at] for own, at in zip(slots, key[3])]
     longest = max(len(part) for part in values)
-    # where no dot is worth it, entries are a loop and padding costs time
     is_worth_a_dot = longest > 1 and max(counts[0], counts[2]) >= 4 and min(key[1][0], key[1][2]) >= 12
     group_size = max(LEAST_GROUP, 1 << (longest - 1).bit_length()) if is_worth_a_dot else longest
     CG = GroupCOO.from_coo(
@@ -139,7 +139,8 @@ def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], 
     assert CGI is not None
     assert CGJ is not None
     assert CGK is not None
-    return PathTerm(key, len(paths), Constants({"CGI": CGI, "CGJ": CGJ, "CGK": CGK, "CGV": CG.values}))
+    tables = Constants({"CGI": CGI, "CGJ": CGJ, "CGK": CGK, "CGV": CG.values})
+    return PathTerm(key, len(paths), tables, is_worth_a_dot)
 
 
 def coefficients(path: Instruction, irreps: Sequence[Irreps]) -> tuple[Tensor, Tensor]:

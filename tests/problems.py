@@ -64,6 +64,7 @@ def _group_spmm() -> dict[str, Tensor]:
 GROUP_SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
 GROUP_MAX = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
 CONVOLUTION_TILED = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]"
+PATH_TABLES = "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]"
 APPLICATIONS = {
     "gather_matmul_scatter": Application(
         "C[D[y],x] += A[y,E[r]] * B[r,x]",
@@ -143,6 +144,26 @@ APPLICATIONS = {
         True,
         (64, 32, 64),
         frozenset({"ROW", "NBR"}),
+    ),
+    "tensor_product_tables": Application(
+        PATH_TABLES,
+        {
+            "ROW": positions(4, 8),
+            "TILE": positions(23),
+            "CGJ": positions(23, 8),
+            "CGK": positions(23, 8),
+            "CGL": positions(23),
+            "CG": values(23, 8, 8, 8),
+            "X": values(4000, 16, 32),
+            "Y": values(4000, 16),
+            "W": values(4000, 23, 32, 32),
+        },
+        (4000, 16, 32),
+        "ROW.TILE",
+        "owner",
+        True,
+        (8, 8, 8, 32, 32),
+        frozenset({"ROW", "CGJ", "CGK"}),
     ),
     "tensor_product_on_chip": Application(
         "Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,CGL[p],u,w]",

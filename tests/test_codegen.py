@@ -55,6 +55,15 @@ def test_source_of_a_statement_of_the_paper(name: str) -> None:
     assert source == path.read_text()
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_sums_over_short_axes_are_never_over_the_middle_one(swap: bool) -> None:
+    """Triton makes `tl.sum(a[:, :, None] * b[None, :, :], 1)` a dot in tf32, whatever precision was asked for."""
+    own = APPLICATIONS["tensor_product_tables"].problem()
+    way = next(way for way in candidates(own) if way.config.swap == swap)
+    sums = re.findall(r"tl\.sum\(.*, (\d)\)", own.launcher(way).kernel.source)
+    assert sums == ["2", "2" if swap else "0"]
+
+
 def test_no_golden_file_is_left_over() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.py.txt" for name in APPLICATIONS}
 

@@ -29,7 +29,7 @@ def test_every_tile_axis_has_a_block_that_triton_accepts(name: str, full: bool) 
             blocks = dict(config.blocks)
             assert set(blocks) == set(schedule.axes)
             assert all(block == power_of_two(block) for block in blocks.values())
-            assert not schedule.uses_dot or min(blocks.values()) >= 16
+            assert not schedule.uses_dot or min(blocks.values()) >= (2 if schedule.has_table else 16)
             assert config.num_warps == power_of_two(config.num_warps) <= 8
 
 
@@ -99,3 +99,17 @@ def test_single_precision_takes_shallower_steps() -> None:
 def test_a_config_prints_in_one_line() -> None:
     (schedule,) = scheduled("block_spmm_owner")
     assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=6 swap"
+
+
+def test_a_tables_axes_are_as_short_as_they_are() -> None:
+    """All but those that a dot sums: it is at least 16 deep."""
+    (schedule,) = scheduled("tensor_product_tables")
+    assert schedule.has_table
+    for config in configs(schedule):
+        assert [config.block(name) for name in "ijkw"] == [8, 8, 8, 32]
+    tables = {"T": values(23, 8, 8, 8), "Y": values(4000, 23, 8)}
+    tables |= dict.fromkeys("XD", values(4000, 23, 8, 64))
+    own = problem("W[b,p,u,w] += T[p,i,j,k] * X[b,p,j,u] * Y[b,p,k] * D[b,p,i,w]", tables)
+    (outer,) = schedules(own.bound, own.strides, "store")
+    for config in configs(outer):
+        assert sorted(config.block(name) for name in "ijk") == [8, 8, 16]

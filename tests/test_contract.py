@@ -50,6 +50,20 @@ def test_factors_meet_in_dots(leaves: str, kept: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("leaves", "kept", "expected"),
     [
+        ("ijk ju k uw", "iw", "(sum_k((0 * 2)) @j (1 @u 3))"),  # a tensor product
+        ("ijk ju k iw", "uw", "((sum_k((0 * 2)) @j 1) @i 3)"),  # the gradient of its weights
+        ("ijk ju uw iw bk", "b", "(sum_i((0 * ((1 @u 2) @w 3))) @k 4)"),  # of its second input; the root keeps j
+    ],
+)
+def test_a_table_of_three_short_axes_is_summed_on_the_way(leaves: str, kept: str, expected: str) -> None:
+    assert show(tree(leaves, kept, i=8, j=8, k=8)) == expected
+    assert tree(leaves, kept, i=9, j=9, k=8) is None
+    assert tree(leaves, kept, use_dot=False, i=8, j=8, k=8) is None
+
+
+@pytest.mark.parametrize(
+    ("leaves", "kept", "expected"),
+    [
         ("n n", "n", "(0 * 1)"),
         ("mn n m", "mn", "((0 * 1) * 2)"),
         ("m n", "mn", "(0 * 1)"),

@@ -160,6 +160,7 @@ ROLES = {
     "block_gradient_store_once": dict(p="grid", q="merged", bk="merged", bm="tile", c="tile", n="step"),
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
     "convolution_tiled": {"r": "grid", "q": "tile", "m": "tile", "p": "segment", "c": "step"},
+    "tensor_product_tables": dict(b="grid", r="grid", i="tile", w="tile", p="segment", j="step", k="step", u="step"),
     "tensor_product_on_chip": {"b": "grid", "s": "tile", "w": "tile", "p": "loop", "q": "step", "u": "step"},
 }
 
@@ -190,6 +191,28 @@ def test_two_sides_of_a_dot_must_be_long(extents: tuple[int, int, int], is_worth
     m, n, k = extents
     own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(m, k), "B": values(k, n)})
     assert scheduled(own, "store").uses_dot == is_worth_it
+
+
+SHORT_TABLE = "Z[b,i,w] += T[p,i,j,k] * X[b,p,j,u] * Y[b,p,k] * W[b,p,u,w]"
+
+
+def short_table(paths: int = 23, short: int = 8, wide: int = 32) -> Problem:
+    tensors = {"T": values(paths, short, short, short), "X": values(900, paths, short, wide)}
+    return problem(SHORT_TABLE, {**tensors, "Y": values(900, paths, short), "W": values(900, paths, wide, wide)})
+
+
+@pytest.mark.parametrize("paths", [3, 23])
+@pytest.mark.parametrize("short", [4, 7, 8])
+def test_a_table_of_short_axes_is_no_loop(paths: int, short: int) -> None:
+    own = scheduled(short_table(paths, short), "store")
+    assert own.has_table
+    assert dict(own.roles) == dict(b="grid", i="tile", w="tile", p="loop", j="step", k="step", u="step")
+
+
+@pytest.mark.parametrize(("short", "wide"), [(16, 32), (3, 32), (8, 8)])
+def test_a_table_is_worth_it_beside_a_dot(short: int, wide: int) -> None:
+    """Not with axes that are long, and not where the dot is too small."""
+    assert not scheduled(short_table(short=short, wide=wide), "store").has_table
 
 
 def test_rows_with_many_entries_take_several_at_once() -> None:

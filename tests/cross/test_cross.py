@@ -19,6 +19,7 @@ from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.tensor_tables import OWNED, PRODUCT, W_GRADIENT, Y_GRADIENT
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
@@ -138,6 +139,21 @@ def tensor_product(precision: str) -> Case:
     return Case("tensor product", expr, shapes, SINGLE, padded=padded, precision=precision)
 
 
+def tensor_tables(precision: str, channels: int) -> tuple[Case, ...]:
+    """lmax 3: 16 components in 4 blocks, and 23 paths with their coefficients in tables; the product, dY and dW."""
+    B, P = 10_000, 23
+    wide = (B, 16, channels)
+    shapes = {"ROW": (4, 8), "TILE": (P,), "CGL": (P,), **dict.fromkeys(("CGI", "CGJ", "CGK"), (P, 8))}
+    shapes |= {"CG": (P, 8, 8, 8), "X": wide, "Y": (B, 16), "Z": wide, "W": (B, P, channels, channels)}
+    shapes |= {"dZ": wide, "dY": shapes["Y"], "dW": shapes["W"]}
+    forward = Case(
+        f"tensor tables {channels}", PRODUCT[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision
+    )
+    others = [("dY", Y_GRADIENT[0]), ("dW", W_GRADIENT[0])]
+    gradients = [replace(forward, name=f"{forward.name} {name}", expr=expr, fact="") for name, expr in others]
+    return (forward, *(replace(case, padded=frozenset()) for case in gradients))
+
+
 def shared_weights(precision: str) -> Case:
     """The gradient of weights that 10,000 rows share: programs share its sums."""
     shapes = {"T": (10_000, 9, 64), "dZ": (10_000, 9, 64), "dW": (64, 64)}
@@ -149,6 +165,8 @@ def cases() -> Iterator[Case]:
     for precision in ("ieee", "tf32"):
         forward = tensor_product(precision)
         yield from (forward, *map(forward.gradient, "XYW"), shared_weights(precision))
+        yield from tensor_tables(precision, 64)
+        yield tensor_tables(precision, 16)[0]
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

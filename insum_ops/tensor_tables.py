@@ -1,0 +1,245 @@
+"""Fully connected paths with weights of their own for each sample, the coefficients of a path in one dense table.
+
+    Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]
+
+i, j and k are the components of a path's three blocks. Paths are sorted by their output block, ROW[TILE[p]], which one
+program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer products than with a row
+for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps
+from .compiler.contract import SHORT
+from .compiler.pipeline import has_kernels
+from .compiler.ready import is_transformed, may_autocast
+from .functional import insum, insum_owned
+from .tensor_paths import Instruction
+from .tensor_slots import Constants, Slots
+from .tensor_terms import Key, PathTerm, coefficients
+
+__all__ = ["TableTerm", "with_tables"]
+
+OWNED = "ROW.TILE"
+LEAST_ROWS = 4  # of a dot that is worth it
+
+# [are rows of X gathered]
+PRODUCT = (
+    "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+    "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+)
+Y_GRADIENT = (
+    "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+    "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+)
+W_GRADIENT = (
+    "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+    "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+)
+X_GRADIENT = "dX[SRC[b],j,u] += D[b,j,u]"
+
+
+class OnDevice(NamedTuple):
+    """Tables in one device's memory."""
+
+    fixed: dict[str, Tensor]
+    facts: list[Tensor]  # where the paths of each output block begin
+    memory: dict[Any, Any]  # of how they were used
+
+
+@dataclass(frozen=True)
+class Side:
+    """`Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]`, sorted for Z."""
+
+    tables: Constants
+    copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=dict, repr=False)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
+        found = self.copies.get((device, dtype))
+        if found is None:
+            tables = dict(self.tables.on(device, dtype))
+            found = OnDevice(tables, [tables.pop("pointers")], {})
+            if type(found.facts[0]) is Tensor:  # a FakeTensorMode's are good for one call
+                self.copies[device, dtype] = found
+        return found
+
+    def __call__(
+        self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, size: tuple[int, ...], SRC: Tensor | None
+    ) -> Tensor:
+        fixed, facts, memory = self.on(X.device, X.dtype)
+        moving = {"X": X, "Y": Y, "W": W}
+        if Z is not None:
+            moving["Z"] = Z
+        if SRC is not None:
+            moving["SRC"] = SRC
+        return insum_owned(memory, PRODUCT[SRC is not None], fixed, size, OWNED, facts, **moving)
+
+
+@dataclass(frozen=True)
+class PathTables:
+    """The same paths sorted for their output, for the gradient of X, and as their weights lie."""
+
+    forward: Side
+    swapped: Side
+    as_weights: Constants  # CG, CGI, CGJ, CGK
+    counts: tuple[int, int, int]  # components of X, Y and Z
+
+    def product(
+        self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, is_swapped: bool
+    ) -> Tensor:
+        if is_swapped:
+            return self.swapped(X, Y, W.mT, Z, (len(Y), self.counts[0], W.shape[2]), SRC)
+        return self.forward(X, Y, W, Z, (len(Y), self.counts[2], W.shape[3]), SRC)
+
+    def y_gradient(self, X: Tensor, W: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
+        tensors = {"X": X, "W": W, "dZ": dZ} | ({} if SRC is None else {"SRC": SRC})
+        size = (len(W), self.counts[1])
+        return insum(Y_GRADIENT[SRC is not None], size=size, **self.as_weights.on(X.device, X.dtype), **tensors)
+
+    def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
+        tensors = {"X": X, "Y": Y, "dZ": dZ} | ({} if SRC is None else {"SRC": SRC})
+        tables = self.as_weights.on(X.device, X.dtype)
+        size = (len(dZ), len(tables["CG"]), X.shape[2], dZ.shape[2])
+        return insum(W_GRADIENT[SRC is not None], size=size, **tables, **tensors)
+
+
+def _product(
+    X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, tables: PathTables, is_swapped: bool
+) -> Tensor:
+    given = (X, Y, W) if Z is None else (X, Y, W, Z)
+    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+        return _TableProduct.apply(X, Y, W, Z, SRC, tables, is_swapped)  # type: ignore[no-any-return]
+    return tables.product(X, Y, W, Z, SRC, is_swapped)
+
+
+class _TableProduct(torch.autograd.Function):
+    """A product and its gradients, each of which is a statement again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        Y: Tensor,
+        W: Tensor,
+        Z: Tensor | None,
+        SRC: Tensor | None,
+        tables: PathTables,
+        is_swapped: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(X, Y, W, SRC)
+        ctx.rest = tables, is_swapped
+        return tables.product(X, Y, W, Z, SRC, is_swapped)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        X, Y, W, SRC = ctx.saved_tensors
+        tables, is_swapped = ctx.rest
+        wants_x, wants_y, wants_w, *_ = ctx.needs_input_grad
+        first, last = (upstream, X) if is_swapped else (X, upstream)  # where X and dZ stand in the other gradients
+        dX = dY = dW = None
+        if wants_x:
+            dX = _product(upstream, Y, W, None, None, tables, not is_swapped)
+            if SRC is not None:
+                dX = insum(X_GRADIENT, SRC=SRC, D=dX, size=X.shape)
+        if wants_y:
+            dY = tables.y_gradient(first, W, last, SRC)
+        if wants_w:
+            dW = tables.w_gradient(first, Y, last, SRC)
+        return dX, dY, dW, upstream if ctx.needs_input_grad[3] else None, None, None, None
+
+
+@dataclass(frozen=True)
+class TableTerm:
+    """A term whose paths have tables too: these where kernels run, `plain` where torch operations do."""
+
+    plain: PathTerm
+    tables: PathTables
+
+    @property
+    def key(self) -> Key:
+        return self.plain.key
+
+    @property
+    def weight_numel(self) -> int:
+        return self.plain.weight_numel
+
+    def __call__(
+        self,
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC
+        Y: Tensor,  # [b, k]
+        W: Tensor | None,  # flat, [b, weight_numel]
+        Z: Tensor | None,  # what to start from
+        size: tuple[int, ...],  # of Z
+        SRC: Tensor | None,  # [b]
+    ) -> Tensor:
+        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not has_kernels(X.device):
+            return self.plain(X, Y, W, Z, size, SRC)
+        W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
+        kind = X.device.type
+        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            seed = None if Z is None else _cast(Z, dtype)
+            with torch.autocast(kind, enabled=False):
+                return _product(_cast(X, dtype), _cast(Y, dtype), _cast(W, dtype), seed, SRC, self.tables, False)
+        return _product(X, Y, W, Z, SRC, self.tables, False)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Under autocast float32 takes its type, before gradients are recorded: backward runs outside of it."""
+    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+
+
+def with_tables(
+    term: PathTerm, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> PathTerm | TableTerm:
+    """The term, with tables where they make it faster: a dot is worth it, between blocks of few components."""
+    mode, (_, mul2, _), _, places = term.key
+    blocks = [_blocks(*item) for item in zip(irreps, slots, places)]
+    is_short = all(dim <= SHORT for side in blocks for _, dim in side)
+    if mode != "uvw" or mul2 != 1 or not term.is_worth_a_dot or not is_short:
+        return term
+    extents = [max(LEAST_ROWS, 1 << (max(dim for _, dim in side) - 1).bit_length()) for side in blocks]
+    CG = torch.zeros(len(paths), *(extents[at] for at in (2, 0, 1)), dtype=torch.float64)
+    # a block's last component stands for those that it lacks: their coefficients are 0, and no load needs a mask
+    at = [torch.zeros(len(paths), extent, dtype=torch.int32) for extent in extents]
+    for number, path in enumerate(paths):
+        (j, k, i), values = coefficients(path, irreps)
+        CG[number, i, j, k] = values
+        for own, slot, table, place in zip(irreps, slots, at, (path.i_in1, path.i_in2, path.i_out)):
+            last = own[place].ir.dim - 1
+            table[number] = slot.first[place] + torch.arange(table.shape[1]).clamp(max=last)
+    CGJ, CGK, CGI = at
+    forward = _side(CG, CGI, CGJ, CGK, blocks[2], extents[2])
+    swapped = _side(CG.transpose(1, 2), CGJ, CGI, CGK, blocks[0], extents[0])
+    as_weights = Constants({"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK})
+    counts = tuple(slot.counts[place] for slot, place in zip(slots, places))
+    return TableTerm(term, PathTables(forward, swapped, as_weights, counts))  # type: ignore[arg-type]
+
+
+Block = tuple[int, int]  # its first component in a slot, and how many it has
+
+
+def _blocks(irreps: Irreps, slots: Slots, slot: int) -> list[Block]:
+    """All blocks of a slot: programs write every component, whether a path leads to it or not."""
+    own = zip(irreps, slots.slot_of, slots.first)
+    return [(first, ir.dim) for (_, ir), where, first in own if where == slot]
+
+
+def _side(CG: Tensor, CGI: Tensor, CGJ: Tensor, CGK: Tensor, blocks: list[Block], extent: int) -> Side:
+    """The paths sorted by their output block."""
+    ROW = torch.full((len(blocks), extent), -1, dtype=torch.int32)
+    for tile, (first, dim) in enumerate(blocks):
+        ROW[tile, :dim] = first + torch.arange(dim)
+    tile_of = {first: tile for tile, (first, _) in enumerate(blocks)}
+    TILE = torch.tensor([tile_of[first] for first in CGI[:, 0].tolist()], dtype=torch.int32)
+    TILE, order = TILE.sort(stable=True)
+    pointers = torch.searchsorted(TILE, torch.arange(len(blocks) + 1, dtype=torch.int32), out_int32=True)
+    tables = {"ROW": ROW, "TILE": TILE, "CG": CG[order].contiguous(), "CGJ": CGJ[order], "CGK": CGK[order]}
+    return Side(Constants({**tables, "CGL": order.int(), "pointers": pointers}))

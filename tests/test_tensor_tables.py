@@ -1,0 +1,210 @@
+"""Paths with dense tables of coefficients, one for each: the same product as with a row for every coefficient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+
+o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
+from irreps import dense_product  # noqa: E402
+from tolerances import assert_matches, assert_within, bound  # noqa: E402
+
+from insum_ops import tensor_tables  # noqa: E402
+from insum_ops.compiler import scatter  # noqa: E402
+from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
+from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
+from insum_ops.tensor_tables import PathTables, TableTerm  # noqa: E402
+from insum_ops.tensor_terms import PathTerm  # noqa: E402
+
+SHORT = ("12x0e + 12x1o", "0e + 1o", "12x1o + 16x0o + 12x0e")  # an output block that nothing leads to
+LONG = ("12x2e + 12x1o + 12x0e", "1o + 2e", "12x1o + 12x2o + 12x3o")
+
+
+def product(irreps: tuple[str, str, str], **options: object) -> FullyConnectedTensorProduct:
+    return FullyConnectedTensorProduct(*irreps, shared_weights=False, internal_weights=False, **options)
+
+
+def terms_of(ours: TensorProduct) -> tuple[object, ...]:
+    return ours._product.plan.each.terms  # type: ignore[union-attr, return-value]
+
+
+def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    shapes = (rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel)
+    return [(torch.randn(shape, dtype=dtype) / 2).to(DEVICE).requires_grad_() for shape in shapes]
+
+
+def doubles(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
+
+
+def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Five factors: the coefficient that is read was rounded from float64."""
+    magnitude = dense_product(ours, *wide, is_magnitude=True)
+    return bound(dtype, magnitude, terms=ours.weight_numel * 9, factors=5).detach()
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables where no kernel runs too: their statements as torch operations."""
+    monkeypatch.setattr(tensor_tables, "has_kernels", lambda device: True)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("irreps", [SHORT, LONG], ids=["short", "long"])
+def test_values_and_gradients(irreps, monkeypatch):
+    monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)  # as for a batch of hundreds
+    ours = product(irreps)
+    assert any(isinstance(term, TableTerm) for term in terms_of(ours))
+    tensors = operands(ours, 3)
+    wide = doubles(tensors)
+    actual, expected = ours(*tensors), dense_product(ours, *wide)
+    assert_matches(actual, expected)
+    upstream = torch.randn(actual.shape)
+    want = torch.autograd.grad(expected, wide, upstream.double())
+    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(got, reference)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_gradients_of_gradients():
+    """What forces are trained by, for every pair of operands."""
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
+    tensors = operands(ours, 2)
+    wide = doubles(tensors)
+    upstream = torch.randn(2, ours.irreps_out.dim)
+    mixed = [torch.randn(tensor.shape) for tensor in tensors]
+    found = []
+    for given, call in ((tensors, ours), (wide, lambda *all_of: dense_product(ours, *all_of))):
+        z = call(*given)
+        first = torch.autograd.grad(z, given, upstream.to(z), create_graph=True)
+        found.append(torch.autograd.grad(first, given, [part.to(z) for part in mixed]))
+    for got, reference in zip(*found, strict=True):
+        assert_matches(got, reference)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of calls")
+def test_gradcheck():
+    ours = product(("12x1o", "0e + 1o", "12x0e + 12x1e"))
+    x, y, weight = operands(ours, 1, torch.float64)
+    assert any(isinstance(term, TableTerm) for term in terms_of(ours))
+    few = weight.detach()[:, :20].clone().requires_grad_()
+    rest = weight.detach()[:, 20:]
+
+    def call(x, y, few):
+        return ours(x, y, torch.cat([few, rest], 1))[:, ::5]
+
+    assert torch.autograd.gradcheck(call, (x, y, few))
+    assert torch.autograd.gradgradcheck(call, (x, y, few))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_edges():
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
+    tensors = operands(ours, 3)
+    src, dst = torch.tensor([2, 0, 2]), torch.tensor([1, 1, 0])
+    actual = ours(*tensors, src=src.to(DEVICE), dst=dst.to(DEVICE))
+    wide = doubles(tensors)
+    messages = dense_product(ours, wide[0][src], *wide[1:])
+    expected = messages.new_zeros(3, ours.irreps_out.dim).index_add(0, dst, messages)
+    assert_matches(actual, expected)
+    upstream = torch.randn(actual.shape)
+    want = torch.autograd.grad(expected, wide, upstream.double())
+    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(got, reference)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_rows_that_no_path_reaches_are_zero():
+    ours = product(("16x1o", "0e", "16x1o + 16x0e"))
+    (term,) = terms_of(ours)
+    assert isinstance(term, TableTerm)
+    z = ours(*operands(ours, 2))
+    assert not z[:, 48:].any()
+    assert z[:, :48].all()
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype):
+    ours = product(("16x0e + 16x1o", "0e + 1o", "16x0e + 16x1o"))
+    tensors = [tensor.detach() for tensor in operands(ours, 3, dtype)]
+    wide = doubles(tensors)
+    assert_within(ours(*tensors), dense_product(ours, *wide).detach(), allowed(ours, wide, dtype))
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter has no bfloat16 of its own")
+def test_autocast():
+    ours = product(("16x0e + 16x1o", "0e + 1o", "16x0e + 16x1o"))
+    tensors = operands(ours, 3)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        z = ours(*tensors)
+    assert z.dtype == torch.bfloat16
+    wide = [tensor.bfloat16().double() for tensor in doubles(tensors)]
+    assert_within(z, dense_product(ours, *wide).detach(), allowed(ours, wide, torch.bfloat16))
+    for gradient, tensor in zip(torch.autograd.grad(z.float().sum(), tensors), tensors):
+        assert gradient.dtype == tensor.dtype
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.skipif(IS_INTERPRETED, reason="what is traced is the same")
+def test_traced():
+    torch._dynamo.reset()
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
+    tensors = operands(ours, 3)
+    expected = ours(*tensors)
+    actual = torch.compile(ours, fullgraph=True, backend="aot_eager")(*tensors)
+    assert_matches(actual, expected.double())
+    upstream = torch.randn_like(expected)
+    for one, other in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (actual, expected))):
+        assert_matches(one, other.double())
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="a batch of a statement is a statement, tested elsewhere")
+@pytest.mark.usefixtures("everywhere")
+def test_transformed():
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
+    x, y, weight = (tensor.detach() for tensor in operands(ours, 3))
+    actual = torch.func.vmap(ours)(x[:, None], y[:, None], weight[:, None])[:, 0]
+    assert_matches(actual, ours(x, y, weight).double())
+    gradient = torch.func.grad(lambda x: ours(x, y, weight).square().sum())(x)
+    wide = doubles([x, y, weight])
+    (expected,) = torch.autograd.grad(dense_product(ours, *wide).square().sum(), wide[:1])
+    assert_matches(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("irreps", "why"),
+    [
+        (("16x4e + 16x0e", "0e + 4e", "16x4e + 16x0e"), "more than eight components"),
+        (("8x0e + 8x1o", "0e + 1o", "8x0e + 8x1o"), "few channels"),
+        (("16x0e", "0e", "16x0e"), "scalars alone"),
+        (("16x0e + 16x1o", "2x0e + 2x1o", "16x0e + 16x1o"), "channels in the second input"),
+    ],
+)
+def test_a_row_for_every_coefficient_where_tables_gain_nothing(irreps, why):
+    assert all(isinstance(term, PathTerm) for term in terms_of(product(irreps))), why
+
+
+def test_tables_run_where_kernels_do(monkeypatch):
+    calls = []
+    forward = PathTables.product
+    monkeypatch.setattr(PathTables, "product", lambda *given: calls.append(1) or forward(*given))
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
+    ours(*operands(ours, 2))
+    assert bool(calls) == has_kernels(torch.device(DEVICE))
+
+
+def test_every_component_is_in_a_tile_and_every_path_is_sorted():
+    ours = product(LONG)
+    term = next(term for term in terms_of(ours) if isinstance(term, TableTerm))
+    for side, count in ((term.tables.forward, term.tables.counts[2]), (term.tables.swapped, term.tables.counts[0])):
+        tables = side.tables.tensors
+        assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(count))
+        TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
+        assert sorted(TILE) == TILE
+        assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
+        assert sorted(tables["CGL"].tolist()) == list(range(term.plain.num_paths))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,19 @@ from .errors import FormatError
 Sizes = tuple[int, ...]
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COORD_DTYPES = (torch.int32, torch.int64)
+
+
+def whole_sizes(name: str, given: Any) -> Sizes:
+    """Sizes as integers, whatever kind of whole numbers they come as."""
+    try:
+        sizes = tuple(int(size) for size in given)
+        is_whole = all(size == own for size, own in zip(sizes, given))
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        shown = list(given) if isinstance(given, (tuple, list)) else given
+        raise FormatError(f"{name} is {shown}; it holds a whole number for each dimension")
+    return sizes
 
 
 def check_shape(shape: Sizes) -> None:
@@ -51,7 +66,11 @@ def check_group_size(kind: str, is_grouped: bool, group_size: int | None, shape:
         return
     if not is_grouped:
         raise FormatError(f"{kind} has no group size to choose; leave group_size out, or use GroupCOO or BlockGroupCOO")
-    if group_size < 1:
+    try:
+        is_empty = index(group_size) < 1
+    except TypeError:
+        raise FormatError(f"group_size is {group_size!r}; give a whole number, or None to have one chosen") from None
+    if is_empty:
         raise FormatError(f"group_size is {group_size}; a group holds at least one entry")
     if len(shape) == 1 and group_size > 1:
         raise FormatError(f"group_size is {group_size} but shape is {list(shape)}; a group of a vector holds one entry")

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .check import check_block_size, check_dtype, check_entries, check_group_size, check_shape, normal_dim
+from .check import check_block_size, check_dtype, check_entries, check_group_size, check_shape, normal_dim, whole_sizes
 from .convert import Entries, block_grid, dense_entries, merge, merge_into_blocks
 from .errors import FormatError
 from .sources import ScipyArray, scipy_entries, spread_blocks, torch_entries
@@ -52,6 +52,8 @@ class FromTensors(ABC):
         block_size: Sequence[int] | None = None,
     ) -> Format:
         """The nonzeros of A, or its blocks that hold one; NaN is a nonzero."""
+        if not isinstance(A, Tensor):
+            raise FormatError(f"A is a {type(A).__name__}; from_dense takes a dense tensor")
         if A.layout != torch.strided:
             raise FormatError(f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one")
         check_dtype("A", A)
@@ -138,8 +140,8 @@ class FromTensors(ABC):
     def _check_options(
         cls, shape: Sequence[int], group_dim: int, group_size: int | None, block_size: Sequence[int] | None
     ) -> tuple[Sizes, int, Sizes | None]:
-        size = tuple(int(extent) for extent in shape)
-        blocks = None if block_size is None else tuple(int(extent) for extent in block_size)
+        size = whole_sizes("shape", shape)
+        blocks = None if block_size is None else whole_sizes("block_size", block_size)
         check_shape(size)
         check_block_size(cls.__name__, cls.is_blocked, blocks, size)
         check_group_size(cls.__name__, cls.takes_group_size, group_size, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -19,7 +19,7 @@ def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Si
     """A number for every axis, or one for each."""
     if type(value) is int and value >= least:
         return (value,) * ndim
-    sizes = (value,) * ndim if isinstance(value, int) else tuple(value)
+    sizes = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
     if len(sizes) != ndim:
         raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
     if not all(isinstance(size, int) for size in sizes):

@@ -44,6 +44,8 @@ class ScipyBSR(Protocol):
 
 def torch_entries(A: Tensor) -> tuple[Tensor, Tensor]:
     """The coords [ndim, E] and values [E] of a torch sparse tensor; BSR and BSC list blocks."""
+    if not isinstance(A, Tensor):
+        raise FormatError(f"A is a {type(A).__name__}; from_torch takes a torch sparse tensor")
     if A.layout == torch.sparse_coo:
         if A.dense_dim():
             raise FormatError(f"A is hybrid, with dense_dim() {A.dense_dim()}; use from_dense(A.to_dense())")

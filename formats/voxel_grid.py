@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .check import whole_sizes
 from .errors import FormatError
 
 __all__ = ["VoxelGrid"]
@@ -25,7 +26,11 @@ class VoxelGrid:
     batch_size: int
 
     def __post_init__(self) -> None:
-        shape = list(self.spatial_shape)
+        sizes, batch_size = whole_sizes("spatial_shape", self.spatial_shape), int(self.batch_size)
+        if batch_size != self.batch_size:
+            raise FormatError(f"batch_size is {self.batch_size}; it is a whole number")
+        vars(self).update(spatial_shape=sizes, batch_size=batch_size)
+        shape = list(sizes)
         if not 1 <= len(shape) <= LARGEST_DIM:
             raise FormatError(f"spatial_shape is {shape}; voxels have from 1 to {LARGEST_DIM} axes")
         if min(shape) < 1:

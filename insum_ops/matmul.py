@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from .compiler.autograd import evaluate
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.gradients import gradients_of
-from .compiler.ready import is_transformed, may_autocast
+from .compiler.ready import is_transformed, may_autocast, outside_transforms
 from .edges import edges_of
 from .formats.convert import block_grid
 from .formats.sparse_format import SparseFormat
@@ -47,7 +47,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
 
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the
     tensor's version counter, so not one made through other tensors in the same memory. A scipy array and a tensor
-    made in inference mode are converted at every call: make a format of them. `torch.compile` traces formats alone.
+    made in inference mode are converted at every call: make a format of them. `torch.compile` traces formats alone,
+    after one ordinary call (and its backward, to train) that works out what is known of their pattern.
 
     >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
     >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
@@ -133,7 +134,7 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
     dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
     shares: Tensor | None = form.memory.get(("shares", dtype))
     if shares is None:
-        with torch.inference_mode(False):  # what is kept must be good for training too
+        with outside_transforms():
             counts = _entry_counts(form).to(dtype)
             shares = form.memory["shares", dtype] = torch.where(counts > 0, 1 / counts, 0)
     return shares

@@ -66,7 +66,7 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     found = _sources.get(A)
     if found is not None and found.version == version:
         return found
-    found = _refreshed(A.detach(), found, name)
+    found = _refreshed(A, found, name)
     if version is not None:  # an inference tensor does not tell when it changes
         found.version = version
         _sources.keep(A, found)
@@ -76,6 +76,7 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
 @outside_transforms()
 def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource:
     """The pattern found before where it is still A's, else a new one."""
+    A = A.detach()  # here: inside a transform torch has no detached compressed tensors
     coords, values, is_sorted = _listed(A, name)
     if found is not None and found.merged is None and torch.equal(found.arranged.coords, coords):
         return SparseSource(found.arranged, None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps
+from .compiler.ready import outside_transforms
 from .formats import GroupCOO
 from .functional import insum
 from .tensor_paths import Instruction
@@ -113,7 +114,7 @@ def make_plan(
 ) -> TensorPlan | None:
     """The plan for these paths; None: no path has any product in it."""
     check_layout(layout)
-    with torch.device("cpu"), torch.inference_mode(False):  # its tables are kept: for any device, for training too
+    with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
         return _make_plan((in1, in2, out), instructions, layout)
 
 

@@ -158,6 +158,8 @@ class Product:
         if x.dim() != 2:
             raise ShapeError(f"x is {list(x.shape)}; with src and dst it has one row for each node")
         rows = x.shape[0] if num_nodes is None else num_nodes
+        if not isinstance(rows, (int, torch.SymInt)) or rows < 0:
+            raise ShapeError(f"num_nodes is {num_nodes}; give a whole number of at least 0")
         if self.plan is None:
             return x.new_zeros(rows, self.dims[2])
         return self.plan(x, y, weight, src, dst, rows)

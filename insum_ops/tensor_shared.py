@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps
+from .compiler.ready import outside_transforms
 from .formats import ELL
 from .functional import insum
 from .tensor_paths import Instruction
@@ -50,7 +51,7 @@ class SharedTerm:
     def on(self, device: torch.device, dtype: torch.dtype) -> Pair:
         found = self.copies.get((device, dtype))
         if found is None:
-            with torch.inference_mode(False):  # what is kept must be good for training too
+            with outside_transforms():
                 found = self.CG.to(device, dtype), self.A.to(device, dtype)
             if type(found[0].values) is Tensor:  # a FakeTensorMode's are good for one call
                 self.copies[device, dtype] = found

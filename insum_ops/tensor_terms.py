@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps, clebsch_gordan
+from .compiler.ready import outside_transforms
 from .formats import ELL, GroupCOO
 from .functional import insum
 from .tensor_paths import Instruction
@@ -171,7 +172,7 @@ class ChannelTerm:
     ) -> Tensor:
         CG = self.copies.get((X.device, X.dtype))
         if CG is None:
-            with torch.inference_mode(False):  # what is kept must be good for training too
+            with outside_transforms():
                 CG = self.CG.to(X.device, X.dtype)
             if type(CG.values) is Tensor:  # a FakeTensorMode's are good for one call
                 self.copies[X.device, X.dtype] = CG

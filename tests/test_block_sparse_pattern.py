@@ -15,6 +15,7 @@ import torch
 from linear_twin import dense_weight, element_mask
 from tolerances import DTYPES, assert_matches
 from torch import nn
+from torch.nn.utils import parametrize
 
 from insum_ops.compiler.errors import InsumError, OperandError, ShapeError
 from insum_ops.nn import BlockSparseLinear, load_patterns_
@@ -248,6 +249,33 @@ def test_an_optimizer_goes_on_after_a_change_of_pattern(make):
     optimizer.state.pop(layer.weight, None)
     step()
     assert layer.weight.shape == (12, 2, 2)
+
+
+def test_a_loss_from_before_a_change_of_pattern_is_refused():
+    """Its gradients would be those of blocks that have moved."""
+    layer, x = BlockSparseLinear(8, 8, 2, 0.5), torch.randn(3, 8, requires_grad=True)
+    for change in (lambda: layer.set_pattern_(~layer.mask, init="random"), lambda: layer.prune_(0.25)):
+        loss = layer(x).square().sum()
+        change()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        assert x.grad is None
+
+
+def test_a_pattern_changed_in_inference_mode_trains():
+    layer, x = BlockSparseLinear(8, 8, 2, 0.5), torch.randn(3, 8)
+    with torch.inference_mode():
+        layer.prune_(0.25)
+        expected = layer(x)
+    assert torch.equal(layer(x), expected)
+    layer(x).sum().backward()
+    assert layer.weight.grad.shape == (4, 2, 2)
+    with torch.inference_mode():
+        layer = BlockSparseLinear(8, 8, 2, 0.5)
+    for density in (0.25, 0.125):
+        layer.prune_(density)
+        with torch.no_grad():
+            assert_matches(layer(x), x.double() @ dense_weight(layer).double().T + layer.bias.double())
 
 
 # saving, loading, copying, moving
@@ -580,3 +608,16 @@ def test_a_change_that_can_not_be_made_changes_nothing():
     ):
         assert_says(InsumError, words, call)
     assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())
+
+
+def test_a_parametrized_weight_has_no_pattern_to_change():
+    layer, x = BlockSparseLinear(32, 48, 16, 0.5), torch.randn(3, 32)
+    parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    mask, expected = layer.mask, layer(x)
+    words = "weight is parametrized, so its blocks are not stored here; remove the parametrization first"
+    assert_says(OperandError, words, lambda: layer.prune_(0.2))
+    assert_says(OperandError, words, lambda: layer.set_pattern_(~mask))
+    assert torch.equal(layer(x), expected)
+    parametrize.remove_parametrizations(layer, "weight")
+    layer.set_pattern_(~mask)
+    assert torch.equal(layer.mask, ~mask)

@@ -182,6 +182,24 @@ CONVERSION = {
         lambda: GroupCOO.from_dense(EYE, group_size=0),
         "group_size is 0; a group holds at least one entry",
     ),
+    "group size in part": (
+        lambda: GroupCOO.from_dense(EYE, group_size=1.5),
+        "group_size is 1.5; give a whole number, or None to have one chosen",
+    ),
+    "block sizes in part": (
+        lambda: BlockCOO.from_dense(EYE, block_size=(2.5, 1)),
+        "block_size is [2.5, 1]; it holds a whole number for each dimension",
+    ),
+    "one block size": (
+        lambda: BlockCOO.from_dense(EYE, block_size=2),
+        "block_size is 2; it holds a whole number for each dimension",
+    ),
+    "shape in part": (
+        lambda: COO.from_coo(LISTED, torch.ones(3), (3.5, 3)),
+        "shape is [3.5, 3]; it holds a whole number for each dimension",
+    ),
+    "numpy": (lambda: COO.from_dense(numpy.eye(3)), "A is a ndarray; from_dense takes a dense tensor"),
+    "numpy as torch": (lambda: COO.from_torch(numpy.eye(3)), "A is a ndarray; from_torch takes a torch sparse tensor"),
     "group size of a vector": (
         lambda: GroupCOO.from_dense(torch.ones(3), group_size=4),
         "group_size is 4 but shape is [3]; a group of a vector holds one entry",

@@ -269,7 +269,9 @@ MISTAKES = [
     ),
     (dict(spatial_shape=[]), "spatial_shape is []; voxels have from 1 to 4 axes"),
     (dict(spatial_shape=[3, 0]), "spatial_shape is [3, 0]; each axis has at least one cell"),
+    (dict(spatial_shape=[3.5, 4]), "spatial_shape is [3.5, 4]; it holds a whole number for each dimension"),
     (dict(batch_size=-1), "batch_size is -1; it is at least 0"),
+    (dict(batch_size=1.5), "batch_size is 1.5; it is a whole number"),
     (
         dict(spatial_shape=[2**31, 2**31], batch_size=2),
         "batch_size 2 and spatial_shape [2147483648, 2147483648] make 9223372036854775808 cells, more than a 64-bit "
@@ -281,6 +283,7 @@ MISTAKES = [
     ),
     (dict(kernel_size=0), "kernel_size is [0, 0]; each number is at least 1"),
     (dict(kernel_size=[3, 1.5]), "kernel_size is [3, 1.5]; it must hold integers"),
+    (dict(kernel_size=1.5), "kernel_size is [1.5, 1.5]; it must hold integers"),
     (dict(kind="strided", padding=-1), "padding is [-1, -1]; each number is at least 0"),
     (
         dict(kernel_size=2),

@@ -295,6 +295,13 @@ def test_under_autocast_layers_take_its_type_and_gradients_that_of_their_tensors
     assert (gradient - x.features.grad).abs().max() < 0.1 * scale
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_under_autocast_a_pointwise_layer_takes_its_type(groups):
+    layer = nn.SubMConv3d(4, 8, 1, groups=groups)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(cloud(4, dtype=torch.float32)).features.dtype == torch.bfloat16
+
+
 def test_permuting_the_voxels_permutes_the_outputs():
     x = cloud(4)
     order = torch.randperm(len(x.indices))

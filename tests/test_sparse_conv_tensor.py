@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections import OrderedDict
 
+import numpy
 import pytest
 import torch
 from tolerances import assert_matches
@@ -89,6 +92,40 @@ def test_memory_is_freed_without_the_cycle_collector():
         assert indices() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("make", [lambda: nn.SubMConv3d(4, 4, 3), lambda: nn.SparseConv3d(4, 4, 2, 2)])
+def test_indices_changed_in_place_get_another_map(make):
+    x, layer = cloud(), make().double()
+    layer(x)
+    x.indices[:, 1:].copy_(x.indices[:, 1:].flip(0).clone())
+    x.indices[:, 0].copy_(x.indices[:, 0].flip(0).clone())
+    dense = layer(nn.SparseConvTensor(x.features, x.indices.clone(), SHAPE, 2)).dense()
+    assert torch.equal(layer(x).dense(), dense)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_takes_its_maps_along(copied):
+    x = cloud()
+    x.indices.add_(0)  # so that its version is not that of a new tensor
+    down, up = nn.SparseConv3d(4, 4, 2, 2, indice_key="a").double(), nn.SparseInverseConv3d(4, 4, 2, "a").double()
+    expected = up(down(x)).features
+    other = copied(x.replace_feature(x.features.detach()))
+    assert torch.equal(up(down(other)).features, expected)
+
+
+@pytest.mark.parametrize("use", ["again", "inverse"])
+def test_a_key_saved_before_indices_were_changed_in_place_is_refused(use):
+    x = cloud()
+    down = nn.SparseConv3d(4, 4, 2, 2, indice_key="a").double()
+    y = down(x)
+    x.indices.copy_(x.indices.flip(0).clone())
+    with pytest.raises(OperandError) as caught:
+        down(x) if use == "again" else nn.SparseInverseConv3d(4, 4, 2, "a").double()(y)
+    assert str(caught.value) == (
+        "indice_key 'a' was saved before the indices of its voxels were changed in place; make a new "
+        "SparseConvTensor of the changed ones"
+    )
 
 
 def saved(key="a", **options):
@@ -190,6 +227,21 @@ MISTAKES = [
         OperandError,
         "features are on meta but indices on cpu; move one",
     ),
+    (
+        (numpy.ones((2, 4)), INDICES, SHAPE, 2),
+        OperandError,
+        "features is of type ndarray; pass a tensor [voxels, channels]",
+    ),
+    (
+        (torch.ones(2, 4), INDICES, [4, 5, 6.5], 2),
+        FormatError,
+        "spatial_shape is [4, 5, 6.5]; it holds a whole number for each dimension",
+    ),
+    (
+        (torch.ones(2, 4), INDICES, 4, 2),
+        FormatError,
+        "spatial_shape is 4; it holds a whole number for each dimension",
+    ),
 ]
 
 
@@ -198,6 +250,11 @@ def test_a_mistake_is_named(call, kind, message):
     with pytest.raises(kind) as caught:
         nn.SparseConvTensor(*call)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("shape", [torch.tensor(SHAPE), numpy.array(SHAPE), (4.0, 5.0, 6.0)])
+def test_a_spatial_shape_may_be_any_whole_numbers(shape):
+    assert nn.SparseConvTensor(torch.ones(2, 4), INDICES, shape, 2).spatial_shape == SHAPE
 
 
 def test_from_dense_needs_an_axis():
@@ -341,7 +398,13 @@ def test_a_sequence_gives_plain_modules_the_features():
 
 def test_a_sequence_without_voxels_trains():
     empty = nn.SparseConvTensor(torch.ones(0, 4), torch.ones(0, 4, dtype=torch.int32), SHAPE, 2)
+    norm = torch.nn.BatchNorm1d(4)
     model = nn.SparseSequential(
-        nn.SubMConv3d(4, 4, 3), torch.nn.BatchNorm1d(4), nn.SparseConv3d(4, 8, 2, 2), nn.ToDense()
+        nn.SubMConv3d(4, 4, 3), norm, torch.nn.Linear(4, 6), nn.SparseConv3d(6, 8, 2, 2), nn.ToDense()
     )
-    assert model(empty).shape == (2, 8, 2, 2, 3)
+    y = model(empty)
+    assert y.shape == (2, 8, 2, 2, 3)
+    y.sum().backward()
+    assert all(not parameter.grad.any() for parameter in model.parameters())
+    assert torch.equal(norm.running_mean, torch.zeros(4))
+    assert torch.equal(norm.running_var, torch.ones(4))

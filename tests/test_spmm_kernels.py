@@ -44,6 +44,17 @@ def test_gradients(reduce):
         assert_matches(one, other)
 
 
+@pytest.mark.parametrize("kind", ["GroupCOO", "csr", "csc", "edges"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_what_a_transform_worked_out_first_is_good_for_kernels(kind, reduce):
+    A, B = random_matrix(5, 4, torch.float32), random_dense(4, 3, dtype=torch.float32)
+    source, expected = EVERY_KIND[kind](A), A.double() @ B.double()
+    if reduce == "mean":
+        expected = expected / is_entry(A, kind).sum(1, keepdim=True).clamp(min=1)
+    torch.func.grad(lambda B: spmm(source, B, reduce).sum())(B)
+    assert_matches(spmm(source, B, reduce), expected)
+
+
 @pytest.mark.parametrize("kind", ["GroupCOO", "BlockCOO", "csr"])
 def test_sampled_products_and_their_gradients(kind):
     A = random_matrix(5, 4, torch.float32)

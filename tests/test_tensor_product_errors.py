@@ -167,6 +167,9 @@ def test_wrong_edges():
     text = "edges need as many rows of src, dst, y, but they are src [3], dst [4], y [4, 4]"
     with message(InsumError, text):
         ours(x, y, src=at[:3], dst=at)
+    for wrong in (-1, 2.5):
+        with message(InsumError, f"num_nodes is {wrong}; give a whole number of at least 0"):
+            ours(x, y, src=at, dst=at, num_nodes=wrong)
     with message(InsumError, "x is [1, 3, 8]; with src and dst it has one row for each node"):
         ours(x[None], y, src=at, dst=at)
     with pytest.raises(IndexRangeError, match=re.escape("SRC[0] is 3, outside X dimension 0, which has size 3")):

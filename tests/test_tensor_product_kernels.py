@@ -11,9 +11,11 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
+from insum_ops import tensor_product  # noqa: E402
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
+from insum_ops.tensor_plan import make_plan  # noqa: E402
 
 SMALL = ("2x0e + 2x1o", "0e + 1o", "2x0e + 2x1o")
 UNEQUAL = ("1x0e + 2x1o", "2x0e + 1o", "2x0e + 1x1o")
@@ -51,6 +53,23 @@ def assert_right(ours, rows: int, weight_rows: tuple[int, ...], **edges: Tensor)
 def test_fully_connected(irreps, is_shared):
     ours = FullyConnectedTensorProduct(*irreps, shared_weights=is_shared, internal_weights=False)
     assert_right(ours, 3, () if is_shared else (3,))
+
+
+@pytest.mark.parametrize("mode", ["uvw", "uvu", "function"])
+def test_tables_that_a_transform_made_first_are_good_for_kernels(mode):
+    make_plan.cache_clear()
+    ours = TensorProduct(*UVU) if mode == "uvu" else FullyConnectedTensorProduct(*UVU[:3])
+    ours.to(DEVICE)
+    irreps = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), UVU))
+    if mode == "function":
+        make_plan.cache_clear()
+        run = lambda x, y, weight: tensor_product(x, y, weight, **irreps)
+    else:
+        run = ours
+    tensors, wide = operands(ours, 3, (), torch.float32)
+    x, y, weight = (tensor.detach() for tensor in tensors)
+    torch.func.grad(lambda x: run(x, y, weight).sum())(x)
+    assert_matches(run(x, y, weight), dense_product(ours, *wide))
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

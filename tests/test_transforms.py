@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sparse_inputs import SPARSE_WARNINGS
 from statements import DEVICE, IS_INTERPRETED, Case, examples, statements
 from tolerances import assert_matches
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 from insum_ops import insum, nn, sddmm, spmm
+from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.op import call, call_with_winners
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
 # torch's own, when forward mode is first used
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    SPARSE_WARNINGS,
+]
 
 TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
 DOUBLE = (torch.float64,)
@@ -200,11 +206,13 @@ def test_what_is_kept_inside_a_transform_is_good_outside() -> None:
     dense, B = sparse_matrix(), random(6, 3)
     edges = torch.tensor([[0, 1, 2], [2, 2, 0]], device=DEVICE)
     weights, nodes = random(3), random(3, 2)
-    listed = dense.to_sparse()
+    listed, by_rows, by_columns = dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()
     coo = GroupCOO.from_dense(dense, group_dim=1)
     calls = [
         (lambda B: insum(SPMM, A=coo, B=B), B),
         (lambda B: spmm(listed, B), B),
+        (lambda B: spmm(by_rows, B), B),
+        (lambda B: spmm(by_columns, B, reduce="mean"), B),
         (lambda B: spmm((edges, weights), B), nodes),
         (lambda B: spmm((edges, None), B, reduce="max"), nodes),
         (lambda B: sddmm((edges, None), B, B), nodes),
@@ -227,6 +235,37 @@ def test_gradients_of_each_example_of_a_linear_layer() -> None:
         layer(x[at]).square().sum().backward()
         for name, parameter in layer.named_parameters():
             assert_matches(actual[name][at], parameter.grad)
+
+
+def test_an_ensemble_shares_its_pattern() -> None:
+    """Parameters may be batched; a pattern is one for all, and a batch of them is refused in words."""
+    dense, x, B = sparse_matrix(), random(3, 8), random(6, 3)
+    linear, product = nn.BlockSparseLinear(8, 6, 2, 0.5).double().to(DEVICE), nn.SpMM(dense.to_sparse(), trainable=True)
+    for layer, operand, words in (
+        (
+            linear,
+            x,
+            "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))",
+        ),
+        (
+            product,
+            B,
+            "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))",
+        ),
+    ):
+        models = [copy.deepcopy(layer) for _ in range(2)]
+        for parameter in models[1].parameters():
+            parameter.data.mul_(2)
+        parameters, buffers = stack_module_state(models)
+        run = lambda own, layer=layer, operand=operand: functional_call(layer, own, (operand,))
+        actual = vmap(run)(parameters)
+        for at, model in enumerate(models):
+            assert_matches(actual[at], model(operand))
+        with pytest.raises(UnsupportedError, match=f"^{re.escape(words)}$"):
+            vmap(run)({**parameters, **buffers})
+        assert_matches(layer(operand), models[0](operand))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

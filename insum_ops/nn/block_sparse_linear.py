@@ -209,17 +209,22 @@ Y[t,o] += X[t,i] * W[o,i])
         A DistributedDataParallel wrapper must be made anew.
         """
         check_mask("mask", mask, self.grid, self.coords.device)
+        if "weight" not in self._parameters:
+            raise OperandError(
+                "weight is parametrized, so its blocks are not stored here; remove the parametrization first"
+            )
         if init not in ("zeros", "random"):
             raise OperandError(f"init is {init!r}; choose from 'zeros' and 'random'")
-        coords = mask.nonzero().T.to(torch.int32).contiguous()
-        source = sources(self.coords, coords, self.grid)
-        remap_optimizer(optimizer, self.weight, source)  # first, so that a wrong optimizer changes nothing
-        blocks = take(self.weight.detach(), source)
-        if init == "random":
-            blocks = torch.where((source < 0).view(-1, 1, 1), self._drawn_blocks(coords, generator), blocks)
-        resize_(self.weight, blocks)
-        self.coords = coords
-        self.as_format()  # known anew now, since the next call may be a compiled one
+        with torch.inference_mode(self.weight.is_inference()):  # what can be trained still can, wherever it is changed
+            coords = mask.nonzero().T.to(torch.int32).contiguous()
+            source = sources(self.coords, coords, self.grid)
+            remap_optimizer(optimizer, self.weight, source)  # first, so that a wrong optimizer changes nothing
+            blocks = take(self.weight.detach(), source)
+            if init == "random":
+                blocks = torch.where((source < 0).view(-1, 1, 1), self._drawn_blocks(coords, generator), blocks)
+            resize_(self.weight, blocks)
+            self.coords = coords
+            self.as_format()  # known anew now, since the next call may be a compiled one
 
     @property
     def mask(self) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..compiler.errors import UnsupportedError
 from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import BlockCOO
 
@@ -33,6 +34,11 @@ class KnownWeight:
 
 def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: KnownWeight | None) -> KnownWeight:
     """`weight` [P, bo, bi] at `coords` [2, P]; what is known already stays if it has this pattern."""
+    if is_wrapped(coords):
+        raise UnsupportedError(
+            "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))"
+        )
     if known is not None and known.has_pattern(coords):  # written to, but with what was there
         return replace(known, coords=coords, version=_version(coords))
     height, width = weight.shape[1:]

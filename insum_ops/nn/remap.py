@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from ..compiler.errors import OperandError
 
@@ -51,3 +52,5 @@ def resize_(parameter: nn.Parameter, values: Tensor) -> None:
     other = torch.float32 if values.dtype == torch.float64 else torch.float64
     parameter.data = torch.empty(0, dtype=other, device=values.device)
     parameter.data = values
+    if not parameter.is_inference():
+        increment_version(parameter)  # which new data alone do not: an earlier loss must not read them for its own

@@ -36,25 +36,49 @@ class Voxels:
 
     indices: Tensor
     grid: VoxelGrid
-    maps: dict[Layout, tuple[KernelMap, Voxels | None]] = field(default_factory=dict)  # None: the voxels themselves
+    maps: dict[Layout, Found] = field(default_factory=dict)
 
     def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
-        """The map of a convolution over these voxels and the voxels it leads to, worked out once."""
+        """The map of a convolution over these voxels and the voxels it leads to, worked out once.
+
+        It is worked out again when indices were changed in place; a tracer can't ask whether they were.
+        """
         found = self.maps.get(layout)
-        if found is None:
+        if found is None or not (torch.compiler.is_compiling() or found.stamp.is_current()):
             kind, kernel, stride, padding, dilation, extra = layout
             shape, batch = self.grid.spatial_shape, self.grid.batch_size
             with outside_transforms():
                 made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
             target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
-            found = self.maps[layout] = made, target
-        return found[0], found[1] or self
+            found = self.maps[layout] = Found(made, target, Stamp(self.indices))
+        return found.kernel_map, found.target or self
 
     def is_same(self, other: Voxels) -> bool:
         """The same voxels in the same order; reads them only when they are not one tensor."""
         if self is other or (self.indices is other.indices and self.grid == other.grid):
             return True
         return self.grid == other.grid and torch.equal(self.indices, other.indices)
+
+
+class Stamp:
+    """Tells whether indices were changed in place since; those of a tensor made in inference mode go unseen."""
+
+    def __init__(self, indices: Tensor) -> None:
+        self.indices, self.version = indices, None if indices.is_inference() else indices._version
+
+    def is_current(self) -> bool:
+        return self.version is None or self.version == self.indices._version
+
+    def __reduce__(self) -> tuple[type[Stamp], tuple[Tensor]]:
+        return Stamp, (self.indices,)  # a copy counts its versions anew
+
+
+class Found(NamedTuple):
+    """A map that starts from some voxels."""
+
+    kernel_map: KernelMap
+    target: Voxels | None  # None: the voxels themselves
+    stamp: Stamp  # of their indices when it was made
 
 
 class SavedMap(NamedTuple):
@@ -64,6 +88,7 @@ class SavedMap(NamedTuple):
     layout: Layout
     source: Voxels
     target: Voxels
+    stamp: Stamp  # of the source's indices when it was made
 
 
 class SparseConvTensor:
@@ -91,7 +116,9 @@ class SparseConvTensor:
         indice_dict: dict[str, SavedMap] | None = None,
         benchmark: bool = False,
     ) -> None:
-        own = VoxelGrid(tuple(int(size) for size in spatial_shape), int(batch_size))
+        if not isinstance(features, Tensor):
+            raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
+        own = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
         own.check_kind(indices)
         if indices.device != features.device:
             raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
@@ -182,7 +209,7 @@ class SparseConvTensor:
         saved = self.indice_dict.get(indice_key)
         if saved is None:
             found, target = self.voxels.map(layout)
-            self.indice_dict[indice_key] = SavedMap(found, layout, self.voxels, target)
+            self.indice_dict[indice_key] = SavedMap(found, layout, self.voxels, target, Stamp(self.indices))
             return found, target
         if saved.layout != layout:
             raise OperandError(
@@ -194,6 +221,7 @@ class SparseConvTensor:
                 f"indice_key {indice_key!r} was saved for {_place(saved.source)}, but this layer got "
                 f"{_place(self.voxels)}; give it another key"
             )
+        _refuse_changed(saved, indice_key)
         return saved.kernel_map, saved.target if saved.layout.kind != "subm" else self.voxels
 
     def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
@@ -220,12 +248,21 @@ class SparseConvTensor:
                 f"indice_key {indice_key!r} leads back from {_place(saved.target)}, but this inverse got "
                 f"{_place(self.voxels)}; bring the features to the voxels that the strided convolution made"
             )
+        _refuse_changed(saved, indice_key)
         return saved.kernel_map.inverse, saved.source
 
     def __repr__(self) -> str:
         return (
             f"SparseConvTensor(voxels={len(self.indices)}, channels={self._features.shape[1]}, "
             f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size}, dtype={self._features.dtype})"
+        )
+
+
+def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
+    if not (torch.compiler.is_compiling() or saved.stamp.is_current()):
+        raise OperandError(
+            f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
+            "make a new SparseConvTensor of the changed ones"
         )
 
 

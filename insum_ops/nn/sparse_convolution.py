@@ -156,7 +156,7 @@ class SparseConvolution(SparseModule):
             return nn.functional.linear(features, self.matrices[0].T, self.bias)
         In = features.unflatten(1, (self.groups, -1))
         Out = insum(self.POINTWISE, In=In, Weight=self.matrices).flatten(1)
-        return Out if self.bias is None else Out + self.bias
+        return Out if self.bias is None else Out + self.bias.to(Out.dtype)  # autocast's, as of all layers
 
     def check(self, x: SparseConvTensor) -> None:
         if not isinstance(x, SparseConvTensor):

@@ -16,7 +16,8 @@ __all__ = ["SparseIdentity", "SparseSequential", "ToDense"]
 class SparseSequential(SparseModule):
     """Modules in a row: sparse ones take the `SparseConvTensor`, plain ones (`nn.ReLU`, `nn.BatchNorm1d`) its features.
 
-    Plain modules are left out where there is no voxel. After `ToDense`, every module takes the tensor.
+    Plain modules run where there is no voxel too: they may change the channels. After `ToDense`, every module takes
+    the tensor.
 
     >>> import torch
     >>> x = SparseConvTensor(torch.tensor([[-1.0], [2.0]]), torch.tensor([[0, 0], [0, 2]]), [3], batch_size=1)
@@ -42,7 +43,7 @@ class SparseSequential(SparseModule):
         for module in self._modules.values():
             if isinstance(module, SparseModule) or not isinstance(x, SparseConvTensor):
                 x = module(x)  # type: ignore[misc]
-            elif len(x.features):
+            else:
                 x = x.replace_feature(module(x.features))  # type: ignore[misc]
         return x
 

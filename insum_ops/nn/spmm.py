@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler.errors import ShapeError
+from ..compiler.errors import ShapeError, UnsupportedError
+from ..compiler.ready import is_wrapped
 from ..formats import GroupCOO
 from ..formats.group_size import gpu_group_size
 from ..formats.sparse_format import SparseFormat
@@ -22,7 +23,8 @@ class SpMM(nn.Module):
 
     A is anything that `insum_ops.spmm` takes; it is converted here, once. A graph without a size has as many nodes
     as its edges name. Coordinates and values are copies: no gradient flows back to A, and training does not change it.
-    With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values.
+    With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values. Compile after
+    one ordinary call and, to train, its backward.
 
     >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
     >>> layer
@@ -87,6 +89,11 @@ class SpMM(nn.Module):
     def _rebuilt(self) -> SparseFormat:
         """The format over the layer's present tensors, its coordinates checked."""
         form = self._form
+        if any(part is not None and is_wrapped(part) for part in (self.AM, self.AK)):
+            raise UnsupportedError(
+                "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
+                "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))"
+            )
         made = type(form)((self.AM, self.AK), self.AV, form.shape, form.group_dim, form.block_size)
         self._gpu_size = _other_size(made)
         return made

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Form = tuple[str, str, str]  # channels: dense, in groups, one by one
-Settings = tuple[torch.dtype, bool, bool, object]
+Settings = tuple[torch.dtype, bool, bool]
 
 STATIONARY: Form = (
     "Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]",
@@ -115,10 +115,10 @@ def awaits_tiles(form: Form, kernel_map: KernelMap) -> bool:
     return form == STATIONARY and not is_lasting
 
 
-def settings_of(dtype: torch.dtype, stamp: object) -> Settings:
+def settings_of(dtype: torch.dtype) -> Settings:
     """All that a call depends on, beside its features and its map with the uses of that."""
     setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
-    return dtype, torch.are_deterministic_algorithms_enabled(), setting, stamp
+    return dtype, torch.are_deterministic_algorithms_enabled(), setting
 
 
 def _is_full(kernel_map: KernelMap) -> bool:

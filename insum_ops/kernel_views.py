@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import torch
 from torch import Tensor
 
 __all__ = [
-    "DENSE", "IN_GROUPS", "ONE_BY_ONE", "KernelViews", "as_weight", "channel_kind", "statement_weight",
-]  # fmt: skip
+    "DENSE",
+    "IN_GROUPS",
+    "ONE_BY_ONE",
+    "CallKey",
+    "KernelViews",
+    "as_weight",
+    "call_key",
+    "channel_kind",
+    "statement_weight",
+]
 
 DENSE, IN_GROUPS, ONE_BY_ONE = range(3)  # how the channels are connected
 
-_numbers = count()
+CallKey = tuple[str | int, ...]
 
 
 def channel_kind(weight: Tensor, groups: int) -> int:
@@ -31,6 +37,11 @@ def statement_weight(weight: Tensor, groups: int, is_swapped: bool = False) -> T
         return flat.squeeze(2).T
     view = flat.permute(1, 2, 0) if kind == DENSE else flat.unflatten(0, (groups, -1)).permute(2, 0, 3, 1)
     return view.transpose(-1, -2) if is_swapped else view
+
+
+def call_key(Weight: Tensor) -> CallKey:
+    """Under which a map keeps what it prepared for weights of this shape."""
+    return "layer", *Weight.shape
 
 
 def as_weight(made: Tensor, weight: Tensor, groups: int) -> Tensor:
@@ -53,9 +64,6 @@ class KernelViews:
     def __init__(self) -> None:
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        number = next(_numbers)
-        # under which a map keeps what was prepared for these: words, since a tracer looks at the keys of a map it meets
-        self.plain_key, self.swapped_key = f"layer {number}", f"layer {number} swapped"
 
     def has(self, weight: Tensor, bias: Tensor | None) -> bool:
         if bias is not self.bias or not self.is_of(weight):
@@ -75,4 +83,4 @@ class KernelViews:
         with torch.inference_mode(False), torch.no_grad():  # they outlive this call
             self.plain = statement_weight(weight, groups)
             self.swapped = statement_weight(weight, groups, is_swapped=True)
-        self.stamp = object()  # of these very parameters, where they lie now
+        self.plain_key, self.swapped_key = call_key(self.plain), call_key(self.swapped)

@@ -13,7 +13,17 @@ from .compiler.ranges import remember_range, remember_segments
 from .compiler.ready import is_transformed, may_autocast, outside_transforms
 from .formats.kernel_map import KernelMap
 from .functional import insum, insum_beside, insum_owned
-from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, KernelViews, as_weight, channel_kind, statement_weight
+from .kernel_views import (
+    DENSE,
+    IN_GROUPS,
+    ONE_BY_ONE,
+    CallKey,
+    KernelViews,
+    as_weight,
+    call_key,
+    channel_kind,
+    statement_weight,
+)
 
 __all__ = ["convolve", "neighbours", "sparse_conv3d"]
 
@@ -92,33 +102,25 @@ def _run(
     """One statement; the bias is what its sums start from."""
     if views is None:
         Weight = statement_weight(weight, groups, is_swapped)
-        call = _prepare(features, Weight, bias, kernel_map, None)
+        key = call_key(Weight)
     else:
         Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
-        known: _Call | None = kernel_map.memory.get(key)
-        if (
-            known is None
-            or known.settings != forms.settings_of(features.dtype, views.stamp)
-            or (known.awaits_tiles and forms.tiles_pay(kernel_map))
-        ):
-            known = kernel_map.memory[key] = _prepare(features, Weight, bias, kernel_map, views.stamp)
-        call = known
-    if call.awaits_tiles and not torch.compiler.is_compiling():  # a tracer would trace anew for each number
-        kernel_map.count_use()
+    call = _call_for(features, Weight, kernel_map, key)
+    moving = {"In": features, "Weight": Weight}
     is_flat = len(call.shape) == 2
-    In = features if is_flat else features.unflatten(1, (groups, -1))
+    if not is_flat:
+        moving["In"] = features.unflatten(1, (groups, -1))
+    if bias is not None:
+        moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
     if call.facts:
-        given = call.memory, call.statement, call.operands, call.shape, forms.OWNED, call.facts
-        Out = insum_owned(*given, In=In, Weight=Weight)
-    elif views is None:
-        Out = insum(call.statement, size=call.shape, In=In, Weight=Weight, **call.operands)
+        Out = insum_owned(call.memory, call.statement, call.operands, call.shape, forms.OWNED, call.facts, **moving)
     else:
-        Out = insum_beside(call.memory, call.statement, call.operands, call.shape, In=In, Weight=Weight)
+        Out = insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
     return Out if is_flat else Out.flatten(1)
 
 
 class _Call(NamedTuple):
-    """A statement over one map, but for the features and the weight."""
+    """A statement over one map, but for the features, the weight and the bias."""
 
     statement: str
     shape: tuple[int, ...]
@@ -129,7 +131,23 @@ class _Call(NamedTuple):
     awaits_tiles: bool  # made anew once tiles pay
 
 
-def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, stamp: object) -> _Call:
+def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: CallKey) -> _Call:
+    """What all weights of one shape share over a map; a tracer works it out itself."""
+    if torch.compiler.is_compiling():
+        return _prepare(features, Weight, kernel_map)
+    call: _Call | None = kernel_map.memory.get(key)
+    if (
+        call is None
+        or call.settings != forms.settings_of(features.dtype)
+        or (call.awaits_tiles and forms.tiles_pay(kernel_map))
+    ):
+        call = kernel_map.memory[key] = _prepare(features, Weight, kernel_map)
+    if call.awaits_tiles:
+        kernel_map.count_use()
+    return call
+
+
+def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     sizes, rows = Weight.shape, kernel_map.num_outputs
     kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
@@ -140,10 +158,7 @@ def _prepare(features: Tensor, Weight: Tensor, bias: Tensor | None, kernel_map: 
         operands, facts = _tiles(kernel_map)
     else:
         operands = neighbours(kernel_map) if form == forms.STATIONARY else _maps(kernel_map, forms.GROUP_SIZE)
-    operands = dict(operands)
-    if bias is not None:
-        operands["Out"] = (bias.view(shape[1:]) if kind == IN_GROUPS else bias).expand(shape)
-    settings = forms.settings_of(features.dtype, stamp)
+    settings = forms.settings_of(features.dtype)
     return _Call(form[kind], shape, operands, settings, {}, facts, forms.awaits_tiles(form, kernel_map))
 
 

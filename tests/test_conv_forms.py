@@ -12,7 +12,7 @@ from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
-from insum_ops import conv_forms, nn, sparse_conv3d
+from insum_ops import conv_forms, nn, sparse_conv, sparse_conv3d
 from insum_ops.conv_forms import GROUPED, PAYS_AFTER, STATIONARY, TILED, UNCOUNTED_CHANNELS, form_of
 from insum_ops.formats import KernelMap, kernel_map
 
@@ -293,7 +293,7 @@ def test_layers_that_share_a_map_count_together():
         y = layers[0](x)
         assert_matches(y.features, expected_of(layers[0], x, y))
     assert taken(layers[0], map_of(x)) is TILED
-    assert taken(layers[1], map_of(x)) is STATIONARY  # until its next call
+    assert taken(layers[1], map_of(x)) is TILED  # weights of one shape share what a map prepared
 
 
 @pytest.mark.usefixtures("often")
@@ -398,3 +398,20 @@ def test_a_tracer_takes_what_is_there_and_traces_once():
         assert map_of(x).uses == 2
         call(x.features).sum().backward()  # makes the tiles
     assert counter.frame_count == 2
+
+
+@by_host
+def test_layers_under_autocast_share_what_a_map_prepared(monkeypatch):
+    """Their weights are cast anew at every call, and are other tensors each time."""
+    layers, x = [submanifold().float(), submanifold().float()], cloud()
+    x = x.replace_feature(x.features.detach().float())
+    prepared = []
+    prepare = sparse_conv._prepare
+    monkeypatch.setattr(sparse_conv, "_prepare", lambda *given: prepared.append(1) or prepare(*given))
+    for _ in range(3):
+        for layer in layers:
+            with torch.autocast(DEVICE, torch.bfloat16):
+                y = layer(x)
+            assert y.features.dtype == torch.bfloat16
+            y.features.float().sum().backward()
+    assert len(prepared) == 1

@@ -22,7 +22,7 @@ from .ready import (
 )
 from .ready_call import SparseCall
 from .recipes import grouping, recipe_for
-from .sparse import SparseFormat, is_sparse
+from .sparse import SparseFormat, fact_tensors, is_sparse
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 
 __all__ = ["evaluate", "grouped", "recall"]
@@ -168,7 +168,7 @@ def _evaluate_sparse(
     if form.group_dim != group_dim:
         form = grouped(form, group_dim, is_sum(expr))
     how = recipe_for(expr, size, name, form, dense)
-    tensors, facts = how.tensors(form, dense), _facts_of(form) if how.fact else []
+    tensors, facts = how.tensors(form, dense), fact_tensors(form.facts) if how.fact else []
     result = how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
     if not is_watched():
         remember_sparse(expr, operands, size, form.group_dim, how, tensors, facts)
@@ -181,11 +181,6 @@ def grouped(form: SparseFormat, group_dim: int, is_sum: bool) -> SparseFormat:
     if is_watched() or wants_grad or not is_sum or not has_kernels(form.device):
         return form.regroup(group_dim)
     return form.along(group_dim)
-
-
-def _facts_of(form: SparseFormat) -> list[Tensor]:
-    facts = form.facts
-    return [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
 
 
 class _Sparse(torch.autograd.Function):

@@ -55,6 +55,7 @@ class Problem:
     flags: Flags
     deterministic: bool
     rows: tuple[int, int] = (0, 0)  # with facts: how many output rows there are, and the most groups of one
+    has_order: bool = False  # among the facts is the order of rows by their length
 
     def launcher(self, candidate: Candidate) -> Launcher:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
@@ -79,7 +80,15 @@ class Problem:
         shapes = [_rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
         output = _rough(bound.size, self.strides[""]), self.strides.get(" seed"), bound.winner_dtype
-        return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *map(bucket, self.rows)
+        return (
+            id(bound.statement),
+            settings,
+            tuple(bound.dtypes.values()),
+            *shapes,
+            *output,
+            *map(bucket, self.rows),
+            self.has_order,
+        )
 
     @cached_property
     def key(self) -> Key:
@@ -142,6 +151,7 @@ class Candidate:
             "swap": config.swap,
             "reverse": config.reverse,
             "parts": config.parts,
+            "longest_first": config.longest_first,
         }
 
     def __str__(self) -> str:
@@ -166,7 +176,7 @@ class Timing:
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     """Ways to run the problem, the most promising first."""
     ways = [
-        [Candidate(schedule, config) for config in configs(schedule, full)]
+        [Candidate(schedule, config) for config in configs(schedule, full, problem.has_order)]
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
         for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
     ]

@@ -15,7 +15,7 @@ from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .scatter import Merged
+from .scatter import Merged, Owner
 from .schedule import Schedule, Strides
 from .winners import Winners
 
@@ -133,9 +133,17 @@ class _Emitter(Winners):
                 self.names[name] = Value(clean, (name,) if block > 1 else ())
         for name, block in grid:
             self.emit_bound(name, block)
+        if s.owner is not None and self.config.longest_first:
+            self.emit_order(s.owner)
         if s.merged is not None:
             self.emit_merged(s.merged)
         return grid
+
+    def emit_order(self, owner: Owner) -> None:
+        """The program's row, by its place among rows that are sorted by length."""
+        row, order = self.names[owner.row], self.parameter("order", owner.fact)
+        assert not row.axes
+        self.line(f"{row.text} = tl.load({order} + {row.text})")
 
     def emit_merged(self, merged: Merged) -> None:
         """The two names that one axis holds; loads through the outer one are alike for all of the inner one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from .contract import SHORT, dots
@@ -16,6 +16,7 @@ __all__ = ["configs"]
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not measured
 # of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
 LEAST_TURNS = 4
+SORTED = 3  # configs that are tried with the longest rows first too
 WIDE = 1024  # results of a program from which on they are too many for one warp
 
 
@@ -24,13 +25,30 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def configs(schedule: Schedule, full: bool = False) -> tuple[Config, ...]:
-    """Configs for one schedule, the most promising first; each appears once."""
+def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> tuple[Config, ...]:
+    """Configs for one schedule, the most promising first; each appears once.
+
+    `has_order`: it is known which rows have the most groups.
+    """
     found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
+    if has_order and schedule.owner is not None and schedule.uses_dot:
+        found = _sorted_too(found)
     if schedule.is_shared:
         found = (replace(config, parts=_parts(schedule, config)) for config in found)
         found = (config for config in found if config.parts > 1)
     return tuple(dict.fromkeys(found))
+
+
+def _sorted_too(found: Iterator[Config]) -> Iterator[Config]:
+    """The first few again with the longest rows first: whole blocks are long work, and a late one is waited for.
+
+    Rows of single entries are short, and gain more from neighbours that read the same: sorted, graphs took up to 1.5
+    times as long on an H200.
+    """
+    first = list(islice(found, SORTED))
+    yield from first
+    yield from (replace(config, longest_first=True) for config in first)
+    yield from found
 
 
 def _parts(schedule: Schedule, config: Config) -> int:

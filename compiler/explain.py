@@ -24,7 +24,7 @@ from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .scatter import strategies
 from .schedule import Schedule
-from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
+from .sparse import Kind, Recipe, SparseFormat, best_group_dim, fact_tensors, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
 
@@ -150,9 +150,8 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     if group_dim != form.group_dim:
         form = grouped(form, group_dim, statement.is_sum)
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
-    facts = form.facts if how.fact else None
-    known = [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero]
-    return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, known)
+    facts = fact_tensors(form.facts) if how.fact else []
+    return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, facts)
 
 
 def _why_no_way(statement: Statement) -> str:

@@ -27,6 +27,7 @@ class Config:
     swap: bool = False  # columns of the output on the rows' side of the dot
     reverse: bool = False  # the order in which programs walk the output
     parts: int = 1  # programs that share one sum, each with a part of its longest loop
+    longest_first: bool = False  # rows with the most groups come first, so that none is waited for at the end
 
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
@@ -35,6 +36,7 @@ class Config:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
         extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
         extra += f" parts={self.parts}" if self.parts > 1 else ""
+        extra += " longest first" if self.longest_first else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 
@@ -59,7 +61,7 @@ class Flags:
 class Parameter:
     """An argument of the kernel: a tensor, an extent or a stride."""
 
-    kind: str  # tensor, output, winners, seed, pointers, is_shared, extent, stride
+    kind: str  # tensor, output, winners, seed, pointers, is_shared, order, extent, stride
     name: str = ""
     dim: int = 0
 

@@ -24,12 +24,13 @@ from .errors import UnsupportedError
 from .kernel import Kernel, Parameter
 from .schedule import Schedule
 
-__all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
+__all__ = ["BUILD_ERRORS", "FACTS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # Up to this size an output is zeroed whole: one memset, where picking rows is several operations for the host. The size
 # is one that a GPU of 3 TB/s fills in about 3 us; it is reckoned, not measured.
 SMALL = 8 * 2**20
+FACTS = ("pointers", "is_shared", "rows_to_zero", "order")  # as they arrive, after the tensors
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
@@ -214,6 +215,6 @@ def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:
     """Where a kernel's tensor stands in (*tensors, *facts, *winners, output)."""
     if parameter.kind in ("output", "winners"):
         return -1 if parameter.kind == "output" else -2
-    if parameter.kind in ("pointers", "is_shared"):
-        return len(names) + ("pointers", "is_shared").index(parameter.kind)
+    if parameter.kind in FACTS:
+        return len(names) + FACTS.index(parameter.kind)
     return names.index(bound.statement.output.name if parameter.kind == "seed" else parameter.name)

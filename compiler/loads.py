@@ -79,6 +79,7 @@ class Loads:
             "seed": "ptr_of_seed",
             "pointers": f"ptr_of_{clean}_segments",
             "is_shared": f"ptr_of_{clean}_is_shared",
+            "order": f"ptr_of_{clean}_order",
             "extent": f"extent_{clean}",
             "stride": f"stride_{clean}_{dim}",
         }[kind]

@@ -13,7 +13,7 @@ from .bind import Bound
 from .ir import Access, Statement
 from .rewrite import Shape, rewrite
 
-__all__ = ["Facts", "Kind", "Recipe", "SparseFormat", "best_group_dim", "is_sparse", "recipe"]
+__all__ = ["Facts", "Kind", "Recipe", "SparseFormat", "best_group_dim", "fact_tensors", "is_sparse", "recipe"]
 
 
 class Facts(Protocol):
@@ -25,6 +25,13 @@ class Facts(Protocol):
     def is_shared(self) -> Tensor: ...  # [P] the group's row has several groups
     @property
     def rows_to_zero(self) -> Tensor: ...  # [R] rows with no group, or with several
+    @property
+    def order(self) -> Tensor: ...  # [D] the rows, those with the most groups first
+
+
+def fact_tensors(facts: Facts | None) -> list[Tensor]:
+    """As a kernel takes them, by `launch.FACTS`."""
+    return [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order]
 
 
 class SparseFormat(Protocol):

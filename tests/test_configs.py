@@ -43,6 +43,16 @@ def test_a_handful_unless_more_are_asked_for(name: str) -> None:
         assert len(set(many)) == len(many)
 
 
+def test_rows_of_blocks_are_tried_with_the_longest_first() -> None:
+    (schedule,) = scheduled("block_spmm_owner")
+    some = configs(schedule, has_order=True)
+    assert {config.longest_first for config in some} == {False, True}
+    assert {config for config in some if not config.longest_first} == set(configs(schedule))
+    assert not any(config.longest_first for config in configs(schedule))
+    for name in ("group_spmm_owner", "convolution_atomic"):
+        assert not any(config.longest_first for way in scheduled(name) for config in configs(way, has_order=True))
+
+
 def test_blocks_are_no_longer_than_extents_need() -> None:
     (schedule,) = scheduled("block_spmm_owner")
     assert all(config.block("bm") == 32 and config.block("bk") == 32 for config in configs(schedule))

@@ -27,6 +27,8 @@ def test_facts_equal_those_of_a_loop(drawn, dtype):
     assert facts.pointers.tolist() == [sum(counts[:row]) for row in range(num_rows + 1)]
     assert facts.is_shared.tolist() == [counts[row] > 1 for row in rows]
     assert facts.rows_to_zero.tolist() == [row for row in range(num_rows) if counts[row] != 1]
+    assert facts.order.tolist() == sorted(range(num_rows), key=lambda row: -counts[row])
+    assert facts.order.dtype == torch.int32
     assert facts.pointers.dtype == torch.int32
     assert facts.is_shared.dtype == torch.bool
     assert facts.rows_to_zero.dtype == torch.int64

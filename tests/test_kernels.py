@@ -23,6 +23,7 @@ from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -248,7 +249,7 @@ def problem_of(make, dtype, flags, wide):
     expr, tensors, size, fact, facts = make(dtype, wide)
     known = []
     if facts is not None:
-        known = facts if isinstance(facts, list) else [facts.pointers, facts.is_shared, facts.rows_to_zero]
+        known = facts if isinstance(facts, list) else fact_tensors(facts)
     return problem(expr, tensors, size, fact, flags), tensors, known
 
 
@@ -273,6 +274,15 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         terms = max(1, math.prod(own.bound.extents[name] for name in own.bound.statement.names))
         limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
+def test_the_longest_rows_come_first(lazy):
+    own, tensors, known = problem_of(block_spmm, torch.float32, Flags(interpreted=INTERPRETED, lazy=lazy), 17)
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
+    launcher = own.launcher(Candidate(way, Config(tuple((axis, 16) for axis in way.axes), 1, 1, longest_first=True)))
+    assert "i_r = tl.load(ptr_of_AM_order + i_r)" in launcher.kernel.source
+    assert_matches(launcher(list(tensors.values()), known), expected(own.bound, tensors))
 
 
 @every_case

@@ -25,6 +25,7 @@ from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.op import call_with_winners
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 EXTREMES = ("max", "min")
@@ -147,7 +148,7 @@ def test_programs_that_own_rows_find_the_winners_of_the_graph(
     own = problem(SPMM.replace("max", reduction), tensors, (6, 3), "AM", flags)
     graph = lower(own.bound, wants_winners=True)
     expected = graph(*(tensors[name] for name in placeholders(own.bound)))
-    facts = [sparse.facts.pointers, sparse.facts.is_shared, sparse.facts.rows_to_zero]
+    facts = fact_tensors(sparse.facts)
     found = schedules(own.bound, own.strides, "owner", "AM")
     assert {way.names("step") for way in found} == {(), ("q",)}
     for way in found:

@@ -13,6 +13,7 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.ranges import check_ranges
+from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import COO, BlockGroupCOO, GroupCOO
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
@@ -71,9 +72,7 @@ def fused(A: BlockGroupCOO, B: Tensor, size: tuple[int, ...], is_lazy: bool) -> 
     needs_gpu("a fused kernel")
     tensors = {"AM": A.AM, "AV": A.AV, "AK": A.AK, "B": B}
     bound = bind(parse(BLOCKED), tensors, size)
-    known = A.facts
-    assert known is not None  # a format whose rows ascend knows them
-    facts = [known.pointers, known.is_shared, known.rows_to_zero]
+    facts = fact_tensors(A.facts)
     problem = problem_for(bound, tensors, "AM", check_ranges(bound, tensors), facts)
     problem = replace(problem, flags=replace(problem.flags, lazy=is_lazy))
     _, launch = tune(problem, list(tensors.values()), facts)

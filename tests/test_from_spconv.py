@@ -205,9 +205,15 @@ def test_a_mistake_is_named(call, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.skipif(os.environ.get("OMP_NUM_THREADS") != "1", reason="spconv's CPU scatter races with more threads")
-def test_a_network_of_spconv_gives_the_same_numbers():
-    spconv = pytest.importorskip("spconv.pytorch", reason="no spconv here")
+@pytest.fixture
+def spconv():
+    """The library itself, on a CPU."""
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        pytest.skip("spconv's CPU scatter races with more threads")
+    return pytest.importorskip("spconv.pytorch", reason="no spconv here")
+
+
+def test_a_network_of_spconv_gives_the_same_numbers(spconv):
     source = spconv.SparseSequential(
         spconv.SubMConv3d(4, 8, 3, indice_key="a"),
         spconv.SubMConv3d(8, 8, 1),
@@ -218,3 +224,36 @@ def test_a_network_of_spconv_gives_the_same_numbers():
     theirs = source(spconv.SparseConvTensor(x.features, x.indices, x.spatial_shape, 2)).dense()
     with torch.no_grad():
         assert_matches(nn.from_spconv(source)(x).dense(), theirs.double())
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        ("SubMConv3d", dict(kernel_size=3)),
+        ("SubMConv3d", dict(kernel_size=5)),
+        ("SubMConv3d", dict(kernel_size=(3, 1, 3))),
+        ("SubMConv3d", dict(kernel_size=3, dilation=2)),
+        ("SparseConv3d", dict(kernel_size=2, stride=2)),
+        ("SparseConv3d", dict(kernel_size=3, stride=2, padding=1)),
+        ("SparseConv3d", dict(kernel_size=3, stride=1, padding=1)),
+        ("SparseConv3d", dict(kernel_size=(1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1))),
+        ("SparseConvTranspose3d", dict(kernel_size=2, stride=2)),
+        ("SparseConvTranspose3d", dict(kernel_size=3, stride=2, padding=1)),
+    ],
+    ids=str,
+)
+def test_a_layer_of_spconv_with_its_state_gives_the_same_numbers(spconv, layer, options):
+    """Values and gradients; outputs are compared densely, since spconv's rows come in no order."""
+    theirs = getattr(spconv, layer)(4, 8, **options)
+    ours = getattr(nn, layer)(4, 8, **options)
+    ours.load_state_dict(theirs.state_dict())
+    x = cloud()
+    found = []
+    for library, module in ((spconv, theirs), (nn, ours)):
+        features = x.features.detach().clone().requires_grad_()
+        y = module(library.SparseConvTensor(features, x.indices, x.spatial_shape, 2)).dense()
+        loss = (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum()
+        found.append([y, *torch.autograd.grad(loss, [features, *module.parameters()])])
+    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
+    for expected, actual in zip(*found, strict=True):
+        assert_matches(actual, expected.double())

@@ -148,7 +148,7 @@ def test_spconv_is_called_as_ours_is(spconv, few, what):
     torch.testing.assert_close(call.result().double(), given.expected, **TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("what", [unets.REUSED, unets.ANEW])
+@pytest.mark.parametrize("what", [unets.REUSED, unets.ANEW, unets.OTHER])
 @pytest.mark.parametrize("provider", ["insum_ops", "spconv", convolutions.PLAIN])
 def test_every_unet_has_the_same_loss(spconv, few, monkeypatch, provider, what):
     monkeypatch.setattr(unets, "SIZE", 1.0)

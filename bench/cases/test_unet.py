@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import util
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,7 +31,8 @@ SIZE = on(0.05, 0.25)
 DTYPE = on(torch.float16, torch.float32)  # of autocast
 KNOWN: list[str] = [name for name in ("s3dis_room", "kitti_000000") if name in LOADERS]
 CLOUDS = KNOWN or list(LOADERS)[: on(2, 1)]
-REUSED, ANEW = "maps reused", "maps anew"
+REUSED, ANEW, OTHER = "maps reused", "maps anew", "other sizes each time"
+FEWER = range(0, 2000, 37)  # voxels that are left out, one number after another, so that no size comes twice in a row
 SCALE = 1024.0  # of the loss, as a gradient scaler would: float16 gradients do not vanish
 
 
@@ -66,7 +68,21 @@ class Step:
         return model
 
     def losses(self, scores: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(scores, self.labels)
+        return nn.functional.cross_entropy(scores, self.labels[: len(scores)])
+
+    def tensor(self, library: Any, fewer: int = 0) -> Any:
+        """Voxels that no layer has seen, some at the end left out."""
+        count = len(self.features) - fewer
+        return library.SparseConvTensor(self.features[:count], self.scene.indices[:count].clone(), self.shape, 1)
+
+    def anew(self, library: Any, what: str) -> Call:
+        """A step on voxels that are new each time, all of them or now more and now fewer."""
+        made = self.call(library, lambda: self.tensor(library), is_capturable=False)
+        if what == ANEW:
+            return made
+        fewer = cycle(FEWER)
+        other = self.call(library, lambda: self.tensor(library, next(fewer)), is_capturable=False)
+        return replace(other, result=made.result)
 
     def call(self, library: Any, tensor: Callable[[], Any], is_capturable: bool) -> Call:
         """Forward, loss and every gradient, under autocast on a GPU."""
@@ -103,20 +119,20 @@ def provide(provider: str, what: str, given: Step) -> Call:
     if provider == SPCONV:
         return fastest(partial(spconv_call, what, given))
     library = {OURS: ours, PLAIN: plain_convolutions}[provider]
-    fresh = lambda: library.SparseConvTensor(given.features, given.scene.indices.clone(), given.shape, 1)
-    known = fresh()
-    return given.call(library, fresh if what == ANEW else lambda: known, is_capturable=what == REUSED)
+    if what == REUSED:
+        known = given.tensor(library)
+        return given.call(library, lambda: known, is_capturable=True)
+    return given.anew(library, what)
 
 
 def spconv_call(what: str, given: Step, spconv: Any, algorithm: Any) -> Call:
     """spconv refuses to reuse a strided layer's map and what lies below: it keeps the maps of the first level."""
-    library = SimpleNamespace(SparseSequential=spconv.SparseSequential)
+    library = SimpleNamespace(SparseSequential=spconv.SparseSequential, SparseConvTensor=spconv.SparseConvTensor)
     for name in LAYERS:
         setattr(library, name, partial(getattr(spconv, name), algo=algorithm))
-    fresh = lambda: spconv.SparseConvTensor(given.features, given.scene.indices.clone(), given.shape, 1)
-    if what == ANEW:
-        return given.call(library, fresh, is_capturable=False)
-    known, model = fresh(), given.model(library)
+    if what != REUSED:
+        return given.anew(library, what)
+    known, model = given.tensor(library), given.model(library)
     with torch.no_grad():
         kept = model.stem(known).indice_dict  # type: ignore[operator]
     known.indice_dict = {"level0": kept["level0"]}
@@ -124,7 +140,7 @@ def spconv_call(what: str, given: Step, spconv: Any, algorithm: Any) -> Call:
 
 
 @pytest.mark.parametrize("provider", [OURS, SPCONV, *on([], [PLAIN])])
-@pytest.mark.parametrize("what", [REUSED, ANEW])
+@pytest.mark.parametrize("what", [REUSED, ANEW, OTHER])
 @pytest.mark.parametrize("name", CLOUDS)
 def test_unet(name: str, what: str, provider: str, measure: Measure) -> None:
     given = step(name)

@@ -24,13 +24,13 @@ from .errors import UnsupportedError
 from .kernel import Kernel, Parameter
 from .schedule import Schedule
 
-__all__ = ["BUILD_ERRORS", "FACTS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
+__all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # Up to this size an output is zeroed whole: one memset, where picking rows is several operations for the host. The size
 # is one that a GPU of 3 TB/s fills in about 3 us; it is reckoned, not measured.
 SMALL = 8 * 2**20
-FACTS = ("pointers", "is_shared", "rows_to_zero", "order")  # as they arrive, after the tensors
+FACTS = ("pointers", "order", "is_shared", "rows_to_zero")  # as they arrive after the tensors; some know the first two
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
@@ -106,7 +106,7 @@ class Launcher:
             return seed.to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
         output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
         if self.schedule.strategy == "store-or-atomic" and not self.is_small:
-            return output.index_fill_(self.scatter_dim, facts[2], 0) if facts[2].numel() else output
+            return output.index_fill_(self.scatter_dim, facts[3], 0) if facts[3].numel() else output
         return output.zero_()  # a third less for the host than torch.zeros
 
     def allocate_winners(self) -> Tensor:

@@ -16,7 +16,7 @@ from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
-from .launch import FACTS, INTERPRETED
+from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
 from .ranges import check_ranges, remembered_range, segment_lengths
@@ -237,4 +237,4 @@ def problem_for(
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = torch.are_deterministic_algorithms_enabled()
     rows = segment_lengths(facts[0]) if facts else (0, 0)
-    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic, rows, len(facts) == len(FACTS))
+    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic, rows, len(facts) > 1)

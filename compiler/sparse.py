@@ -31,7 +31,7 @@ class Facts(Protocol):
 
 def fact_tensors(facts: Facts | None) -> list[Tensor]:
     """As a kernel takes them, by `launch.FACTS`."""
-    return [] if facts is None else [facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order]
+    return [] if facts is None else [facts.pointers, facts.order, facts.is_shared, facts.rows_to_zero]
 
 
 class SparseFormat(Protocol):

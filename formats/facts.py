@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["RowFacts", "row_facts"]
+__all__ = ["RowFacts", "longest_first", "row_facts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,5 +35,10 @@ def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
         pointers=pointers,
         is_shared=groups[rows] > 1,
         rows_to_zero=(groups != 1).nonzero().flatten(),
-        order=groups.argsort(descending=True, stable=True).int(),
+        order=longest_first(pointers),
     )
+
+
+def longest_first(pointers: Tensor) -> Tensor:
+    """The rows whose groups begin at `pointers`, those with the most groups first."""
+    return pointers.diff().argsort(descending=True, stable=True).int()

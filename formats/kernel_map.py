@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import voxel_sort
 from .errors import FormatError
+from .facts import longest_first
 from .geometry import Geometry, per_axis
 from .voxel_grid import VoxelGrid
 
@@ -61,6 +62,7 @@ class TiledMap:
     NBR: Tensor  # [P, Q]  int32: input voxel of each row, -1 where it has none
     TAP: Tensor  # [P]     int32
     pointers: Tensor  # [T+1]   int32: tile t has the taps pointers[t] to pointers[t+1] - 1
+    order: Tensor  # [T]     int32: the tiles, those with the most taps first
 
 
 @dataclass(eq=False)
@@ -107,7 +109,8 @@ class _Tables:
     @torch.inference_mode(False)
     def tile(self, side: int, rarity: tuple[int, ...], tile_size: int) -> TiledMap:
         table = self.of(side)
-        return TiledMap(*_maker(table).tile(table, rarity, tile_size))
+        ROW, TILE, NBR, TAP, pointers = _maker(table).tile(table, rarity, tile_size)
+        return TiledMap(ROW, TILE, NBR, TAP, pointers, longest_first(pointers))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -127,7 +127,7 @@ class _Call(NamedTuple):
     operands: dict[str, Tensor]
     settings: forms.Settings
     memory: dict[Any, Any]  # of how it runs
-    facts: list[Tensor]  # where each tile's taps begin, if outputs are in tiles
+    facts: list[Tensor]  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
     awaits_tiles: bool  # made anew once tiles pay
 
 
@@ -174,7 +174,7 @@ def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
         _remember(tiled.TAP, 0, kernel_map.volume)
         remember_segments(tiled.pointers, kernel_map.volume)
         operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
-        known = kernel_map.memory["tiles"] = operands, [tiled.pointers]
+        known = kernel_map.memory["tiles"] = operands, [tiled.pointers, tiled.order]
     return known
 
 

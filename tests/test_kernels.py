@@ -25,6 +25,7 @@ from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
 from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
+from insum_ops.formats.facts import longest_first
 
 pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 
@@ -169,7 +170,7 @@ def tiled_convolution(dtype, wide):
     tensors = dict(ROW=ROW.to(DEVICE), TILE=TILE, NBR=positions(5, 3, size), TAP=positions(2, 3).clamp_min(0))
     tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide + 1, dtype=dtype))
     expr = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * W[TAP[p],c,m]"
-    return expr, tensors, (rows, wide + 1), "ROW.TILE", [pointers]
+    return expr, tensors, (rows, wide + 1), "ROW.TILE", [pointers, longest_first(pointers)]
 
 
 def seeded_tiles(dtype, wide):
@@ -276,12 +277,13 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.parametrize(("make", "owner"), [(block_spmm, "AM"), (tiled_convolution, "TILE")], ids=["rows", "tiles"])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
-def test_the_longest_rows_come_first(lazy):
-    own, tensors, known = problem_of(block_spmm, torch.float32, Flags(interpreted=INTERPRETED, lazy=lazy), 17)
+def test_the_longest_rows_come_first(make, owner, lazy):
+    own, tensors, known = problem_of(make, torch.float32, Flags(interpreted=INTERPRETED, lazy=lazy), 17)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     launcher = own.launcher(Candidate(way, Config(tuple((axis, 16) for axis in way.axes), 1, 1, longest_first=True)))
-    assert "i_r = tl.load(ptr_of_AM_order + i_r)" in launcher.kernel.source
+    assert f"i_r = tl.load(ptr_of_{owner}_order + i_r)" in launcher.kernel.source
     assert_matches(launcher(list(tensors.values()), known), expected(own.bound, tensors))
 
 

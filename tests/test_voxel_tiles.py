@@ -174,6 +174,8 @@ def check_map(found, size):
     assert len(rows) - found.num_outputs < size
     TILE, TAP, NBR = tiled.TILE.tolist(), tiled.TAP.tolist(), tiled.NBR.tolist()
     assert sorted(TILE) == TILE
+    lengths = [TILE.count(t) for t in range(len(tiled.ROW))]
+    assert tiled.order.tolist() == sorted(range(len(lengths)), key=lambda t: -lengths[t])
     assert tiled.pointers.tolist() == [sum(t < u for t in TILE) for u in range(len(tiled.ROW) + 1)]
     assert all(max(row) >= 0 for row in NBR)
     pairs = [(z, y, x) for t, z, near in zip(TILE, TAP, NBR) for x, y in zip(tiled.ROW[t].tolist(), near) if y >= 0]

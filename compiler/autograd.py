@@ -25,7 +25,7 @@ from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, fact_tensors, is_sparse
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 
-__all__ = ["evaluate", "grouped", "recall"]
+__all__ = ["evaluate", "evaluate_anew", "grouped", "recall"]
 
 Operand = Any  # a Tensor or a SparseFormat
 
@@ -33,7 +33,7 @@ Operand = Any  # a Tensor or a SparseFormat
 def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
     """A statement over tensors and at most one sparse format, differentiable in all of them."""
     known = recall(expr, operands, size)
-    return _evaluate(expr, operands, size) if known is None else known
+    return evaluate_anew(expr, operands, size) if known is None else known
 
 
 def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor | None:
@@ -53,7 +53,8 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
     return _Sparse.apply(expr, name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
 
 
-def _evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
+def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
+    """`evaluate` for a call that is not remembered."""
     if (torch.compiler.is_compiling() or may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
         if torch.is_autocast_enabled(kind):

@@ -24,7 +24,7 @@ from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
 from .scatter import strategies
 from .schedule import Schedule, Strides, resized, schedules
 
-__all__ = ["Candidate", "Problem", "Timing", "candidates", "choose", "recall", "tune", "tuning_mode"]
+__all__ = ["Candidate", "Problem", "Timing", "alike", "candidates", "choose", "recall", "rough", "tune", "tuning_mode"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -65,9 +65,7 @@ class Problem:
 
     def resized(self, known: Launcher) -> Launcher:
         """A launcher for a problem of the same signature, with the sizes of this one."""
-        schedule = resized(known.schedule, self.bound, self.fact)
-        given = self.strides, self.names, known.sum_dtype, known.wants_winners, known.runners
-        return launcher(self.bound, schedule, known.kernel, *given)
+        return known.resized(self.bound, resized(known.schedule, self.bound, self.fact))
 
     @cached_property
     def signature(self) -> object:
@@ -77,18 +75,12 @@ class Problem:
         divide it, whether it is longer than they are, and whether addresses need 64 bits.
         """
         bound = self.bound
-        shapes = [_rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
+        shapes = [rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
-        output = _rough(bound.size, self.strides[""]), self.strides.get(" seed"), bound.winner_dtype
-        return (
-            id(bound.statement),
-            settings,
-            tuple(bound.dtypes.values()),
-            *shapes,
-            *output,
-            *map(bucket, self.rows),
-            self.has_order,
-        )
+        winners = None if bound.statement.is_sum else bound.winner_dtype
+        output = rough(bound.size, self.strides[""]), self.strides.get(" seed"), winners
+        rows = *map(bucket, self.rows), self.has_order
+        return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
     @cached_property
     def key(self) -> Key:
@@ -114,11 +106,14 @@ class Problem:
         )
 
 
-def _rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
+def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
     """A shape and its strides; of a long first dimension its power of two and which blocks divide it."""
-    length = shape[0] if shape else 0
-    span = sum([(size - 1) * stride for size, stride in zip(shape, strides)])
-    if length <= LONG or span >= NEAR:
+    length, span = shape[0] if shape else 0, 0
+    if length <= LONG:
+        return shape, strides
+    for size, stride in zip(shape, strides):
+        span += (size - 1) * stride
+    if span >= NEAR:
         return shape, strides
     return bucket(length), min(length & -length, LONG), shape[1:], strides
 
@@ -183,7 +178,8 @@ def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     return tuple(candidate for way in ways for candidate in way)
 
 
-_launchers: dict[object, Launcher] = {}  # by signature; they keep the statements whose ids are in it
+# by signature, and by what else tells that a problem has it; they keep the statements whose ids are in it
+_launchers: dict[object, Launcher] = {}
 
 
 @cache
@@ -191,17 +187,27 @@ def _cache(folder: str) -> TuningCache:
     return TuningCache()
 
 
-def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
-    """The best launcher known for a problem, measured now if need be and allowed."""
-    alike = _launchers.get(problem.signature)
-    if alike is not None:
-        return problem.resized(alike)
-    is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    found = _choose(problem, tensors, facts, is_capturing)
-    if not is_capturing:  # which takes what it gets
-        if len(_launchers) >= LAUNCHERS:
-            _launchers.clear()
-        _launchers[problem.signature] = found
+def alike(kin: object, bound: Bound, fact: str) -> Launcher | None:
+    """The launcher that was chosen for an equal `kin`, resized."""
+    known = _launchers.get(kin)
+    return None if known is None else known.resized(bound, resized(known.schedule, bound, fact))
+
+
+def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], kin: object = None) -> Launcher:
+    """The best launcher known for a problem, measured now if need be and allowed; `kin` finds it again, by `alike`."""
+    known = _launchers.get(problem.signature)
+    if known is not None:
+        found = problem.resized(known)
+    else:
+        is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        found = _choose(problem, tensors, facts, is_capturing)
+        if is_capturing:  # which takes what it gets
+            return found
+    if len(_launchers) >= LAUNCHERS:
+        _launchers.clear()
+    _launchers[problem.signature] = found
+    if kin is not None:
+        _launchers[kin] = found
     return found
 
 

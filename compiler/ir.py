@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Union
+from typing import NamedTuple, Union
 
-__all__ = ["Access", "Const", "Index", "Number", "Statement", "Var", "walk"]
+__all__ = ["Access", "Const", "Index", "Number", "Pointing", "Statement", "Var", "walk"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,16 @@ class Number:
 Index = Union[Var, Const, Access]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
 
 
+class Pointing(NamedTuple):
+    """Index tensor `name` holds positions in dimension `dim` of the tensor `into`, which may be the output."""
+
+    name: str
+    into: str
+    dim: int
+    at: int
+    is_output: bool
+
+
 @dataclass(frozen=True)
 class Statement:
     """`output op factor * factor * ...`: products that meet in one element are added, or compete in a max or min."""
@@ -119,6 +129,33 @@ class Statement:
                 if access is not root:
                     found[access] = None
         return tuple(found)
+
+    @cached_property
+    def index_names(self) -> tuple[str, ...]:
+        """Every tensor that holds positions."""
+        return tuple(dict.fromkeys(access.name for access in self.index_accesses))
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        """Every access but the output itself, each once: factors, then what points into the output, innermost first."""
+        roots = (*self.accesses, *self.output.indirections)
+        return tuple(dict.fromkeys(access for root in roots for access in walk(root)))
+
+    @cached_property
+    def pointings(self) -> tuple[Pointing, ...]:
+        """Which index tensor points into what, the output's first."""
+        return tuple(
+            Pointing(index.name, access.name, dim, index.at, access is self.output)
+            for root in (self.output, *self.accesses)
+            for access in walk(root)
+            for dim, index in enumerate(access.indices)
+            if isinstance(index, Access)
+        )
+
+    @cached_property
+    def scatter_dim(self) -> int:
+        """The first dimension of the output that is scattered to, 0 where none is."""
+        return next((dim for dim, index in enumerate(self.output.indices) if isinstance(index, Access)), 0)
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:

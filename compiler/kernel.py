@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-__all__ = ["CODEGEN_VERSION", "Config", "Flags", "Kernel", "Parameter"]
+__all__ = ["CODEGEN_VERSION", "NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
+
+NUMBERS = ("extent", "stride")  # parameters that are no tensors
 
 # tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
 _GENERATOR = ("scatter", "schedule", "contract", "configs", "broadcast", "loads", "products", "winners", "codegen")
@@ -77,3 +80,8 @@ class Kernel:
     num_warps: int
     num_stages: int
     parts: int = 1  # programs for each of the grid's
+
+    @cached_property
+    def numbers(self) -> tuple[Parameter, ...]:
+        """The parameters that are no tensors; they stand after those that are."""
+        return tuple(parameter for parameter in self.parameters if parameter.kind in NUMBERS)

@@ -18,10 +18,10 @@ try:
 except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
-from .bind import Bound
+from .bind import Bound, row_major
 from .cache import write_source
 from .errors import UnsupportedError
-from .kernel import Kernel, Parameter
+from .kernel import NUMBERS, Kernel, Parameter
 from .schedule import Schedule
 
 __all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
@@ -57,7 +57,7 @@ class Launcher:
     """A kernel bound to shapes and strides: give it tensors, get the result."""
 
     bound: Bound
-    schedule: Schedule
+    schedule: Schedule  # that the kernel was written for, perhaps at other sizes
     kernel: Kernel
     sum_dtype: torch.dtype
     order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, *winners, output)
@@ -73,8 +73,20 @@ class Launcher:
         self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
         self.is_alone = self.is_covered and not self.wants_winners  # all it takes is memory for one output
         self.size, self.device = self.bound.size, self.bound.device
-        self.strides = torch.empty(self.size, device="meta").stride()
+        self.strides = row_major(self.size)
         self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
+
+    def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
+        """The same kernel for tensors of other lengths and equal strides."""
+        numbers = tuple(
+            [
+                extents[number.name] if number.kind == "extent" else own
+                for number, own in zip(self.kernel.numbers, self.numbers)
+            ]
+        )
+        programs = _programs(self.kernel, extents, bound)
+        same = self.scatter_dim, self.seed, self.wants_winners, self.runners
+        return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
 
     def into(
         self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
@@ -133,13 +145,14 @@ class Launcher:
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
-        output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)  # as aligned as any new tensor
-        winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
-        pool = (*tensors, *facts, *winners, output)
-        arguments = [pool[position] for position in self.order]
-        unaligned = _unaligned([tensor.data_ptr() for tensor in arguments])
+        given = (*tensors, *facts)
+        # what the kernel writes is a new tensor, and aligned
+        unaligned = _unaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
-            self.runners[unaligned] = self.compile(arguments)
+            output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
+            winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
+            pool = (*given, *winners, output)
+            self.runners[unaligned] = self.compile([pool[position] for position in self.order])
 
     @property
     def spills(self) -> int:
@@ -181,29 +194,26 @@ def launcher(
     names: Sequence[str],
     sum_dtype: torch.dtype,
     wants_winners: bool = False,
-    runners: dict[int, Callable[..., None]] | None = None,
 ) -> Launcher:
     """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
-    order: list[int] = []
-    numbers: list[int] = []
-    for parameter in kernel.parameters:
-        if parameter.kind == "extent":
-            numbers.append(schedule.extents[parameter.name])
-        elif parameter.kind == "stride":
-            numbers.append(strides[parameter.name][parameter.dim])
-        else:
-            order.append(_position(parameter, bound, names))
+    order = tuple(_position(given, bound, names) for given in kernel.parameters if given.kind not in NUMBERS)
+    numbers = tuple(
+        schedule.extents[number.name] if number.kind == "extent" else strides[number.name][number.dim]
+        for number in kernel.numbers
+    )
+    programs = _programs(kernel, schedule.extents, bound)
+    seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
+    facts = order, numbers, programs, bound.statement.scatter_dim, seed, wants_winners
+    return Launcher(bound, schedule, kernel, sum_dtype, *facts)
+
+
+def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
     programs = kernel.parts
     for name, block in kernel.grid:
-        programs *= -(-schedule.extents[name] // block)
+        programs *= -(-extents[name] // block)
     if programs >= LARGEST_GRID:
         raise UnsupportedError(f"{bound.statement} needs {programs} programs, more than one launch can have")
-    scattered = bound.statement.output.indirections
-    dim = bound.statement.output.indices.index(scattered[0]) if scattered else 0
-    seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    kept = {} if runners is None else runners
-    facts = tuple(order), tuple(numbers), programs, dim, seed, wants_winners, kept
-    return Launcher(bound, schedule, kernel, sum_dtype, *facts)
+    return programs
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .autotune import Problem, Timing, choose
+from .autotune import Problem, Timing, alike, choose, rough, tuning_mode
 from .autotune import tune as time_all
-from .bind import Bound, Meta, bind
+from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
+from .cache import bucket
 from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
@@ -42,6 +45,7 @@ _fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
 _bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 
 _plans: dict[object, Plan] = {}
+_kins: dict[object, Kin] = {}
 
 
 def run(
@@ -67,23 +71,28 @@ def plan_for(
     wants_winners: bool = False,
 ) -> Plan:
     """The plan of a call, made once for each shape, layout and setting."""
-    key = (
-        expr,
-        names,
-        wants_winners,
-        None if size is None else tuple(size),
-        fact,
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        *[(t.shape, t.stride(), t.dtype, t.device) for t in tensors],
-    )
+    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    call = (expr, names, wants_winners, fact, *settings)
+    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    key = (*call, None if size is None else tuple(size), *layouts)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:
             _plans.clear()
-        order = tuple(names.split(",")) if names else ()
-        plan = _plans[key] = Plan(bind(parse(expr), dict(zip(order, tensors)), size), order, fact, wants_winners)
+        rougher = (*call, *[(rough(shape, strides), *kind) for shape, strides, *kind in layouts])
+        kin = _kins.get(rougher) or _kin(rougher, expr, names, size, tensors)
+        bound = sized(kin.statement, kin.kinds, dict(zip(kin.names, tensors)), size)
+        plan = _plans[key] = Plan(bound, kin.names, fact, wants_winners, kin)
     return plan
+
+
+def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Kin:
+    """The first of its kin: what later ones need not look at is checked."""
+    if len(_kins) >= PLANS:
+        _kins.clear()
+    statement, order = parse(expr), tuple(names.split(",")) if names else ()
+    kin = _kins[key] = Kin(statement, order, kinds_of(statement, dict(zip(order, tensors)), size))
+    return kin
 
 
 def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = False) -> tuple[Timing, ...]:
@@ -97,6 +106,15 @@ Result = Tensor | tuple[Tensor, Tensor]  # with the winners, where they are want
 Runner = Callable[[list[Tensor], list[Tensor]], Result]
 
 
+@dataclass(eq=False)
+class Kin:
+    """What plans have in common whose tensors differ in the lengths of long first dimensions, and in nothing else."""
+
+    statement: Statement
+    names: tuple[str, ...]
+    kinds: Kinds
+
+
 @dataclass
 class Plan:
     """A bound statement and what runs it, the FX graph or a launcher: one for each set of index tensors with a -1."""
@@ -104,11 +122,14 @@ class Plan:
     bound: Bound
     names: tuple[str, ...]
     fact: str
-    wants_winners: bool = False
+    wants_winners: bool
+    kin: Kin
     runners: dict[object, Runner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pointed = tuple((self.names.index(pointed.index), pointed.extent) for pointed in self.bound.pointed)
+        size, shapes, place = self.bound.size, self.bound.shapes, self.names.index
+        pointings = self.bound.statement.pointings
+        self.pointed = tuple([(place(p.name), (size if p.is_output else shapes[p.into])[p.dim]) for p in pointings])
         self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
         self.is_sum = self.bound.statement.is_sum
 
@@ -116,7 +137,7 @@ class Plan:
         key = self.variant(tensors)
         runner = self.runners.get(key)
         if runner is None:
-            runner = self.runners[key] = self.runner(tensors, facts)
+            runner = self.runners[key] = self.runner(key, tensors, facts)
         return runner(tensors, facts)
 
     def variant(self, tensors: list[Tensor]) -> object:
@@ -140,20 +161,35 @@ class Plan:
         padded = check_ranges(self.bound, named)
         return problem_for(self.bound, named, self.fact, padded, facts, self.wants_winners)
 
-    def runner(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
-        """What evaluates the statement on tensors like these."""
-        padded = check_ranges(self.bound, dict(zip(self.names, tensors)))
+    def runner(self, key: Any, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+        """What evaluates this variant of the statement on tensors like these."""
         if self.bound.is_empty or not has_kernels(self.bound.device):
-            return self.graph(padded)
-        if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
-            return self.ordered() if self.bound.statement.is_sum else self.graph(padded)
+            return self.graph(self.padding(key))
         try:
-            launcher = choose(self.problem(tensors, facts), tensors, facts)
+            kin = self.variant_kin(key, facts)
+            launcher = alike(kin, self.bound, self.fact)
+            if launcher is None:
+                if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
+                    return self.ordered() if self.is_sum else self.graph(self.padding(key))
+                launcher = choose(self.problem(tensors, facts), tensors, facts, kin)
             launcher.build(tensors, facts)
             return launcher
         except UnsupportedError as error:
             warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
-            return self.graph(padded)
+            return self.graph(self.padding(key))
+
+    def variant_kin(self, key: object, facts: list[Tensor]) -> tuple[object, ...]:
+        """Equal for two plans only where their problems' signatures are, and worked out without a problem."""
+        bound = self.bound
+        rows = segment_lengths(facts[0]) if facts else (0, 0)
+        winners = None if self.is_sum else bound.winner_dtype
+        output = rough(bound.size, row_major(bound.size)), winners
+        return self.kin, key, tuning_mode(), *output, *map(bucket, rows), len(facts)
+
+    def padding(self, key: Any) -> frozenset[str]:
+        """The index tensors that hold a -1 in a variant."""
+        flags = key[0] if self.is_half else key
+        return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
     def graph(self, padded: frozenset[str]) -> Runner:
         """The statement's meaning in plain torch."""
@@ -200,10 +236,15 @@ def uses_tensor_cores(dtype: torch.dtype) -> bool:
 setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 def has_kernels(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda":
         return INTERPRETED
-    capability = torch.cuda.get_device_capability(device)
+    capability = _capability(device)
     if capability < OLDEST_GPU:
         name = torch.cuda.get_device_name(device)
         warnings.warn(
@@ -232,7 +273,7 @@ def problem_for(
         wants_winners=wants_winners,
     )
     strides = {name: tensor.stride() for name, tensor in tensors.items()}
-    strides[""] = torch.empty(bound.size, device="meta").stride()
+    strides[""] = row_major(bound.size)
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = torch.are_deterministic_algorithms_enabled()

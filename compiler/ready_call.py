@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .bind import row_major
 from .launch import Launcher
 from .pipeline import Plan
 from .ranges import known_version
@@ -22,7 +22,7 @@ Moving = tuple[tuple[int, str, Any, "tuple[int, ...] | None"], ...]  # (place, t
 
 
 def contiguous(size: tuple[int, ...]) -> Final:
-    return size, torch.empty(size, device="meta").stride()
+    return size, row_major(size)
 
 
 class _Ready:
@@ -68,8 +68,11 @@ class PlainCall(_Ready):
         tensors: list[Any] = self.fixed.copy()
         for at, tensor in zip(self.places, moving):
             tensors[at] = tensor
-        runner = self.runners.get(self.variant(tensors))
-        return (self.plan if runner is None else runner)(tensors, self.facts)  # type: ignore[return-value]
+        key = self.variant(tensors)
+        runner = self.runners.get(key)
+        if runner is None:
+            runner = self.runners[key] = self.plan.runner(key, tensors, self.facts)
+        return runner(tensors, self.facts)  # type: ignore[return-value]
 
 
 class _Viewed(_Ready):

@@ -19,6 +19,7 @@ __all__ = [
     "Start",
     "is_varying",
     "owned_by",
+    "owned_rows",
     "strategies",
     "tensors_of",
     "written_once",
@@ -141,6 +142,12 @@ def owned_by(scattered: Access, fact: str) -> Access | None:
     return owner if all(isinstance(index, Var) for index in owner.indices) else None
 
 
+def owned_rows(bound: Bound, fact: str) -> int:
+    """How many rows are owned: of the output, or of ROW where tiles own what it holds."""
+    output = bound.statement.output
+    return bound.shapes[output.indirections[0].name][0] if "." in fact else bound.size[bound.statement.scatter_dim]
+
+
 @dataclass(frozen=True)
 class Start:
     """The statement after its scatter strategy has had its say, before roles."""
@@ -168,10 +175,6 @@ class Start:
     def scattered(self) -> Access:
         return self.output.indirections[0]
 
-    @property
-    def _scattered_dim(self) -> int:
-        return self.output.indices.index(self.scattered)
-
     def fresh(self, wanted: str) -> str:
         return fresh_name(wanted, self.extents)
 
@@ -183,11 +186,9 @@ class Start:
         access = owned_by(self.scattered, fact)
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
-        is_tile = access is not self.scattered
-        rows = self.bound.shapes[self.scattered.name] if is_tile else self.bound.size[self._scattered_dim :]
         swap = {access: Var(row)}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
-        owner, extents = Owner(row, segment, access.name), {**self.extents, row: rows[0]}
+        owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
     def side_by_side(self, outer: str, inner: str) -> Start:

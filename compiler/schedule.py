@@ -23,7 +23,7 @@ import torch
 from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows
 
 __all__ = ["NARROW", "Schedule", "Strides", "resized", "schedules"]
 
@@ -152,12 +152,14 @@ def schedules(
     return tuple(found)
 
 
-def resized(schedule: Schedule, bound: Bound, fact: str) -> Schedule:
-    """The same schedule for a statement of other extents."""
-    extents = dict(Start.of(bound, schedule.strategy, fact).extents)
+def resized(schedule: Schedule, bound: Bound, fact: str) -> dict[str, int]:
+    """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
+    extents = {**schedule.extents, **bound.extents}
+    if schedule.owner is not None:
+        extents[schedule.owner.row] = owned_rows(bound, fact)
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
-    return replace(schedule, bound=bound, extents=extents)
+    return extents
 
 
 def _finish(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.autograd import evaluate, recall
+from .compiler.autograd import evaluate_anew, recall
 from .compiler.bind import bind
 from .compiler.errors import OperandError, ShapeError
 from .compiler.explain import Explanation, Tuning
@@ -58,7 +58,7 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
         return known
     size = _checked(expr, tensors, size)
     try:
-        return evaluate(expr, tensors, size)
+        return evaluate_anew(expr, tensors, size)
     except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
         bind(parse(expr), tensors, size)
         raise
@@ -95,13 +95,13 @@ def insum_owned(
     key, call = find_pinned(memory, expr, tensors)
     if call is not None:
         return call(tensors.values())
+    if key is not None:
+        return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(tensors.values())
     given = {**tensors, **fixed}
     wants_grad = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given.values()])
-    if key is None and (wants_grad or not torch.compiler.is_compiling()):  # the statement means the same without
+    if wants_grad or not torch.compiler.is_compiling():  # the statement means the same without
         return insum(expr, size=size, **given)
-    if key is None:
-        return run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
-    return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(tensors.values())
+    return run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from messages import messages
 from torch import Tensor
 
-from insum_ops.compiler.bind import Bound, Pointed, bind
+from insum_ops.compiler.bind import Bound, Pointed, bind, row_major
 from insum_ops.compiler.errors import IndexRangeError, InsumError, OperandError, ShapeError
 from insum_ops.compiler.parse import parse
 from insum_ops.formats import COO, GroupCOO
@@ -104,6 +105,50 @@ def test_a_format_binds_like_the_tensor_it_stands_for() -> None:
 
 def test_tensors_without_data_will_do() -> None:
     assert bound("C[i] = A[i]", A=values(3, device="meta")).device == torch.device("meta")
+
+
+@pytest.mark.parametrize("size", [(), (3,), (0,), (4, 5), (4, 0, 3), (2, 3, 0), (0, 0, 2, 7), (1, 1)])
+def test_row_major_strides_are_those_of_a_new_tensor(size: tuple[int, ...]) -> None:
+    assert row_major(size) == torch.empty(size).stride()
+
+
+def test_without_a_factor_or_an_output_the_dtype_is_the_default() -> None:
+    assert bound("C[I[i]] = 1", (4,), I=index(3)).dtype == torch.get_default_dtype()
+
+
+STATEMENTS = {  # with what each dimension of each tensor tells: an index name, a length it must pass, or nothing
+    "C[i] += A[i,k] * B[k]": {"A": "ik", "B": "k", "C": "i"},
+    "C[I[p],n] += A[p] * B[J[p,q],n]": {"I": "p", "A": "p", "J": "pq", "B": " n", "C": " n"},
+    "C[I[J[p]],1] = max(A[p,p])": {"I": " ", "J": "p", "A": "pp", "C": " 1"},
+    "C[i,j] = A[i,0] * B[j]": {"A": "i0", "B": "j", "C": "ij"},
+    "C[i,i] = 1": {"C": "ii"},
+}
+
+
+@pytest.mark.parametrize("expr", STATEMENTS)
+def test_lengths_fit_or_are_refused(expr: str) -> None:
+    """Each name has one length and constants are inside, for every choice of lengths 0 to 2."""
+    tells = STATEMENTS[expr]
+    letters = "".join(tells.values())
+    for lengths in islice(product(range(3), repeat=len(letters)), 0, None, 1 if len(letters) < 6 else 11):
+        rest, known, fits = iter(lengths), dict[str, set[int]](), True
+        shapes = {name: tuple(islice(rest, len(dims))) for name, dims in tells.items()}
+        for letter, length in zip(letters, lengths):
+            fits = fits and not (letter.isdigit() and int(letter) >= length)
+            known.setdefault(letter, set()).add(length)
+        fits = fits and all(len(found) == 1 for letter, found in known.items() if letter.isalpha())
+        tensors = {name: (index if name in "IJ" else values)(*shape) for name, shape in shapes.items()}
+        size = shapes["C"]
+        if tells.keys() - {"C"}:
+            del tensors["C"]
+        try:
+            found = bound(expr, size, **tensors)
+        except InsumError:
+            assert not fits
+        else:
+            assert fits
+            assert found.extents == {letter: min(lengths) for letter, lengths in known.items() if letter.isalpha()}
+            assert found.is_empty == (0 in lengths)
 
 
 A, B, C, I = values(3, 4), values(4), values(5), index(4)  # noqa: E741 - the names of the statements below

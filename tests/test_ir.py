@@ -90,3 +90,18 @@ def test_nothing_can_be_changed(part: object) -> None:
     for field in dataclasses.fields(part):  # type: ignore[arg-type]
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, field.name, None)
+
+
+def test_reads_and_pointings() -> None:
+    statement = parse("C[n,E[F[p]]] += A[E[F[p]],n]")
+    assert [str(access) for access in statement.reads] == ["F[p]", "E[F[p]]", "A[E[F[p]],n]"]
+    assert [pointing[:3] for pointing in statement.pointings] == [
+        ("F", "E", 0),
+        ("E", "C", 1),
+        ("F", "E", 0),
+        ("E", "A", 0),
+    ]
+    assert [pointing.is_output for pointing in statement.pointings] == [False, True, False, False]
+    assert statement.index_names == ("F", "E")
+    assert statement.scatter_dim == 1
+    assert parse("C[n] = A[E[n]]").scatter_dim == 0

@@ -10,13 +10,26 @@ from problems import APPLICATIONS, problem
 from statements import DEVICE, IS_INTERPRETED
 
 from insum_ops import insum
-from insum_ops.compiler import autotune
+from insum_ops.compiler import autotune, pipeline
 from insum_ops.compiler.autotune import candidates
 from insum_ops.compiler.bind import bind
+from insum_ops.compiler.errors import IndexRangeError, ShapeError
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.pipeline import plan_for, problem_for
+from insum_ops.compiler.schedule import resized
 
-FACTS = ("numbers", "programs", "order", "size", "strides", "seed", "scatter_dim", "sum_dtype", "is_covered")
+FACTS = (
+    "numbers",
+    "programs",
+    "order",
+    "size",
+    "strides",
+    "seed",
+    "scatter_dim",
+    "sum_dtype",
+    "is_covered",
+    "is_small",
+)
 
 
 def other_size(own, lengths):
@@ -35,29 +48,21 @@ def long(own):
     return other_size(own, {first: 5000 + 2 * at + 1 for at, first in enumerate(sorted(firsts)) if first > 100})
 
 
+@pytest.mark.parametrize("more", [2, 1001 * 2, 3100])
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_sizes_that_count_alike_share_every_kernel(name):
+def test_sizes_that_count_alike_share_every_kernel(name, more):
     one = long(APPLICATIONS[name].problem())
     firsts = {shape[0] for shape in one.bound.shapes.values()} | {one.bound.size[0]}
-    other = other_size(one, {first: first + 1001 * 2 for first in firsts if first > 1024})
+    other = other_size(one, {first: first + more for first in firsts if first > 1024})
     assert other.bound.extents != one.bound.extents
     assert other.signature == one.signature
     for mine, theirs in zip(candidates(one), candidates(other), strict=True):
         known, fresh = one.launcher(mine), other.launcher(theirs)
+        assert resized(mine.schedule, other.bound, other.fact) == theirs.schedule.extents
         again = other.resized(known)
         assert again.kernel == known.kernel == fresh.kernel
         assert again.runners is known.runners
-        for fact in (
-            "numbers",
-            "programs",
-            "order",
-            "size",
-            "strides",
-            "seed",
-            "scatter_dim",
-            "sum_dtype",
-            "is_covered",
-        ):
+        for fact in FACTS:
             assert getattr(again, fact) == getattr(fresh, fact), fact
 
 
@@ -79,6 +84,90 @@ def test_sizes_that_a_source_would_tell_apart_have_other_signatures():
     assert signature(2**23 + 1) != signature(2**23 + 3)  # addresses may need 64 bits for one of them
 
 
+GATHER = "Y[i,c] = X[E[i],c]"
+ENTRIES = (2001, 2003, 2047, 2002, 2049, 4095, 1001)  # the first three count alike
+
+
+def gather(rows, columns=8, last=0, expr=GATHER, dtype=torch.float32, wide=None):
+    """The tensors of a call, its plan, and the variant that these tensors are."""
+    tensors = {"E": torch.zeros(rows, dtype=torch.int64), "X": torch.zeros(1500, columns, dtype=dtype)}
+    tensors["E"][-1] = last
+    if wide is not None:
+        tensors["X"] = torch.zeros(1500, wide, dtype=dtype)[:, :columns]
+    given = list(tensors.values())
+    plan = plan_for(expr, "E,X", None, given, "")
+    return given, plan, plan.variant(given)
+
+
+CALLS = [
+    *({"rows": rows} for rows in ENTRIES),
+    {"rows": 2001, "columns": 9},
+    {"rows": 2003, "wide": 10},
+    {"rows": 2003, "last": -1},
+    {"rows": 2047, "last": -1},
+    {"rows": 2003, "dtype": torch.float16},
+    {"rows": 2047, "dtype": torch.float64},
+    {"rows": 2003, "expr": "Y[i,c] = max(X[E[i],c])"},
+    {"rows": 2047, "expr": "Y[i,c] = max(X[E[i],c])"},
+]
+
+
+def test_plans_are_kin_exactly_where_their_problems_have_one_signature():
+    found = [gather(**call) for call in CALLS]
+    kin = [plan.variant_kin(variant, []) for _, plan, variant in found]
+    signatures = [plan.problem(tensors, []).signature for tensors, plan, _ in found]
+    for one in range(len(CALLS)):
+        for other in range(one):
+            assert (kin[one] == kin[other]) == (signatures[one] == signatures[other]), (CALLS[one], CALLS[other])
+    assert kin[0] == kin[1] == kin[2]
+    assert len(set(kin)) == len(CALLS) - 5  # two of 2001, and one each of 2049, a -1 and a max, are kin of others
+
+
+@pytest.mark.parametrize("change", ["deterministic", "precision", "tuning"])
+def test_settings_keep_plans_from_being_kin(monkeypatch, change):
+    _, plan, variant = gather(2001)
+    before = plan.variant_kin(variant, [])
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if change == "deterministic":
+            torch.use_deterministic_algorithms(True)
+        elif change == "precision":
+            torch.set_float32_matmul_precision("high" if precision == "highest" else "highest")
+        else:
+            monkeypatch.setenv("INSUM_TUNE", "full")
+        _, plan, variant = gather(2003)
+        assert plan.variant_kin(variant, []) != before
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_a_mistake_beside_kin_is_still_told():
+    X, Y = torch.zeros(2001, 3), torch.zeros(2003, 3)
+    assert insum("Z[i,c] = X[i,c] * Y[i,c]", X=X, Y=X).shape == (2001, 3)
+    assert insum("Z[i,c] = X[i,c] * Y[i,c]", X=Y, Y=Y).shape == (2003, 3)
+    for _ in range(2):
+        with pytest.raises(
+            ShapeError, match=r"^index i is 2001 in X dimension 0 but 2003 in Y dimension 0; they must agree\n"
+        ):
+            insum("Z[i,c] = X[i,c] * Y[i,c]", X=X, Y=Y)
+        with pytest.raises(
+            ShapeError, match=r"^index i is 2001 in X dimension 0 but 2003 in size dimension 0; they must"
+        ):
+            insum("Z[i,c] = X[i,c] * Y[i,c]", X=X, Y=X, size=(2003, 3))
+    E = torch.full((2005,), 2002)
+    assert insum(GATHER, X=Y, E=E).shape == (2005, 3)
+    with pytest.raises(IndexRangeError, match=r"^E\[0\] is 2002, outside X dimension 0, which has size 2001;"):
+        insum(GATHER, X=X, E=E)
+
+
+def test_kin_do_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(pipeline, "PLANS", 3)
+    for columns in range(1, 8):
+        gather(2001, columns)
+        assert len(pipeline._kins) <= 3
+
+
 @pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
     def call(rows):
@@ -89,4 +178,20 @@ def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
     call(1501)
     monkeypatch.setattr(autotune, "emit", lambda *given: pytest.fail("a kernel is emitted again"))
     for rows in (1503, 2047, 1999):
+        call(rows)
+
+
+@pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_kin_are_resized_without_a_problem(monkeypatch, is_seeded):
+    def call(rows):
+        X = torch.arange(rows * 2.0, device=DEVICE).view(rows, 2) % 7
+        E = torch.arange(rows, device=DEVICE).flip(0)
+        start = {"Y": torch.ones(rows, 2, device=DEVICE)} if is_seeded else {}
+        found = insum("Y[E[i],c] += X[i,c]", X=X, E=E, size=(rows, 2), **start)
+        assert torch.equal(found, X.flip(0) + is_seeded)
+
+    call(1025)
+    monkeypatch.setattr(pipeline, "choose", lambda *given: pytest.fail("a launcher is chosen again"))
+    for rows in (1027, 2047):
         call(rows)

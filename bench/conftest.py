@@ -23,7 +23,11 @@ SECONDS = 0.1  # to spend on them
 QUEUED, MOST_QUEUED = 4e-3, 200  # seconds, and calls, of a queue: the first calls after a wait are slow for the host
 LONG = 2e-3  # seconds of a call from which on fewer of them are queued or captured at a time
 COMMIT = "INSUM_BENCH_COMMIT"  # names the commit where the code is a copy without its history
+LIMIT_SECONDS = "INSUM_BENCH_SECONDS"  # after which no case begins
 SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its work
+
+
+STARTED = perf_counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +57,18 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: object, outp
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> None:
+    skip_if_late()
+
+
+def skip_if_late() -> None:
+    """What a run has no time for is skipped, so that what it measured is written."""
+    limit = float(os.environ.get(LIMIT_SECONDS, "inf"))
+    if perf_counter() - STARTED > limit:
+        pytest.skip(f"{LIMIT_SECONDS} is {limit:g}, and they are over")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -64,8 +64,9 @@ class Side:
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         found = self.copies.get((device, dtype))
         if found is None:
-            tables = dict(self.tables.on(device, dtype))
-            found = OnDevice(tables, [tables.pop("pointers")], {})
+            tables = self.tables.on(device, dtype)
+            fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
+            found = OnDevice(fixed, [tables["pointers"]], {})
             if type(found.facts[0]) is Tensor:  # a FakeTensorMode's are good for one call
                 self.copies[device, dtype] = found
         return found
@@ -94,20 +95,30 @@ class PathTables:
     def product(
         self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, is_swapped: bool
     ) -> Tensor:
+        self.prepare(X.device, X.dtype)
         if is_swapped:
             return self.swapped(X, Y, W.mT, Z, (len(Y), self.counts[0], W.shape[2]), SRC)
         return self.forward(X, Y, W, Z, (len(Y), self.counts[2], W.shape[3]), SRC)
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """All tables at once: a tracer can make none, and may meet those of gradients first."""
+        if (device, dtype) not in self.forward.copies:
+            self.forward.on(device, dtype)
+            self.swapped.on(device, dtype)
+            self.as_weights.on(device, dtype)
+
     def y_gradient(self, X: Tensor, W: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
-        tensors = {"X": X, "W": W, "dZ": dZ} | ({} if SRC is None else {"SRC": SRC})
-        size = (len(W), self.counts[1])
-        return insum(Y_GRADIENT[SRC is not None], size=size, **self.as_weights.on(X.device, X.dtype), **tensors)
+        tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "W": W, "dZ": dZ}
+        if SRC is not None:
+            tensors["SRC"] = SRC
+        return insum(Y_GRADIENT[SRC is not None], size=(len(W), self.counts[1]), **tensors)
 
     def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
-        tensors = {"X": X, "Y": Y, "dZ": dZ} | ({} if SRC is None else {"SRC": SRC})
-        tables = self.as_weights.on(X.device, X.dtype)
-        size = (len(dZ), len(tables["CG"]), X.shape[2], dZ.shape[2])
-        return insum(W_GRADIENT[SRC is not None], size=size, **tables, **tensors)
+        tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "Y": Y, "dZ": dZ}
+        if SRC is not None:
+            tensors["SRC"] = SRC
+        size = (len(dZ), len(tensors["CG"]), X.shape[2], dZ.shape[2])
+        return insum(W_GRADIENT[SRC is not None], size=size, **tensors)
 
 
 def _product(
@@ -133,13 +144,14 @@ class _TableProduct(torch.autograd.Function):
         tables: PathTables,
         is_swapped: bool,
     ) -> Tensor:
-        ctx.save_for_backward(X, Y, W, SRC)
+        ctx.save_for_backward(*((X, Y, W) if SRC is None else (X, Y, W, SRC)))
         ctx.rest = tables, is_swapped
         return tables.product(X, Y, W, Z, SRC, is_swapped)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        X, Y, W, SRC = ctx.saved_tensors
+        X, Y, W, *rest = ctx.saved_tensors
+        SRC = rest[0] if rest else None
         tables, is_swapped = ctx.rest
         wants_x, wants_y, wants_w, *_ = ctx.needs_input_grad
         first, last = (upstream, X) if is_swapped else (X, upstream)  # where X and dZ stand in the other gradients

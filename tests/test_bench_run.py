@@ -184,6 +184,13 @@ def test_a_deliberate_slow_down_fails_the_comparison(stored, tmp_path, capsys):
     assert worse[0].startswith("worse  scaling: 1,000 entries, against torch.sparse: ")
 
 
+def test_no_case_begins_when_time_is_over(monkeypatch):
+    bench.conftest.skip_if_late()
+    monkeypatch.setenv("INSUM_BENCH_SECONDS", "0")
+    with pytest.raises(pytest.skip.Exception, match=r"^INSUM_BENCH_SECONDS is 0, and they are over$"):
+        bench.conftest.skip_if_late()
+
+
 def test_make_runs_and_compares():
     answer = subprocess.run(["make", "-n", "bench-compare"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m pytest bench/cases -q -rs --benchmark-quiet --benchmark-json=build/bench/results.json" in answer.stdout

@@ -205,6 +205,9 @@ def test_a_mistake_is_named(call, message):
     assert str(caught.value) == message
 
 
+from_spconv = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # spconv's own, on newer torch
+
+
 @pytest.fixture
 def spconv():
     """The library itself, on a CPU."""
@@ -213,6 +216,7 @@ def spconv():
     return pytest.importorskip("spconv.pytorch", reason="no spconv here")
 
 
+@from_spconv
 def test_a_network_of_spconv_gives_the_same_numbers(spconv):
     source = spconv.SparseSequential(
         spconv.SubMConv3d(4, 8, 3, indice_key="a"),
@@ -226,6 +230,7 @@ def test_a_network_of_spconv_gives_the_same_numbers(spconv):
         assert_matches(nn.from_spconv(source)(x).dense(), theirs.double())
 
 
+@from_spconv
 @pytest.mark.parametrize(
     ("layer", "options"),
     [

@@ -38,7 +38,7 @@ def block(run: Run, source: str) -> str:
     rows = [*_speedups(run), *_noted(run)]
     table = ["| what | against | device | as called | the paper, on an RTX 3090 |", "|---|---|---|---|---|"]
     table += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([_headline(run, source), "", *table])
+    return "\n".join([_headline(run, source), "", *table, *_commits(run)])
 
 
 def _headline(run: Run, source: str) -> str:
@@ -46,15 +46,27 @@ def _headline(run: Run, source: str) -> str:
     gpu = str(machine.get("gpu", "none"))
     place = f"{gpu}, driver {machine.get('driver')}" if gpu != "none" else f"{machine.get('cpu')}, no GPU"
     versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages)
-    commit = str(run.commit.get("id") or "unknown")[:7] + (", changed" if run.commit.get("dirty") else "")
+    known = tuple(reversed(run.commits)) or ("unknown",)
+    commits = f"commit{'s' * (len(known) > 1)} {', '.join(known)}"
     how = "wall time"
     if gpu != "none":
         how = "`device` is time by CUDA-graph replay, `as called` that of one call among many, Python included"
     return (
-        f"{place}, {versions}, {run.date}, commit {commit}; {how}; medians, values checked first, peers in the same "
+        f"{place}, {versions}, {run.date}, {commits}; {how}; medians, values checked first, peers in the same "
         "run. "
         f"`make bench` measures, `python -m bench readme {source}` writes this table."
     )
+
+
+def _commits(run: Run) -> list[str]:
+    """Where several commits were measured, what was at each, the latest first."""
+    if len(run.commits) == 1:
+        return []
+    parts = (
+        f"{commit}: {' · '.join(TITLES.get(name, name) for name in experiments)}"
+        for commit, experiments in reversed(run.commits.items())
+    )
+    return ["", f"Measured at {'; '.join(parts)}. A case and its peers are of one run."]
 
 
 Points = list[tuple[float | None, float]]  # where a case lies on its experiment's axis, and its speed-up

@@ -70,10 +70,9 @@ def page(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> str:
 def _head(run: Run) -> Iterator[str]:
     machine = run.machine
     packages = dict(machine.get("packages", {}))  # type: ignore[call-overload]
-    commit = str(run.commit.get("id") or "unknown")[:7] + (" with changes" if run.commit.get("dirty") else "")
     facts = [f"GPU {machine.get('gpu')}", f"driver {machine.get('driver')}", f"CPU {machine.get('cpu')}"]
     facts += [f"{name} {version}" for name, version in packages.items()]
-    facts += [f"Python {machine.get('python')}", run.date, f"commit {commit}"]
+    facts += [f"Python {machine.get('python')}", run.date, f"commit {', '.join(run.commits)}"]
     yield "<h1>insum_ops beside its peers</h1>"
     yield f'<p class="soft">{escape(" · ".join(facts))}</p>'
     yield (

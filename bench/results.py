@@ -79,6 +79,7 @@ class Row:
     flops: float = 0.0
     traffic: float = 0.0
     timing: str = ""  # graph, queue or wall
+    commit: str = "unknown"  # that was measured
     facts: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -100,6 +101,15 @@ class Run:
     machine: Mapping[str, object]
     commit: Mapping[str, object]
     date: str
+
+    @property
+    def commits(self) -> dict[str, tuple[str, ...]]:
+        """The experiments of each commit that was measured, the latest last."""
+        known = dict.fromkeys(row.commit for row in self.rows)
+        return {
+            commit: tuple(dict.fromkeys(row.experiment for row in self.rows if row.commit == commit))
+            for commit in known
+        }
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -159,16 +169,21 @@ def load(path: Path) -> Run:
     except ValueError as error:
         raise ResultsError(f"{path} is not JSON: {error}") from None
     try:
-        rows = tuple(_row(number, entry) for number, entry in enumerate(data["benchmarks"], 1))
+        entries, commit = data["benchmarks"], _commit(data)
+        rows = tuple(_row(number, entry, commit) for number, entry in enumerate(entries, 1))
         return Run(rows, data["machine_info"], data["commit_info"], str(data["datetime"])[:10])
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
 
 
 def merge(paths: Sequence[Path], target: Path) -> None:
-    """Join runs of several experiments into one file; a row that two of them have is the later one's."""
+    """Join runs of several experiments on one machine into one file.
+
+    A row that two of them have is the later one's, and what a case has of another commit goes with it: ratios are of
+    one run.
+    """
     whole: dict[str, Any] = {}
-    rows: dict[str, object] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         load(path)  # refuses what is no results file
         data = json.loads(path.read_text())
@@ -179,18 +194,32 @@ def merge(paths: Sequence[Path], target: Path) -> None:
             **theirs.get("packages", {}),
         }  # peers of one run alone
         whole["machine_info"], data["machine_info"] = {**mine, "packages": packages}, {**theirs, "packages": packages}
-        for fact in ("machine_info", "commit_info"):
-            if data[fact] != whole[fact]:
-                raise ResultsError(f"{path} and {paths[0]} differ in {fact}; join runs of one machine and one commit")
-        rows |= {entry["fullname"]: _kept(entry) for entry in data["benchmarks"]}
+        if data["machine_info"] != whole["machine_info"]:
+            raise ResultsError(f"{path} and {paths[0]} differ in machine_info; join runs of one machine")
+        commit = _commit(data)
+        added = {entry["fullname"]: _kept(entry, commit) for entry in data["benchmarks"]}
+        renewed = {_case(row): row["extra_info"]["commit"] for row in added.values()}
+        stays = lambda row: renewed.get(_case(row)) in (None, row["extra_info"]["commit"])
+        rows = {**{name: row for name, row in rows.items() if stays(row)}, **added}
+        whole.update(commit_info=data["commit_info"], datetime=data["datetime"])
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows.values())
     head = json.dumps({**whole, "benchmarks": []})
     target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'))
 
 
-def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _commit(data: Mapping[str, Any]) -> str:
+    known = data["commit_info"]
+    return str(known.get("id") or "unknown")[:7] + (", changed" if known.get("dirty") else "")
+
+
+def _case(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["extra_info"]["experiment"], row["extra_info"]["case"]
+
+
+def _kept(entry: Mapping[str, Any], commit: str) -> dict[str, Any]:
     """A row without what nobody reads, its times to six digits: a stored run is to stay small."""
     info = {name: _short(value) for name, value in entry["extra_info"].items()}
+    info.setdefault("commit", commit)
     stats = {name: _short(entry["stats"][name]) for name in ("min", "median", "rounds") if name in entry["stats"]}
     return {"fullname": entry["fullname"], "extra_info": info, "stats": stats}
 
@@ -199,7 +228,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _row(number: int, entry: Mapping[str, dict[str, Any]]) -> Row:
+def _row(number: int, entry: Mapping[str, dict[str, Any]], commit: str) -> Row:
     info, stats = entry["extra_info"], entry["stats"]
     wall = stats["median"] * 1e3
     if "value" in info:
@@ -225,6 +254,7 @@ def _row(number: int, entry: Mapping[str, dict[str, Any]]) -> Row:
         info["flops"],
         info["traffic"],
         timing,
+        info.get("commit", commit),
         info["facts"],
     )
 

@@ -29,7 +29,7 @@ __all__ = ["SharedTerm", "shared_term"]
 
 Pair = tuple[ELL, ELL]
 
-# [are rows of X gathered]
+# [are rows of X gathered]; by an int, since not every tracer takes a bool for an index
 MIXED = "T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]", "T[b,r,u] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k]"
 MIXED_BOTH = "T[b,r,u,v] += CG[r,j,k] * X[b,j,u] * Y[b,k,v]", "T[b,r,u,v] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k,v]"
 
@@ -73,9 +73,9 @@ class SharedTerm:
         if SRC is not None:
             tensors["SRC"] = SRC
         if mul2 == 1:
-            T = insum(MIXED[SRC is not None], size=(size[0], CG.shape[0], mul1), **tensors)
+            T = insum(MIXED[int(SRC is not None)], size=(size[0], CG.shape[0], mul1), **tensors)
         else:
-            T = insum(MIXED_BOTH[SRC is not None], size=(size[0], CG.shape[0], mul1, mul2), **tensors).flatten(2)
+            T = insum(MIXED_BOTH[int(SRC is not None)], size=(size[0], CG.shape[0], mul1, mul2), **tensors).flatten(2)
         tensors = {"A": A, "T": T, "W": W.view(self.num_paths, mul1 * mul2, mul_out)}
         if Z is not None:
             tensors["Z"] = Z

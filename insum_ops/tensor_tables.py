@@ -30,7 +30,7 @@ __all__ = ["TableTerm", "with_tables"]
 OWNED = "ROW.TILE"
 LEAST_ROWS = 4  # of a dot that is worth it
 
-# [are rows of X gathered]
+# [are rows of X gathered]; by an int, since not every tracer takes a bool for an index
 PRODUCT = (
     "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
     "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
@@ -80,7 +80,7 @@ class Side:
             moving["Z"] = Z
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_owned(memory, PRODUCT[SRC is not None], fixed, size, OWNED, facts, **moving)
+        return insum_owned(memory, PRODUCT[int(SRC is not None)], fixed, size, OWNED, facts, **moving)
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class PathTables:
         tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "W": W, "dZ": dZ}
         if SRC is not None:
             tensors["SRC"] = SRC
-        return insum(Y_GRADIENT[SRC is not None], size=(len(W), self.counts[1]), **tensors)
+        return insum(Y_GRADIENT[int(SRC is not None)], size=(len(W), self.counts[1]), **tensors)
 
     def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
         tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "Y": Y, "dZ": dZ}
         if SRC is not None:
             tensors["SRC"] = SRC
         size = (len(dZ), len(tensors["CG"]), X.shape[2], dZ.shape[2])
-        return insum(W_GRADIENT[SRC is not None], size=size, **tensors)
+        return insum(W_GRADIENT[int(SRC is not None)], size=size, **tensors)
 
 
 def _product(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from pathlib import Path
 
@@ -109,8 +110,28 @@ def test_runs_of_several_experiments_are_joined(tmp_path, capsys):
     assert [row.value for row in load(tmp_path / "all.json").rows] == [3.0, 4.0, 5.0, 6.0]
     foreign = write(tmp_path / "cpu.json", first, CPU)
     assert main(["merge", str(tmp_path / "all.json"), str(paths[0]), str(foreign)]) == 2
-    message = f"error: {foreign} and {paths[0]} differ in machine_info; join runs of one machine and one commit\n"
+    message = f"error: {foreign} and {paths[0]} differ in machine_info; join runs of one machine\n"
     assert capsys.readouterr().err == message
+
+
+def test_a_case_is_of_one_commit_and_a_run_says_which(tmp_path, readme):
+    """The later run measured no peer: the earlier one's would make a ratio of two runs."""
+    old, new = spmm(1.0, 2.0) + spmm(5.0, 6.0, "DD"), spmm(3.0, 4.0)[:1]
+    for row in (*old, *new):
+        row["fullname"] = f"{row['extra_info']['case']} {row['extra_info']['provider']}"
+    paths = []
+    for name, rows in (("aaaaaaaa", old), ("bbbbbbbb", new)):
+        path = write(tmp_path / f"{name}.json", rows)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "commit_info": {"id": name, "dirty": False}}))
+        paths.append(path)
+    whole = tmp_path / "all.json"
+    assert main(["merge", str(whole), *map(str, paths)]) == 0
+    run = load(whole)
+    assert [(row.value, row.commit) for row in run.rows] == [(5.0, "aaaaaaa"), (6.0, "aaaaaaa"), (3.0, "bbbbbbb")]
+    assert main(["readme", str(whole), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert ", commits bbbbbbb, aaaaaaa; " in text
+    assert "\nMeasured at bbbbbbb: `spmm` over graphs; aaaaaaa: `spmm` over graphs. A case and" in text
 
 
 @pytest.fixture

@@ -41,7 +41,8 @@ def operands(dtype: torch.dtype, edge: int, density: float) -> Operands:
     x = torch.randn(SIZE, SIZE, device=DEVICE, dtype=dtype, requires_grad=True)
     upstream = torch.randn(SIZE, SIZE, device=DEVICE, dtype=dtype)
     name = f"{str(dtype)[6:]}, {edge}x{edge}, {density:.0%} dense"
-    facts: dict[str, float | int | str] = {"series": f"{edge}x{edge}", "size": SIZE, "dtype": str(dtype)[6:]}
+    series = f"{edge}x{edge}" if dtype == KINDS[0][0] else f"{edge}x{edge}, {str(dtype)[6:]}"
+    facts: dict[str, float | int | str] = {"series": series, "size": SIZE, "dtype": str(dtype)[6:]}
     return Operands(name, layer, layer.to_linear(), x, upstream, facts)
 
 

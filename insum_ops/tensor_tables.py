@@ -20,7 +20,7 @@ from .clebsch_gordan import Irreps
 from .compiler.contract import SHORT
 from .compiler.pipeline import has_kernels
 from .compiler.ready import is_transformed, may_autocast
-from .functional import insum, insum_owned
+from .functional import insum, insum_beside, insum_owned
 from .tensor_paths import Instruction
 from .tensor_slots import Constants, Slots
 from .tensor_terms import Key, PathTerm, coefficients
@@ -55,21 +55,26 @@ class OnDevice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
-    """`Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]`, sorted for Z."""
+class Tables:
+    """What statements read beside their moving tensors, and its copies in each device's memory."""
 
-    tables: Constants
+    constants: Constants
     copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=dict, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         found = self.copies.get((device, dtype))
         if found is None:
-            tables = self.tables.on(device, dtype)
+            tables = self.constants.on(device, dtype)
             fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-            found = OnDevice(fixed, [tables["pointers"]], {})
-            if type(found.facts[0]) is Tensor:  # a FakeTensorMode's are good for one call
+            found = OnDevice(fixed, [tables["pointers"]] if "pointers" in tables else [], {})
+            if type(fixed["CG"]) is Tensor:  # a FakeTensorMode's are good for one call
                 self.copies[device, dtype] = found
         return found
+
+
+@dataclass(frozen=True)
+class Side(Tables):
+    """`Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]`, sorted for Z."""
 
     def __call__(
         self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, size: tuple[int, ...], SRC: Tensor | None
@@ -89,7 +94,7 @@ class PathTables:
 
     forward: Side
     swapped: Side
-    as_weights: Constants  # CG, CGI, CGJ, CGK
+    as_weights: Tables  # CG, CGI, CGJ, CGK
     counts: tuple[int, int, int]  # components of X, Y and Z
 
     def product(
@@ -108,17 +113,19 @@ class PathTables:
             self.as_weights.on(device, dtype)
 
     def y_gradient(self, X: Tensor, W: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
-        tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "W": W, "dZ": dZ}
+        fixed, _, memory = self.as_weights.on(X.device, X.dtype)
+        moving = {"X": X, "W": W, "dZ": dZ}
         if SRC is not None:
-            tensors["SRC"] = SRC
-        return insum(Y_GRADIENT[int(SRC is not None)], size=(len(W), self.counts[1]), **tensors)
+            moving["SRC"] = SRC
+        return insum_beside(memory, Y_GRADIENT[int(SRC is not None)], fixed, (len(W), self.counts[1]), **moving)
 
     def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
-        tensors = {**self.as_weights.on(X.device, X.dtype), "X": X, "Y": Y, "dZ": dZ}
+        fixed, _, memory = self.as_weights.on(X.device, X.dtype)
+        moving = {"X": X, "Y": Y, "dZ": dZ}
         if SRC is not None:
-            tensors["SRC"] = SRC
-        size = (len(dZ), len(tensors["CG"]), X.shape[2], dZ.shape[2])
-        return insum(W_GRADIENT[int(SRC is not None)], size=size, **tensors)
+            moving["SRC"] = SRC
+        size = (len(dZ), len(fixed["CG"]), X.shape[2], dZ.shape[2])
+        return insum_beside(memory, W_GRADIENT[int(SRC is not None)], fixed, size, **moving)
 
 
 def _product(
@@ -230,7 +237,7 @@ def with_tables(
     CGJ, CGK, CGI = at
     forward = _side(CG, CGI, CGJ, CGK, blocks[2], extents[2])
     swapped = _side(CG.transpose(1, 2), CGJ, CGI, CGK, blocks[0], extents[0])
-    as_weights = Constants({"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK})
+    as_weights = Tables(Constants({"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK}))
     counts = tuple(slot.counts[place] for slot, place in zip(slots, places))
     return TableTerm(term, PathTables(forward, swapped, as_weights, counts))  # type: ignore[arg-type]
 

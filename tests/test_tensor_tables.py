@@ -202,7 +202,7 @@ def test_every_component_is_in_a_tile_and_every_path_is_sorted():
     ours = product(LONG)
     term = next(term for term in terms_of(ours) if isinstance(term, TableTerm))
     for side, count in ((term.tables.forward, term.tables.counts[2]), (term.tables.swapped, term.tables.counts[0])):
-        tables = side.tables.tensors
+        tables = side.constants.tensors
         assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(count))
         TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
         assert sorted(TILE) == TILE

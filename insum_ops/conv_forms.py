@@ -78,9 +78,10 @@ GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so
 GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
 # The table is there once a map is, its rows must be sorted into tiles: about .15 ms for the smaller room, of which a
-# call gets back .009 at 64 channels and .03 at 128. Tiles pay after 17 calls or 5; the 8 is reckoned from these
-# figures, not measured.
-PAYS_AFTER = 8  # convolutions over a map
+# call gets back .009 at 64 channels and .03 at 128. Tiles pay after 17 calls or 5, but only for maps that last: in a
+# step of training a small U-Net uses a map nine times, forward and backward, and then has another cloud. Reckoned from
+# these figures, not measured.
+PAYS_AFTER = 32  # convolutions over a map
 UNCOUNTED_CHANNELS = 64  # up to which a new map's pairs are not worth a wait for the device; no measured choice
 
 

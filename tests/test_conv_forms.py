@@ -81,7 +81,7 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
 def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     found = cube()
-    for _ in range(8):
+    for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)
         assert form is STATIONARY
         assert conv_forms.awaits_tiles(form, found)

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps, read_irreps
-from .compiler.errors import OperandError, ShapeError, UnsupportedError
+from .compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from .compiler.misfit import INDEX_DTYPES
+from .compiler.ranges import remembered_range
+from .compiler.ready import is_watched
 from .formats import GroupCOO
 from .tensor_paths import Instruction, fully_connected, normalised
 from .tensor_plan import TensorPlan, make_plan, takes_one_hot
@@ -160,6 +163,9 @@ class Product:
         rows = x.shape[0] if num_nodes is None else num_nodes
         if not isinstance(rows, (int, torch.SymInt)) or rows < 0:
             raise ShapeError(f"num_nodes is {num_nodes}; give a whole number of at least 0")
+        if not is_watched():  # else the statements say it, in their own names
+            _check_nodes("src", src, "x has", x.shape[0])
+            _check_nodes("dst", dst, "there are", rows)
         if self.plan is None:
             return x.new_zeros(rows, self.dims[2])
         return self.plan(x, y, weight, src, dst, rows)
@@ -214,6 +220,12 @@ class Product:
             if other.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
                 kinds = f"x is {_short(x.dtype)} but {name} is {_short(other.dtype)}"
                 raise OperandError(f"{kinds}; convert them to one dtype")
+
+
+def _check_nodes(name: str, nodes: Tensor, known: str, count: int) -> None:
+    if nodes.dtype in INDEX_DTYPES and remembered_range(nodes)[1] >= count:
+        at = int((nodes >= count).nonzero()[0])
+        raise IndexRangeError(f"{name}[{at}] is {int(nodes[at])}, but {known} {count} nodes; they count from 0")
 
 
 def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:

@@ -172,8 +172,10 @@ def test_wrong_edges():
             ours(x, y, src=at, dst=at, num_nodes=wrong)
     with message(InsumError, "x is [1, 3, 8]; with src and dst it has one row for each node"):
         ours(x[None], y, src=at, dst=at)
-    with pytest.raises(IndexRangeError, match=re.escape("SRC[0] is 3, outside X dimension 0, which has size 3")):
+    with message(IndexRangeError, "src[0] is 3, but x has 3 nodes; they count from 0"):
         ours(x, y, src=at + 3, dst=at)
+    with message(IndexRangeError, "dst[3] is 2, but there are 2 nodes; they count from 0"):
+        ours(x, y, src=at, dst=at + torch.tensor([0, 1, 0, 2]), num_nodes=2)
     one_hot = FullyConnectedTensorProduct("2x0e", "3x0e", "2x0e")
     with pytest.raises(IndexRangeError, match=re.escape("Y[1] is 5, outside W dimension 2, which has size 3")):
         one_hot(torch.ones(2, 2), torch.tensor([0, 5]))

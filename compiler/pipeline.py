@@ -71,7 +71,9 @@ def plan_for(
     wants_winners: bool = False,
 ) -> Plan:
     """The plan of a call, made once for each shape, layout and setting."""
-    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    # numbers alone have torch's default dtype
+    dtype = torch.get_default_dtype()
+    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), dtype
     call = (expr, names, wants_winners, fact, *settings)
     layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     key = (*call, None if size is None else tuple(size), *layouts)

@@ -45,6 +45,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by one of them
 may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
 _precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
+_dtype = torch.get_default_dtype  # of a statement without a factor
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 
 Found = tuple[Any, "SparseFormat | None", bool]  # what runs the call, its format, whether a gradient is wanted
@@ -222,7 +223,7 @@ def _key(
 ) -> tuple[tuple[Any, ...] | None, SparseFormat | None, bool]:
     """What decides how a call runs, the format among its operands, and whether one of them requires a gradient."""
     form, wants_grad = None, False
-    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic(), *operands]
+    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic(), _dtype(), *operands]
     for operand in operands.values():
         if type(operand) not in PLAIN:
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes

@@ -246,3 +246,15 @@ def test_no_name_is_ever_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     for expr in ("__import__('os').system('true')", "C[i] = A[__import__('os')]", "C[i] = A[i] if x else 0"):
         with pytest.raises(ParseError):
             insum(expr, A=V)
+
+
+def test_numbers_alone_have_the_default_dtype_of_the_call():
+    places = torch.tensor([2, 0])
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for _ in range(2):
+                assert insum("C[I[i]] = 1", I=places, size=(3,)).dtype == dtype
+    finally:
+        torch.set_default_dtype(before)

@@ -38,6 +38,17 @@ def doubles(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
 
 
+def assert_same(
+    actual: torch.Tensor, tensors: list[torch.Tensor], expected: torch.Tensor, wide: list[torch.Tensor]
+) -> None:
+    """Values, and gradients of all operands."""
+    assert_matches(actual, expected)
+    upstream = torch.randn(actual.shape)
+    want = torch.autograd.grad(expected, wide, upstream.double())
+    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(got, reference)
+
+
 def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Five factors: the coefficient that is read was rounded from float64."""
     magnitude = dense_product(ours, *wide, is_magnitude=True)
@@ -59,11 +70,7 @@ def test_values_and_gradients(irreps, monkeypatch):
     tensors = operands(ours, 3)
     wide = doubles(tensors)
     actual, expected = ours(*tensors), dense_product(ours, *wide)
-    assert_matches(actual, expected)
-    upstream = torch.randn(actual.shape)
-    want = torch.autograd.grad(expected, wide, upstream.double())
-    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
-        assert_matches(got, reference)
+    assert_same(actual, tensors, expected, wide)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -108,11 +115,7 @@ def test_edges():
     wide = doubles(tensors)
     messages = dense_product(ours, wide[0][src], *wide[1:])
     expected = messages.new_zeros(3, ours.irreps_out.dim).index_add(0, dst, messages)
-    assert_matches(actual, expected)
-    upstream = torch.randn(actual.shape)
-    want = torch.autograd.grad(expected, wide, upstream.double())
-    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
-        assert_matches(got, reference)
+    assert_same(actual, tensors, expected, wide)
 
 
 @pytest.mark.usefixtures("everywhere")

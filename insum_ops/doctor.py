@@ -61,6 +61,7 @@ def _print_section(title: str, facts: Iterable[tuple[str, str]]) -> None:
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
     installed = {name: _version(name) for name in PACKAGES}
+    installed["torch"] = torch.__version__  # which also tells the build
     yield from installed.items()
 
 

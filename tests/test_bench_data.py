@@ -159,6 +159,7 @@ def test_an_npz_without_the_arrays_is_refused(tmp_path):
         load_cloud(tmp_path / "a.npz")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant")  # of torch 2.11, once
 def test_insum_data_names_the_folders(tmp_path, monkeypatch):
     for kind in ("graphs", "clouds"):
         (tmp_path / kind).mkdir()

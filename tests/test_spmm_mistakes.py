@@ -186,6 +186,7 @@ def test_wrong_tuples():
     )
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="this torch fails to trace a raise, in words of its own")
 def test_a_tracer_needs_a_format():
     edge_index, B = torch.tensor([[0, 1], [1, 2]]), torch.ones(3, 2)
     traced = torch.compile(lambda e, B: spmm((e, None), B), backend="eager")

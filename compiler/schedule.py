@@ -213,11 +213,9 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
             tree = _tree(start, tiles, steps, use_dot=True)
             if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
                 continue
-            is_summed = set(steps) - {dot.over for dot in dots(tree)}
-            if wide == 2 and any(start.extents[name] > SHORT for name in is_summed):
-                continue
             made = _finish(start, tiles, steps, tree)
-            if wide == 2 and is_summed and not made.has_table:
+            others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
+            if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
                 continue
             cost = _loaded_elements(start, {*tiles, *steps}, strides)
             if best is None or cost < best[0]:

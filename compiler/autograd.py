@@ -13,6 +13,7 @@ from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .op import run_plain, run_plain_with_winners
 from .pipeline import Plan, has_kernels
 from .ready import (
+    as_autocast,
     find,
     is_transformed,
     is_watched,
@@ -73,10 +74,10 @@ def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int
 
 
 def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
-    """Under autocast float32 operands take its type, as a matrix product's do."""
-    if operand.dtype != torch.float32:
-        return operand
-    return operand.with_values(operand.values.to(dtype)) if is_sparse(operand) else operand.to(dtype)
+    """Under autocast operands take its type as a matrix product's do."""
+    if not is_sparse(operand):
+        return as_autocast(operand, dtype)
+    return operand.with_values(operand.values.to(dtype)) if operand.dtype == torch.float32 else operand
 
 
 def _evaluate_plain(

@@ -17,6 +17,7 @@ from .sparse import Recipe, SparseFormat
 __all__ = [
     "PLAIN",
     "Found",
+    "as_autocast",
     "find",
     "find_backward",
     "find_pinned",
@@ -77,6 +78,11 @@ def outside_transforms() -> Iterator[None]:
     """What is made here outlives the call: it is no part of a transform, and good for training too."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
+
+
+def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Under autocast float32 takes its type, before gradients are recorded: backward runs outside of it."""
+    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
 
 def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Found | None:

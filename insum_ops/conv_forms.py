@@ -13,7 +13,6 @@ __all__ = [
     "GROUP_SIZE_OF_PARTS",
     "GROUP_SIZE_OF_SUMS",
     "GROUP_SUMS",
-    "OWNED",
     "STATIONARY",
     "TAP_SUMS",
     "TILED",
@@ -45,7 +44,6 @@ TILED: Form = (
     "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * Weight[TAP[p],g,c,m]",
     "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * Weight[TAP[p],g]",
 )
-OWNED = "ROW.TILE"
 WEIGHT_GRADIENT: Form = (
     "dWeight[MAPZ[p],c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
     "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",

@@ -21,9 +21,10 @@ from .compiler.parse import parse
 from .compiler.ready import find_pinned, remember_pinned
 from .compiler.sparse import is_sparse
 
-__all__ = ["Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
+__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
+OWNED = "ROW.TILE"  # each value of TILE owns the rows of the output that ROW holds there
 LARGEST = 2**63  # no dimension is that long
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from . import conv_forms as forms
 from .compiler.errors import ShapeError
 from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import is_transformed, may_autocast, outside_transforms
+from .compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
 from .formats.kernel_map import KernelMap
-from .functional import insum, insum_beside, insum_owned
+from .functional import OWNED, insum, insum_beside, insum_owned
 from .kernel_views import (
     DENSE,
     IN_GROUPS,
@@ -62,16 +62,12 @@ def convolve(
         device = features.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            seed = None if bias is None else _cast(bias, dtype)
+            features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
+            seed = None if bias is None else as_autocast(bias, dtype)
             with torch.autocast(device, enabled=False):
-                return _convolve(_cast(features, dtype), _cast(weight, dtype), seed, kernel_map, groups, False, None)
+                return _convolve(features, weight, seed, kernel_map, groups, False, None)
     function = _convolve if torch.is_grad_enabled() else _run
     return function(features, weight, bias, kernel_map, groups, False, views)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Under autocast float32 takes its type, before gradients are recorded: backward runs outside of it."""
-    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
 
 def _convolve(
@@ -113,7 +109,7 @@ def _run(
     if bias is not None:
         moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
     if call.facts:
-        Out = insum_owned(call.memory, call.statement, call.operands, call.shape, forms.OWNED, call.facts, **moving)
+        Out = insum_owned(call.memory, call.statement, call.operands, call.shape, OWNED, call.facts, **moving)
     else:
         Out = insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
     return Out if is_flat else Out.flatten(1)

@@ -19,15 +19,14 @@ from torch import Tensor
 from .clebsch_gordan import Irreps
 from .compiler.contract import SHORT
 from .compiler.pipeline import has_kernels
-from .compiler.ready import is_transformed, may_autocast
-from .functional import insum, insum_beside, insum_owned
+from .compiler.ready import as_autocast, is_transformed, may_autocast
+from .functional import OWNED, insum, insum_beside, insum_owned
 from .tensor_paths import Instruction
 from .tensor_slots import Constants, Slots
 from .tensor_terms import Key, PathTerm, coefficients
 
 __all__ = ["TableTerm", "with_tables"]
 
-OWNED = "ROW.TILE"
 LEAST_ROWS = 4  # of a dot that is worth it
 
 # [are rows of X gathered]; by an int, since not every tracer takes a bool for an index
@@ -204,15 +203,11 @@ class TableTerm:
         kind = X.device.type
         if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            seed = None if Z is None else _cast(Z, dtype)
+            X, Y, W = as_autocast(X, dtype), as_autocast(Y, dtype), as_autocast(W, dtype)
+            seed = None if Z is None else as_autocast(Z, dtype)
             with torch.autocast(kind, enabled=False):
-                return _product(_cast(X, dtype), _cast(Y, dtype), _cast(W, dtype), seed, SRC, self.tables, False)
+                return _product(X, Y, W, seed, SRC, self.tables, False)
         return _product(X, Y, W, Z, SRC, self.tables, False)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Under autocast float32 takes its type, before gradients are recorded: backward runs outside of it."""
-    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
 
 def with_tables(

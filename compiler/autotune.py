@@ -21,10 +21,22 @@ from .configs import configs
 from .errors import UnsupportedError
 from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
-from .scatter import strategies
+from .scatter import strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
 
-__all__ = ["Candidate", "Problem", "Timing", "alike", "candidates", "choose", "recall", "rough", "tune", "tuning_mode"]
+__all__ = [
+    "Candidate",
+    "Problem",
+    "Timing",
+    "alike",
+    "candidates",
+    "choose",
+    "is_uneven",
+    "recall",
+    "rough",
+    "tune",
+    "tuning_mode",
+]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -33,6 +45,7 @@ HOPELESS = 3.0  # a first call this many times slower than the best ends a candi
 LONG = 1024  # no block is longer, so of a longer dimension a source knows only which powers of two divide it
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 LAUNCHERS = 4096  # kept before starting afresh
+EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 
 
@@ -79,8 +92,12 @@ class Problem:
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
         winners = None if bound.statement.is_sum else bound.winner_dtype
         output = rough(bound.size, self.strides[""]), self.strides.get(" seed"), winners
-        rows = *map(bucket, self.rows), self.has_order
+        rows = *map(bucket, self.rows), self.has_order, self.is_uneven
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        return self.has_order and is_uneven(self.bound, self.fact, self.rows)
 
     @cached_property
     def key(self) -> Key:
@@ -97,13 +114,19 @@ class Problem:
             f"{statement} seeded={bound.is_seeded} fact={self.fact}",
             CODEGEN_VERSION,
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
-            (*extents, *zip((" rows", " longest"), map(bucket, self.rows))),
+            (*extents, *zip((" rows", " longest"), map(bucket, self.rows)), (" uneven", int(self.is_uneven))),
             layout,
             _device_name(bound.device),
             TRITON_VERSION,
             str(self.flags),
             self.deterministic,
         )
+
+
+def is_uneven(bound: Bound, fact: str, rows: tuple[int, int]) -> bool:
+    """Some row has clearly more groups than the mean, so that the order of rows matters."""
+    count, longest = rows
+    return longest * count > EVEN * bound.shapes[tensors_of(fact)[-1]][0]
 
 
 def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:

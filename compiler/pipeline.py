@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autotune import Problem, Timing, alike, choose, rough, tuning_mode
+from .autotune import Problem, Timing, alike, choose, is_uneven, rough, tuning_mode
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
@@ -186,7 +186,8 @@ class Plan:
         rows = segment_lengths(facts[0]) if facts else (0, 0)
         winners = None if self.is_sum else bound.winner_dtype
         output = rough(bound.size, row_major(bound.size)), winners
-        return self.kin, key, tuning_mode(), *output, *map(bucket, rows), len(facts)
+        uneven = len(facts) > 1 and is_uneven(bound, self.fact, rows)
+        return self.kin, key, tuning_mode(), *output, *map(bucket, rows), len(facts), uneven
 
     def padding(self, key: Any) -> frozenset[str]:
         """The index tensors that hold a -1 in a variant."""

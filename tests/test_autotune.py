@@ -10,6 +10,8 @@ from insum_ops.compiler.cache import Entry, TuningCache
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.sparse import fact_tensors
+from insum_ops.formats.facts import row_facts
 
 
 @pytest.fixture
@@ -50,6 +52,29 @@ def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
     monkeypatch.setattr(autotune, "_measure", forbidden)
     monkeypatch.setenv("INSUM_TUNE", "off")
     assert choose(problem, [], []).kernel.source == problem.launcher(candidates(problem)[0]).kernel.source
+
+
+def blocks_in(rows):
+    """A product with blocks in these rows, as a problem."""
+    blocks = len(rows)
+    tensors = {
+        "AM": torch.tensor(rows),
+        "AV": torch.randn(blocks, 32, 32),
+        "AK": torch.zeros(blocks, dtype=torch.int64),
+        "B": torch.randn(8, 32, 64),
+    }
+    bound = bind(parse("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]"), tensors, (4, 32, 64))
+    return problem_for(bound, tensors, "AM", facts=fact_tensors(row_facts(tensors["AM"], 4)))
+
+
+def test_rows_of_one_length_are_tuned_apart_from_others():
+    """There an order by length brings nothing, so that a config without it may win."""
+    even, uneven = blocks_in([0, 0, 1, 1, 2, 2, 3, 3]), blocks_in([0, 0, 1, 1, 2, 2, 3])
+    assert even.rows == uneven.rows == (4, 2)
+    assert not even.is_uneven
+    assert uneven.is_uneven
+    assert even.key != uneven.key
+    assert any(candidate.config.longest_first for candidate in candidates(uneven))
 
 
 def test_an_unknown_mode_is_refused(monkeypatch):

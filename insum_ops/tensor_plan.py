@@ -15,6 +15,7 @@ from .clebsch_gordan import Irreps
 from .compiler.ready import outside_transforms
 from .formats import GroupCOO
 from .functional import insum
+from .tensor_kinds import KindsTerm, kinds_term
 from .tensor_paths import Instruction
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
@@ -32,7 +33,7 @@ LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too l
 class Terms:
     """Statements by path, and how the flat weights are handed out to them."""
 
-    terms: tuple[PathTerm | TableTerm | SharedTerm, ...]
+    terms: tuple[PathTerm | TableTerm | SharedTerm | KindsTerm, ...]
     order: Constants | None  # weights put in the order of the terms; None: they are
 
     def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
@@ -176,11 +177,11 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
     has_kinds = takes_one_hot(irreps[1], paths)
-    terms: list[PathTerm | TableTerm | SharedTerm] = []
+    terms: list[PathTerm | TableTerm | SharedTerm | KindsTerm] = []
     for key, run in runs:
         own = [paths[at] for at in run]
-        if is_shared and key[0] == "uvw" and not has_kinds:
-            terms.append(shared_term(key, own, irreps, slots))
+        if is_shared and key[0] == "uvw":
+            terms.append((kinds_term if has_kinds else shared_term)(key, own, irreps, slots))
         else:
             term = path_term(key, own, irreps, slots)
             terms.append(term if is_shared else with_tables(term, own, irreps, slots))

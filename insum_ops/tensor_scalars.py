@@ -20,7 +20,7 @@ from .functional import insum
 from .tensor_paths import Instruction
 from .tensor_slots import Constants, Slots
 
-__all__ = ["ScalarTerm", "scalar_term"]
+__all__ = ["ScalarTerm", "scalar_coefficients", "scalar_term"]
 
 STATEMENT = "Z[YB[p,q],i,w] += YV[p,q] * CGV[i,r] * X[YB[p,q],CGJ[i,r],u] * W[CGL[i,r],u,YK[p],w]"
 
@@ -55,6 +55,18 @@ def scalar_term(
     slots: Sequence[Slots],
 ) -> ScalarTerm:
     """One statement for fully connected paths that share multiplicities and slots; the second input is scalars."""
+    CG = scalar_coefficients(places, paths, irreps, slots)
+    _, CGJ, CGL = CG.coords
+    assert CGJ is not None
+    assert CGL is not None
+    tables = Constants({"CGV": CG.values, "CGJ": CGJ, "CGL": CGL})
+    return ScalarTerm((len(paths), *muls), tables)
+
+
+def scalar_coefficients(
+    places: tuple[int, int, int], paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> ELL:
+    """CG[i,j,l]: what component j of X counts in component i of Z by path l, where the second input is scalars."""
     first, _, out = slots
     entries, values = [], []
     for number, path in enumerate(paths):
@@ -65,9 +77,4 @@ def scalar_term(
         # x times a scalar is x: the coefficients are 1 / sqrt(dim), on the diagonal
         values.append(torch.full((dim,), path.path_weight * dim**-0.5, dtype=torch.float64))
     shape = (out.counts[places[2]], first.counts[places[0]], len(paths))
-    CG = ELL.from_coo(torch.cat(entries, 1), torch.cat(values), shape, group_dim=0)
-    _, CGJ, CGL = CG.coords
-    assert CGJ is not None
-    assert CGL is not None
-    tables = Constants({"CGV": CG.values, "CGJ": CGJ, "CGL": CGL})
-    return ScalarTerm((len(paths), *muls), tables)
+    return ELL.from_coo(torch.cat(entries, 1), torch.cat(values), shape, group_dim=0)

@@ -1,11 +1,12 @@
 """Fully connected paths with weights that all samples share: channels are mixed by one matrix product.
 
-    T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]
-    Z[b,i,w] += A[i,r,l] * T[b,r,u] * W[l,u,w]
+    T[b,r,n] += CG[r,j,k] * X[b,j,n] * Y[b,k,n]
+    Z[b,i,w] += T[b,r,n] * W[l,n,w] * A[i,r,l]
 
 r counts the components of every path's own output. In one statement the product with W would be taken once for each
-coefficient; T is small, since it has no weights in it. Where the second input has channels too, T[b,r,u,v] has them
-all, and the second statement takes (u,v) as one index.
+coefficient; T is small, since it has no weights in it. n counts pairs (u,v) of channels. Kernels want long rows, so
+for them X and Y are written out over n; torch operations read X[b,j,u] and Y[b,k,v]. With one channel in the second
+input n is u, and Y has none.
 """
 
 from __future__ import annotations
@@ -18,42 +19,45 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps
+from .compiler.pipeline import has_kernels
 from .compiler.ready import outside_transforms
 from .formats import ELL
 from .functional import insum
+from .multilinear import Multilinear
 from .tensor_paths import Instruction
 from .tensor_slots import Slots
 from .tensor_terms import Key, coefficients
 
 __all__ = ["SharedTerm", "shared_term"]
 
-Pair = tuple[ELL, ELL]
-
 # [are rows of X gathered]; by an int, since not every tracer takes a bool for an index
-MIXED = "T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]", "T[b,r,u] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k]"
-MIXED_BOTH = "T[b,r,u,v] += CG[r,j,k] * X[b,j,u] * Y[b,k,v]", "T[b,r,u,v] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k,v]"
+PAIRED = "T[b,r,n] += CG[r,j,k] * X[b,j,n] * Y[b,k]", "T[b,r,n] += CG[r,j,k] * X[SRC[b],j,n] * Y[b,k]"
+PAIRED_LONG = "T[b,r,n] += CG[r,j,k] * X[b,j,n] * Y[b,k,n]", "T[b,r,n] += CG[r,j,k] * X[SRC[b],j,n] * Y[b,k,n]"
+PAIRED_BOTH = "T[b,r,u,v] += CG[r,j,k] * X[b,j,u] * Y[b,k,v]", "T[b,r,u,v] += CG[r,j,k] * X[SRC[b],j,u] * Y[b,k,v]"
+MIXED = {"Z": "Z[b,i,w]", "T": "T[b,r,n]", "W": "W[l,n,w]"}
+GROUP_DIMS = {"Z": 0, "T": 1, "W": 0}
 
 
 @dataclass(frozen=True)
 class SharedTerm:
-    """`T[b,r,u] += CG[r,j,k] * X[b,j,u] * Y[b,k]`, then `Z[b,i,w] += A[i,r,l] * T[b,r,u] * W[l,u,w]`."""
+    """`T[b,r,n] += CG[r,j,k] * X[b,j,n] * Y[b,k,n]`, then `Z[b,i,w] += T[b,r,n] * W[l,n,w] * A[i,r,l]`."""
 
     key: Key
     num_paths: int
     CG: ELL
-    A: ELL
-    copies: dict[tuple[torch.device, torch.dtype], Pair] = field(default_factory=dict, repr=False)
+    mixed: Multilinear
+    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=dict, repr=False)
 
     @property
     def weight_numel(self) -> int:
         return self.num_paths * prod(self.key[1])
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Pair:
+    def on(self, device: torch.device, dtype: torch.dtype) -> ELL:
         found = self.copies.get((device, dtype))
         if found is None:
             with outside_transforms():
-                found = self.CG.to(device, dtype), self.A.to(device, dtype)
-            if type(found[0].values) is Tensor:  # a FakeTensorMode's are good for one call
+                found = self.CG.to(device, dtype)
+            if type(found.values) is Tensor:  # a FakeTensorMode's are good for one call
                 self.copies[device, dtype] = found
         return found
 
@@ -68,18 +72,26 @@ class SharedTerm:
     ) -> Tensor:
         assert W is not None
         _, (mul1, mul2, mul_out), _, _ = self.key
-        CG, A = self.on(X.device, X.dtype)
-        tensors = {"CG": CG, "X": X.unsqueeze(2) if X.dim() == 2 else X, "Y": Y}
+        X = X.unsqueeze(2) if X.dim() == 2 else X
+        T = self.paired(X, Y, size[0], SRC)
+        return self.mixed({"T": T, "W": W.view(self.num_paths, mul1 * mul2, mul_out)}, Z, size)
+
+    def paired(self, X: Tensor, Y: Tensor, rows: int, SRC: Tensor | None) -> Tensor:
+        """T [b, r, n]."""
+        _, (mul1, mul2, _), _, _ = self.key
+        CG, is_gathered = self.on(X.device, X.dtype), int(SRC is not None)
+        size: tuple[int, ...] = (rows, CG.shape[0], mul1 * mul2)
+        if mul2 == 1:
+            expr = PAIRED[is_gathered]
+        elif has_kernels(X.device):
+            expr, X, Y = PAIRED_LONG[is_gathered], X.repeat_interleave(mul2, 2), Y.repeat(1, 1, mul1)
+        else:
+            expr, size = PAIRED_BOTH[is_gathered], (*size[:2], mul1, mul2)
+        tensors = {"CG": CG, "X": X, "Y": Y}
         if SRC is not None:
             tensors["SRC"] = SRC
-        if mul2 == 1:
-            T = insum(MIXED[int(SRC is not None)], size=(size[0], CG.shape[0], mul1), **tensors)
-        else:
-            T = insum(MIXED_BOTH[int(SRC is not None)], size=(size[0], CG.shape[0], mul1, mul2), **tensors).flatten(2)
-        tensors = {"A": A, "T": T, "W": W.view(self.num_paths, mul1 * mul2, mul_out)}
-        if Z is not None:
-            tensors["Z"] = Z
-        return insum("Z[b,i,w] += A[i,r,l] * T[b,r,u] * W[l,u,w]", size=size, **tensors)
+        T = insum(expr, size=size, **tensors)
+        return T if T.dim() == 3 else T.flatten(2)
 
 
 def shared_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> SharedTerm:
@@ -99,4 +111,4 @@ def shared_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps]
     CG = ELL.from_coo(torch.cat(entries, 1), torch.cat(values), (rows, count1, count2))
     ones = torch.ones(rows, dtype=torch.float64)
     A = ELL.from_coo(torch.cat(places, 1), ones, (count3, rows, len(paths)))
-    return SharedTerm(key, len(paths), CG, A)
+    return SharedTerm(key, len(paths), CG, Multilinear.grouped(MIXED, GROUP_DIMS, "A[i,r,l]", A))

@@ -1,0 +1,122 @@
+"""A statement around fixed coefficients whose gradients are statements around the same ones, each grouped for itself.
+
+    Z[b,i,w] += T[b,r,n] * W[l,n,w] * A[i,r,l]        rows of A by i
+    T[b,r,n] += Z[b,i,w] * W[l,n,w] * A[i,r,l]        by r: each is written once, without atomics
+    W[l,n,w] += Z[b,i,w] * T[b,r,n] * A[i,r,l]        by i: sums over b are long dots
+
+Which grouping is best depends on more than `insum` looks at, so it is stated. Any of the tensors is made from the
+others by such a line, so gradients have gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
+from .formats import ELL
+from .functional import insum
+
+__all__ = ["Multilinear"]
+
+Forms = dict[str, ELL]
+
+
+@dataclass(frozen=True)
+class Multilinear:
+    """`Z[...] += X[...] * Y[...] * CG[...]`, and each of X and Y from Z and the other."""
+
+    names: tuple[str, ...]  # of the tensors; the first is what a call makes
+    coefficients: str  # their name, "CG"
+    texts: Mapping[str, str]  # the statement that makes each tensor
+    forms: Forms  # and the coefficients grouped for it
+    copies: dict[tuple[torch.device, torch.dtype], Forms] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def grouped(cls, accesses: Mapping[str, str], group_dims: Mapping[str, int], fixed: str, CG: ELL) -> Multilinear:
+        """`fixed`: "CG[i,j,l]"; `group_dims`: which of its indices has a row each, where that tensor is made."""
+        texts = {}
+        for made, access in accesses.items():
+            factors = [other for name, other in accesses.items() if name != made]
+            # coefficients last: of equal choices for a dot's depth the first is taken, and theirs are short
+            texts[made] = f"{access} += {' * '.join([*factors, fixed])}"
+        forms = {name: CG.regroup(dim) for name, dim in group_dims.items()}
+        return cls(tuple(accesses), fixed.partition("[")[0], texts, forms)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Forms:
+        """All groupings at once: a tracer may meet those of gradients first."""
+        found = self.copies.get((device, dtype))
+        if found is None:
+            with outside_transforms():
+                found = {name: form.to(device, dtype) for name, form in self.forms.items()}
+            if all([type(form.values) is Tensor for form in found.values()]):  # a FakeTensorMode's are for one call
+                self.copies[device, dtype] = found
+        return found
+
+    def __call__(self, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
+        """What the others make, added to `seed`."""
+        made = self.names[0]
+        device = next(iter(tensors.values())).device
+        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
+            seed = None if seed is None else as_autocast(seed, dtype)
+            with torch.autocast(device.type, enabled=False):
+                return self.made(made, tensors, seed, size)
+        return self.made(made, tensors, seed, size)
+
+    def made(self, made: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
+        first = next(iter(tensors.values()))
+        forms = self.on(first.device, first.dtype)
+        if torch.is_grad_enabled() and not is_transformed():
+            given = tensors.values() if seed is None else (*tensors.values(), seed)
+            if any([tensor.requires_grad for tensor in given]):
+                return _Made.apply(self, forms, made, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]
+        return self.run(forms, made, tensors, seed, size)
+
+    def run(
+        self, forms: Forms, made: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]
+    ) -> Tensor:
+        operands = {**tensors, self.coefficients: forms[made]}
+        if seed is not None:
+            operands[made] = seed
+        return insum(self.texts[made], size=size, **operands)
+
+
+class _Made(torch.autograd.Function):
+    """One of the tensors made of the others: every gradient is one more of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        product: Multilinear,
+        forms: Forms,
+        made: str,
+        names: tuple[str, ...],
+        size: tuple[int, ...],
+        seed: Tensor | None,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.rest = product, made, names
+        return product.run(forms, made, dict(zip(names, tensors)), seed, size)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        product, made, names = ctx.rest
+        known = dict(zip(names, ctx.saved_tensors))
+        known[made] = upstream
+        grads: list[Tensor | None] = []
+        for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
+            if not is_wanted:
+                grads.append(None)
+                continue
+            others = {other: known[other] for other in product.names if other != name}
+            grad = product.made(name, others, None, tuple(known[name].shape))
+            grads.append(grad if grad.dtype == known[name].dtype else grad.to(known[name].dtype))
+        seeded = upstream if ctx.needs_input_grad[5] else None
+        return None, None, None, None, None, seeded, *grads

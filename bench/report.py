@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 from .case import OURS, is_ours
+from .drawing import STYLES, Plot, png
+from .glance import Group, Pair, groups, pairs
 from .harness import geomean
-from .plots import STYLES, Plot, plots, png
+from .paper import REPORTED
+from .plots import plots
 from .results import TITLES, Row, Run, better
 
 __all__ = ["page", "report"]
 
-CSS = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1b1b; --soft: #666; --line: #d9d9d9;
-  --loses: #b3261e; --link: #0b57d0 }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181c; --ink: #e6e6e6; --soft: #a0a4ab; --line: #3a3d44; --loses: #ff8a80; --link: #8ab4f8 } }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.45 system-ui, sans-serif }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2rem } a { color: var(--link) }
-figure { margin: 1.5rem 0 } img { display: block; width: 100%; max-width: 46rem; height: auto }
-figcaption, .soft { color: var(--soft); font-size: .9rem }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left }
-th:nth-child(10), td:nth-child(10) { text-align: left }
-.loses { color: var(--loses) } tr:target, section:target h2 { outline: 2px solid var(--link) }
-"""
+CSS = Path(__file__).with_name("report.css").read_text()
+UNITS = {"us": ", in µs of the host", "MiB": ", in MiB", "s": ", in seconds"}  # of what was noted instead of timed
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -47,9 +37,11 @@ def report(run: Run, folder: Path) -> Path:
 
 def page(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> str:
     """The whole page, with its images inside; it asks for nothing from anywhere."""
-    body = [*_head(run), *_summary(run)]
-    for plot, images in drawn.items():
-        body += _figure(plot, images)
+    body = [*_head(run), *_glance(run), *_losses(run)]
+    body.append('<div class="all">')
+    for experiment in run.experiments:
+        body += _figures({plot: images for plot, images in drawn.items() if plot.experiment == experiment})
+    body += ["</div>", *_how(run)]
     for experiment in run.experiments:
         body += _rows(run, experiment)
     title = "insum_ops: benchmarks"
@@ -68,47 +60,141 @@ def page(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> str:
 
 
 def _head(run: Run) -> Iterator[str]:
+    """What was measured, on what, and how it went, in numbers that can't be missed."""
+    machine, known = run.machine, [pair for name in run.experiments for pair in pairs(run, name)]
+    packages = dict(machine.get("packages", {}))  # type: ignore[call-overload]
+    place = machine.get("cpu") if machine.get("gpu", "none") == "none" else machine["gpu"]
+    versions = "".join(f", {name} {packages[name]}" for name in ("torch", "triton") if name in packages)
+    yield "<h1>insum_ops beside its peers</h1>"
+    yield f'<p class="lead"><b>{escape(str(place))}</b>{escape(versions)}, {run.date}. Above 1 ours is faster.</p>'
+    if not known:
+        return
+    peers = list(dict.fromkeys(pair.peer.provider for pair in known))
+    listed = escape("; ".join(peers))
+    yield f"<p>Sparse operators for deep learning, each beside what else computes the same: {listed}.</p>"
+    yield '<ul class="verdict">'
+    for kind, words in (("device", "by device time"), ("called", "as called, with Python")):
+        ratios = [ratio for ratio in (getattr(pair, kind) for pair in known if pair.is_timed) if ratio is not None]
+        if ratios:
+            wins = sum(ratio >= 1 for ratio in ratios)
+            yield f"<li><b>{wins} of {len(ratios)}</b>are no slower {words}</li>"
+    losing = sum(pair.worst < 1 for pair in known)
+    yield f'<li><b{_mark(0 if losing else 1)}>{losing}</b><a href="#losses">cases where ours is behind</a></li>'
+    yield f'<li><b>{len(run.rows)}</b><a href="#rows">rows; results checked, then timed</a></li></ul>'
+
+
+def _glance(run: Run) -> Iterator[str]:
+    """Ours beside peers and the paper, a line for each series of an experiment and peer."""
+    found = {experiment: groups(run, experiment) for experiment in run.experiments}
+    kinds = [kind for kind in ("device", "called") if any(g.ratios(kind) for some in found.values() for g in some)]
+    heads = {"device": "device", "called": "as called"}
+    yield '<h2 id="glance">At a glance</h2><table class="glance"><tr><th>ours over</th>'
+    yield "".join(f'<th class="number">{heads[kind]}</th>' for kind in kinds) + "</tr>"
+    for experiment, some in found.items():
+        costs = run.of("cost") if experiment == "cost" else ()
+        if some or costs:
+            link = f'<a href="#rows-{experiment}">{_words(TITLES.get(experiment, experiment))}</a>'
+            yield f'<tr><th colspan="{1 + len(kinds)}">{link}</th></tr>'
+        for group in some:
+            name = ", ".join(filter(None, (group.series, group.variant)))
+            what = f"<b>{escape(group.peer)}</b>{', ' * bool(name)}{escape(name)}"
+            unit = UNITS.get(group.pairs[0].ours.unit, "")
+            what += f"<small>{len(group.pairs)} case{'s' * (len(group.pairs) > 1)}{unit}</small>{_paper(group.paper)}"
+            yield f"<tr><td>{what}</td>{''.join(_summary(group, kind) for kind in kinds)}</tr>"
+        for row in costs:
+            what = f"{escape(row.case)}{_paper(REPORTED.get(('cost', '', row.case), ''))}"
+            value = f'<td class="number" colspan="{max(len(kinds), 1)}">{row.value:.3g} {row.unit}</td>'
+            yield f"<tr><td>{what}</td>{value}</tr>"
+    yield "</table>"
+
+
+def _paper(reported: str) -> str:
+    return f"<small>the paper, on an RTX 3090: {escape(reported)}</small>" if reported else ""
+
+
+def _summary(group: Group, kind: str) -> str:
+    """The mean of a group, and beneath it the least."""
+    ratios = group.ratios(kind)
+    if not ratios:
+        return "<td></td>"
+    cell = _times(geomean(ratios))
+    if len(ratios) > 1:
+        least = min(ratios)
+        cell += f"<small{_mark(least)}>least {least:.2f}x</small>"
+    return f'<td class="number">{cell}</td>'
+
+
+SHOWN = 8  # of what ours loses; the rest is a click away
+
+
+def _losses(run: Run) -> Iterator[str]:
+    """Each case in which a peer is faster, or smaller, the worst first."""
+    known = [pair for experiment in run.experiments for pair in pairs(run, experiment)]
+    losing = sorted((pair for pair in known if pair.worst < 1), key=lambda pair: pair.worst)
+    yield '<section id="losses"><h2>Where ours is behind</h2>'
+    if not losing:
+        yield "<p>Nowhere, in what this run compares.</p></section>"
+        return
+    yield _losing(losing[:SHOWN])
+    if losing[SHOWN:]:
+        yield f"<details><summary>{len(losing) - SHOWN} more</summary>{_losing(losing[SHOWN:])}</details>"
+    yield "</section>"
+
+
+def _losing(some: Sequence[Pair]) -> str:
+    lines = [
+        '<table class="glance"><tr><th>case</th><th class="number">device</th><th class="number">as called</th></tr>'
+    ]
+    for pair in some:
+        title = _words(TITLES.get(pair.ours.experiment, pair.ours.experiment))
+        what = f'<a href="#row-{pair.peer.number}">{escape(pair.ours.case)}</a>'
+        what += f"<small>{title}, over {escape(pair.peer.provider)}</small>"
+        ratios = "".join(
+            f'<td class="number">{"" if ratio is None else _times(ratio)}</td>' for ratio in (pair.device, pair.called)
+        )
+        lines.append(f"<tr><td>{what}</td>{ratios}</tr>")
+    return "".join([*lines, "</table>"])
+
+
+def _figures(drawn: dict[Plot, dict[str, bytes]]) -> Iterator[str]:
+    """The figures of one experiment, each with links to the rows behind it."""
+    if not drawn:
+        return
+    experiment = next(iter(drawn)).experiment
+    title = TITLES.get(experiment, experiment)
+    many = ' class="many"' * (len(drawn) > 1)
+    yield f'<section{many}><h2>{_words(title)}</h2><div class="figures">'
+    for plot, images in drawn.items():
+        light, dark = (f"data:image/png;base64,{b64encode(images[style]).decode()}" for style in ("light", "dark"))
+        own = plot.title.removeprefix(title.replace("`", "")).removeprefix(", ")
+        yield f'<figure id="{plot.name}">{f"<h3>{escape(own)}</h3>" * bool(own)}<picture>'
+        yield f'<source media="(prefers-color-scheme: dark)" srcset="{dark}"/>'
+        yield f'<img alt="{escape(f"{plot.title}. {plot.caption}")}" src="{light}"/></picture>'
+        links = [f'<a href="#rows-{plot.experiment}">The rows behind it.</a>']
+        links += [f'<a href="#rows-{name}">{_words(TITLES.get(name, name))}.</a>' for name in plot.others]
+        yield f"<figcaption>{escape(plot.caption)} {' '.join(links)}</figcaption></figure>"
+    yield "</div></section>"
+
+
+def _how(run: Run) -> Iterator[str]:
+    """How to read the rows, and all that they depend on."""
     machine = run.machine
     packages = dict(machine.get("packages", {}))  # type: ignore[call-overload]
     facts = [f"GPU {machine.get('gpu')}", f"driver {machine.get('driver')}", f"CPU {machine.get('cpu')}"]
     facts += [f"{name} {version}" for name, version in packages.items()]
     facts += [f"Python {machine.get('python')}", run.date, f"commit {', '.join(run.commits)}"]
-    yield "<h1>insum_ops beside its peers</h1>"
-    yield f'<p class="soft">{escape(" · ".join(facts))}</p>'
+    yield '<section id="rows"><h2>Every row</h2>'
     yield (
-        '<p class="soft">Every result was checked against float64 before it was timed; tuning and warm-up are not in '
-        "the times. On a GPU times are of the device, by CUDA-graph replay; <i>queued</i> is one eager call among "
-        "several, <i>wall</i> one alone and its end, <i>cold</i> starts with an empty L2. Where a peer can't be "
-        "captured, queued calls of both are compared. Rows in red are slower than the peer.</p>"
+        "<p>Every result was checked against float64 before it was timed; tuning and warm-up are not in the times. On "
+        "a GPU times are of the device, by CUDA-graph replay; <i>queued</i> is one eager call among several, which is "
+        "what <i>as called</i> compares, <i>wall</i> one alone and its end, <i>cold</i> starts with an empty L2. Where "
+        "a peer can't be captured, queued calls of both are compared. What is red is slower than the peer.</p>"
     )
-
-
-def _summary(run: Run) -> Iterator[str]:
-    yield '<h2>At a glance</h2><div class="wide"><table>'
-    yield "<tr><th>experiment</th><th>against</th><th>cases</th><th>geomean</th><th>least</th><th>most</th></tr>"
-    for experiment in run.experiments:
-        found: dict[str, list[float]] = {}
-        for _, peer, ratio in run.ratios(experiment):
-            found.setdefault(peer.provider, []).append(ratio)
-        for peer_name, ratios in found.items():
-            name = escape(TITLES.get(experiment, experiment))
-            cells = "".join(_ratio(value) for value in (geomean(ratios), min(ratios), max(ratios)))
-            link = f'<a href="#rows-{experiment}">{name}</a>'
-            yield f"<tr><td>{link}</td><td>{escape(peer_name)}</td><td>{len(ratios)}</td>{cells}</tr>"
-    yield "</table></div>"
-
-
-def _figure(plot: Plot, images: dict[str, bytes]) -> Iterator[str]:
-    light, dark = (f"data:image/png;base64,{b64encode(images[style]).decode()}" for style in ("light", "dark"))
-    yield f'<figure id="{plot.name}"><h2>{escape(plot.title)}</h2><picture>'
-    yield f'<source media="(prefers-color-scheme: dark)" srcset="{dark}"/>'
-    yield f'<img alt="{escape(plot.caption)}" src="{light}"/></picture>'
-    link = f'<a href="#rows-{plot.experiment}">The rows behind it.</a>'
-    yield f"<figcaption>{escape(plot.caption)} {link}</figcaption></figure>"
+    yield f'<p class="soft">{escape(" · ".join(facts))}</p></section>'
 
 
 def _rows(run: Run, experiment: str) -> Iterator[str]:
-    yield f'<section id="rows-{experiment}"><h2>{escape(TITLES.get(experiment, experiment))}: rows</h2>'
+    yield f'<section id="rows-{experiment}"><h2>{_words(TITLES.get(experiment, experiment))}: rows</h2>'
     yield '<div class="wide"><table><tr><th>case</th><th>provider</th><th>result</th><th>ours is better</th>'
     columns = ("queued, ms", "wall, ms", "cold, ms", "peak, MiB", "error", "timed by", "facts")
     yield "".join(f"<th>{name}</th>" for name in columns) + "</tr>"
@@ -130,7 +216,20 @@ def _row(row: Row, ours: Row | None) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"<td{' class=' + chr(34) + 'loses' + chr(34) if value < 1 else ''}>{value:.2f}x</td>"
+    return f"<td{_mark(value)}>{value:.2f}x</td>"
+
+
+def _times(value: float) -> str:
+    return f"<b{_mark(value)}>{value:.2f}x</b>"
+
+
+def _mark(value: float) -> str:
+    return ' class="loses"' if value < 1 else ""
+
+
+def _words(text: str) -> str:
+    """Text for the page, code between backquotes."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _number(value: float | None, form: str = ".4g") -> str:

@@ -1,0 +1,95 @@
+"""One figure as an image, light or dark: its size, its letters, its colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from PIL import Image
+
+__all__ = ["LOSES", "SMALL", "STYLES", "WIDTH", "Plot", "colour", "decades", "logarithmic", "one", "png"]
+
+WIDTH = 3.6  # inches: a phone shows the least letters, of SMALL points, 11 pixels high
+DPI = 200
+SMALL = 8.0
+# Okabe and Ito's colours, which colour-blind readers tell apart; ours is always the first
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999", "#f0e442")
+STYLES = {"light": ("#ffffff", "#1b1b1b", "#d9d9d9"), "dark": ("#16181c", "#e6e6e6", "#3a3d44")}
+LOSES = "#e5484d"  # red enough on either paper
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure, the experiment whose rows it shows, and what draws it."""
+
+    name: str
+    experiment: str
+    title: str
+    caption: str
+    height: float
+    draw: Callable[[Figure], None]
+    others: tuple[str, ...] = ()  # further experiments whose rows it shows
+
+
+def png(plot: Plot, style: str) -> bytes:
+    """The plot as an image, in a light or a dark style."""
+    paper, ink, grid = STYLES[style]
+    settings: dict[Any, Any] = {
+        "font.size": SMALL,
+        "text.color": ink,
+        "axes.edgecolor": ink,
+        "axes.labelcolor": ink,
+        "xtick.color": ink,
+        "ytick.color": ink,
+        "grid.color": grid,
+        "figure.facecolor": paper,
+        "axes.facecolor": paper,
+        "legend.frameon": False,
+        "legend.fontsize": SMALL,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        plot.draw(figure)
+        canvas.draw()
+        image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
+    # a few hundred colours are in it, and 256 of them take a third of the bytes
+    file = BytesIO()
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "png")
+    return file.getvalue()
+
+
+def colour(name: str, names: Sequence[str]) -> str:
+    return COLOURS[names.index(name) % len(COLOURS)]
+
+
+def logarithmic(axis: Axis) -> None:
+    """Few decades, so that 2 and 5 are worth a label and powers of ten are not worth an exponent."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def decades(axes: Axes) -> None:
+    """Both axes over so many decades that only powers of ten are worth a label."""
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+
+
+def one(axes: Axes, vertical: bool = False) -> None:
+    """Where ours and a peer are equal."""
+    line = axes.axvline if vertical else axes.axhline
+    line(1, lw=1, ls="--", color=matplotlib.rcParams["text.color"])

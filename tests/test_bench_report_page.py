@@ -1,0 +1,137 @@
+"""The report's page as readers have it: in Chromium, on a phone and a desk, light and dark, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from bench_results import every_kind, write
+from browser import CHROMIUM, Browser, Page, browser
+
+from bench.results import load
+
+pytest.importorskip("matplotlib")
+from matplotlib.image import imread
+
+from bench.drawing import SMALL, STYLES, WIDTH
+from bench.plots import plots
+from bench.report import report
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+
+STORED = Path(__file__).parent.parent / "bench" / "results" / "nvidia-h200.json"
+SCREENS = tuple((width, scheme) for width in (390, 1280) for scheme in STYLES)
+# the least contrast of a text and what it stands on, by WCAG's formula, and the least letters
+LEGIBLE = """(() => {
+  const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
+  const light = colour => numbers(colour).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const paper = element => {
+    while (element && numbers(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
+    return getComputedStyle(element).backgroundColor;
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let contrast = 21, size = 100;
+  while (texts.nextNode()) {
+    if (!texts.currentNode.data.trim()) continue;
+    const element = texts.currentNode.parentElement, style = getComputedStyle(element);
+    const [low, high] = [light(style.color), light(paper(element))].sort((a, b) => a - b);
+    contrast = Math.min(contrast, (high + 0.05) / (low + 0.05));
+    size = Math.min(size, parseFloat(style.fontSize));
+  }
+  return [contrast, size];
+})()"""
+IMAGES = """[...document.querySelectorAll('figure')].map(figure => {
+  const image = figure.querySelector('img');
+  return [figure.id, image.naturalWidth, image.clientWidth];
+})"""
+DEAD_LINKS = """[...document.links].map(link => link.getAttribute('href'))
+  .filter(href => !href.startsWith('#') || !document.getElementById(href.slice(1)))"""
+FIGURES_WITHOUT_ROWS = """[...document.querySelectorAll('figure')].filter(figure => {
+  const links = [...figure.querySelectorAll('a')];
+  return !links.length || links.some(link => !document.querySelector(link.getAttribute('href') + ' tr[id]'));
+}).map(figure => figure.id)"""
+# where the row behind the last link of the losing cases is once the link was followed
+FOLLOWED = """(async () => {
+  const links = [...document.querySelectorAll('#losses a')];
+  links.at(-1).click();
+  await new Promise(done => setTimeout(done, 100));
+  const row = document.querySelector(':target').getBoundingClientRect();
+  return [links.length, row.top, innerHeight];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium") / "profile") as started:
+        yield started
+
+
+@pytest.mark.parametrize("results", ["of every kind", "stored"])
+def test_the_page_is_whole_on_phones_and_desks(results: str, tmp_path: Path, chromium: Browser) -> None:
+    source = STORED if results == "stored" else write(tmp_path / "results.json", every_kind())
+    run = load(source)
+    path = report(run, tmp_path)
+    names = [plot.name for plot in plots(run)]
+    assert len(names) >= 7
+    if results == "stored":  # README shows some of its plots
+        for kept in STORED.with_name("plots").glob("*.png"):
+            assert imread(kept).shape == imread(tmp_path / kept.name).shape, f"{kept.name} is of an older report"
+    for width, scheme in SCREENS:
+        page = chromium.open(path, width, scheme)
+        assert page.messages == []
+        assert {url for url in page.requests if not url.startswith("data:image/png;")} == {path.as_uri()}
+        assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
+        contrast, size = page.evaluate(LEGIBLE)
+        assert contrast >= 4.5
+        assert size >= 12
+        if (width < 600) == (scheme == "light"):  # a picture of each takes its time: on either screen, in either scheme
+            check_plots(page, scheme, names)
+    check_links(page, sum(len(list(run.cases(name))) for name in run.experiments))
+
+
+def check_plots(page: Page, scheme: str, names: list[str]) -> None:
+    """Each is there, shows something on the page's own paper, and its letters are as high as a phone needs."""
+    paper = tuple(int(STYLES[scheme][0][at : at + 2], 16) for at in (1, 3, 5))
+    found = page.evaluate(IMAGES)
+    assert sorted(name for name, *_ in found) == sorted(names)
+    for name, natural, width in found:
+        assert natural > 0, f"{name} is no image"
+        assert width * SMALL / 72 / WIDTH > 11, f"{name} is {width} pixels wide"
+        image = (imread(BytesIO(page.shot(f"#{name} img"))) * 255).round().astype(int)[2:-2, 2:-2, :3]
+        is_drawn = (image != paper).any(axis=2)
+        assert 0.01 < is_drawn.mean() < 0.8, f"{name} is empty, or not on the page's paper"
+        assert len({tuple(pixel) for pixel in (image[is_drawn] // 32).tolist()}) > 5, f"{name} has no colours"
+
+
+def check_links(page: Page, cases: int) -> None:
+    """All lead somewhere in the page, figures to rows, and a losing case to its own row, on the screen."""
+    assert page.evaluate(DEAD_LINKS) == []
+    assert page.evaluate(FIGURES_WITHOUT_ROWS) == []
+    assert page.evaluate("document.querySelectorAll('tr[id]').length") >= cases
+    assert page.evaluate("document.querySelectorAll('[id]').length") == page.evaluate(
+        "new Set([...document.querySelectorAll('[id]')].map(element => element.id)).size"
+    )
+    losing, top, height = page.evaluate(FOLLOWED)
+    assert losing >= 2
+    assert 0 <= top < height
+
+
+def test_what_is_wrong_with_a_page_is_seen(tmp_path: Path, chromium: Browser) -> None:
+    path = tmp_path / "wrong.html"
+    path.write_text(
+        '<!DOCTYPE html><meta name="viewport" content="width=device-width"/><body style="background: #fff">'
+        '<p style="width: 500px; font-size: 9px; color: #ccc">wide, small and pale</p><a href="#nowhere">nowhere</a>'
+        '<img src="http://example.invalid/picture.png"/><script>console.error("first"); second()</script>'
+    )
+    page = chromium.open(path, 390, "light")
+    assert [message.split(":")[0] for message in page.messages] == ["error", "error", "error"]
+    assert "http://example.invalid/picture.png" in page.requests
+    assert page.evaluate("document.documentElement.scrollWidth") > 390
+    contrast, size = page.evaluate(LEGIBLE)
+    assert contrast < 2
+    assert size == 9
+    assert page.evaluate(DEAD_LINKS) == ["#nowhere"]

@@ -68,9 +68,12 @@ class Launcher:
     wants_winners: bool = False  # a second result: where each of a max's or min's winners is
     # by which pointers are not aligned; shared by launchers of one kernel for other sizes
     runners: dict[int, Callable[..., None]] = field(default_factory=dict)
+    placed_runners: dict[tuple[int, ...], dict[int, Callable[..., None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
+        # what sums start from could be the output itself
+        self.adds_in_place = self.bound.is_seeded and self.schedule.strategy == "atomic" and not self.is_wide
         self.is_alone = self.is_covered and not self.wants_winners  # all it takes is memory for one output
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
@@ -85,8 +88,22 @@ class Launcher:
             ]
         )
         programs = _programs(self.kernel, extents, bound)
-        same = self.scatter_dim, self.seed, self.wants_winners, self.runners
+        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners
         return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
+
+    def placed(self, strides: tuple[int, ...]) -> Launcher | None:
+        """The same kernel for an output that is a part of a larger tensor; None: its source has a stride in it."""
+        dims = {number.dim: at for at, number in enumerate(self.kernel.numbers) if _is_output_stride(number)}
+        numbers = list(self.numbers)
+        for dim, (stride, own) in enumerate(zip(strides, self.strides)):
+            if dim in dims:
+                numbers[dims[dim]] = stride
+            elif stride != own and self.size[dim] > 1:
+                return None
+        # Triton specialises on strides
+        runners = self.placed_runners.setdefault(strides, {})
+        same = self.order, tuple(numbers), self.programs, self.scatter_dim, self.seed, self.wants_winners, runners
+        return Launcher(self.bound, self.schedule, self.kernel, self.sum_dtype, *same)
 
     def into(
         self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
@@ -214,6 +231,10 @@ def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
     if programs >= LARGEST_GRID:
         raise UnsupportedError(f"{bound.statement} needs {programs} programs, more than one launch can have")
     return programs
+
+
+def _is_output_stride(number: Parameter) -> bool:
+    return number.kind == "stride" and not number.name
 
 
 def _unaligned(pointers: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "as_autocast",
     "find",
     "find_backward",
+    "find_kept",
     "find_pinned",
     "find_standing",
     "find_values_gradient",
@@ -181,6 +182,12 @@ def find_pinned(memory: Mapping[Any, Any], expr: str, moving: Mapping[str, Tenso
     if not is_free() or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in moving.values()])):
         return None, None
     key = _layouts(("pinned", expr), moving.values())
+    return key, None if key is None else memory.get(key)
+
+
+def find_kept(memory: Mapping[Any, Any], marks: Sequence[Any], tensors: Iterable[Tensor | None]) -> tuple[object, Any]:
+    """What tensors like these are remembered by, None: no kernel can read one of them; and what is remembered."""
+    key = _layouts(("kept", *marks), tensors)
     return key, None if key is None else memory.get(key)
 
 

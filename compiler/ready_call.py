@@ -63,8 +63,14 @@ class PlainCall(_Ready):
     def __init__(self, plan: Plan, fixed: list[Tensor | None], facts: list[Tensor]) -> None:
         super().__init__(plan, fixed, facts)
         self.places = [at for at, tensor in enumerate(fixed) if tensor is None]
+        self.placed: tuple[Launcher, tuple[int, ...], Launcher | None] | None = None  # for which strides of the output
 
     def __call__(self, moving: Iterable[Tensor]) -> Tensor:
+        tensors, runner = self.prepared(moving)
+        return runner(tensors, self.facts)  # type: ignore[no-any-return]
+
+    def prepared(self, moving: Iterable[Tensor]) -> tuple[list[Any], Any]:
+        """All tensors in their places, and what runs on them."""
         tensors: list[Any] = self.fixed.copy()
         for at, tensor in zip(self.places, moving):
             tensors[at] = tensor
@@ -72,7 +78,35 @@ class PlainCall(_Ready):
         runner = self.runners.get(key)
         if runner is None:
             runner = self.runners[key] = self.plan.runner(key, tensors, self.facts)
-        return runner(tensors, self.facts)  # type: ignore[return-value]
+        return tensors, runner
+
+    def add_to(self, total: Tensor, moving: Iterable[Tensor]) -> Tensor:
+        """The same for a statement that starts from the last of its moving tensors, which is the caller's to lose.
+
+        A kernel that adds atomically adds to it where it is; any other gives a new tensor.
+        """
+        tensors, runner = self.prepared((*moving, total))
+        if type(runner) is Launcher and runner.adds_in_place and total.stride() == runner.strides:
+            runner.launch((*tensors, *self.facts, total))
+            return total
+        return runner(tensors, self.facts)  # type: ignore[no-any-return]
+
+    def write_to(self, place: Tensor, moving: Iterable[Tensor]) -> Tensor:
+        """The result in a place of the caller's, which may be a part of a larger tensor, of less than 2**31 bytes.
+
+        A kernel that writes all of its output writes it there; what another one makes is copied.
+        """
+        tensors, runner = self.prepared(moving)
+        launcher = None
+        if type(runner) is Launcher and runner.is_alone and not runner.is_wide:
+            strides, known = place.stride(), self.placed
+            if known is None or known[0] is not runner or known[1] != strides:
+                known = self.placed = runner, strides, runner.placed(strides)
+            launcher = known[2]
+        if launcher is None:
+            return place.copy_(runner(tensors, self.facts))
+        launcher.launch((*tensors, *self.facts, place))
+        return place
 
 
 class _Viewed(_Ready):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, groupby
 from math import gcd, prod
 
@@ -16,7 +16,9 @@ from .compiler.ready import outside_transforms
 from .formats import GroupCOO
 from .functional import insum
 from .tensor_kinds import KindsTerm, kinds_term
+from .tensor_node import Memory, evaluate_whole, find_whole
 from .tensor_paths import Instruction
+from .tensor_pieces import Piece, pieces_of
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
 from .tensor_slots import Constants, Slots, check_layout, gather, make_slots
@@ -49,6 +51,21 @@ class Terms:
             return [weight]
         return list(weight.split([term.weight_numel for term in self.terms], -1))
 
+    @cached_property
+    def pieces(self) -> dict[bool, tuple[bool, list[Piece]]]:
+        """By whether alike paths may share a statement: `pieces_of` these terms."""
+        order = None if self.order is None else self.order.tensors["columns"]
+        with torch.device("cpu"), outside_transforms():
+            return {is_merged: pieces_of(self.terms, order, is_merged) for is_merged in (False, True)}
+
+    def ordered(self, weight: Tensor) -> Tensor:
+        """Weights in the order of the terms, without a graph."""
+        return weight if self.order is None else weight.index_select(-1, self.order.on(weight.device)["columns"])
+
+    def unordered(self, dW: Tensor) -> Tensor:
+        """And back."""
+        return dW if self.order is None else dW.index_select(-1, self.order.on(dW.device)["inverse"])
+
 
 @dataclass(frozen=True)
 class TensorPlan:
@@ -59,6 +76,7 @@ class TensorPlan:
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)  # by layouts of tensors
 
     def __call__(
         self,
@@ -69,11 +87,27 @@ class TensorPlan:
         dst: Tensor | None = None,  # [b]
         num_rows: int = 0,  # of z with dst
     ) -> Tensor:
-        first, second, out = self.slots
-        num_products = y.shape[0]
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight)
-        num_rows = num_products if dst is None else num_rows
+        num_rows = y.shape[0] if dst is None else num_rows
+        if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
+            # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
+            # where a node would have to run the statement again
+            given = (x, y, weight, src, dst)
+            whole = find_whole(self, given, num_rows)
+            if whole is not None:
+                return evaluate_whole(self, whole, given)
+        return self.composed(x, y, weight, src, dst, num_rows)
+
+    def work(self, weight: Tensor | None) -> Terms:
+        return self.shared if weight is None or weight.dim() == 1 else self.each
+
+    def composed(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
+    ) -> Tensor:
+        """The same by statements that are differentiable one by one."""
+        first, second, out = self.slots
+        num_products = y.shape[0]
         if self.channels is not None:
             (X,) = first.split(x)
             Y = y if second is None else second.split(y)[0]
@@ -82,7 +116,7 @@ class TensorPlan:
         Xs = first.split(x)
         Ys = [] if y.dim() == 1 or second is None else second.split(y)
         Zs: list[Tensor | None] = [None] * len(out.widths)
-        work = self.shared if weight is None or weight.dim() == 1 else self.each
+        work = self.work(weight)
         for term, W in zip(work.terms, work.parts(weight)):
             at1, at2, at3 = term.key[3]
             size = (num_products, out.counts[at3], out.widths[at3])

@@ -67,6 +67,19 @@ class Slots:
         parts = zip(x.split(self.sizes, 1), self.counts, widths)
         return [part if width == 1 else part.view(rows, count, width) for part, count, width in parts]
 
+    def ordered(self, x: Tensor) -> Tensor:
+        """Columns as the slots have them, without a graph."""
+        return x if self.order is None else x.index_select(1, self.order.on(x.device)["columns"])
+
+    def unordered(self, x: Tensor) -> Tensor:
+        """And back."""
+        return x if self.order is None else x.index_select(1, self.order.on(x.device)["inverse"])
+
+    def spread(self, x: Tensor) -> list[Tensor]:
+        """Ordered columns as views [b, component, channel]."""
+        parts = zip(x.split(self.sizes, 1), self.counts, self.widths)
+        return [part.unflatten(1, (count, width)) for part, count, width in parts]
+
     def join(self, parts: list[Tensor]) -> Tensor:
         """Slots [b, component, channel] to columns."""
         flat = [part.flatten(1) for part in parts]

@@ -188,6 +188,9 @@ class TableTerm:
     def weight_numel(self) -> int:
         return self.plain.weight_numel
 
+    def runs_on(self, device: torch.device) -> bool:
+        return has_kernels(device)
+
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC
@@ -197,7 +200,7 @@ class TableTerm:
         size: tuple[int, ...],  # of Z
         SRC: Tensor | None,  # [b]
     ) -> Tensor:
-        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not has_kernels(X.device):
+        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
         W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
         kind = X.device.type

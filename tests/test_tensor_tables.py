@@ -14,6 +14,7 @@ from insum_ops import tensor_tables  # noqa: E402
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
+from insum_ops.tensor_plan import make_plan  # noqa: E402
 from insum_ops.tensor_tables import PathTables, TableTerm  # noqa: E402
 from insum_ops.tensor_terms import PathTerm  # noqa: E402
 
@@ -53,6 +54,11 @@ def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -
     """Five factors: the coefficient that is read was rounded from float64."""
     magnitude = dense_product(ours, *wide, is_magnitude=True)
     return bound(dtype, magnitude, terms=ours.weight_numel * 9, factors=5).detach()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> None:
+    make_plan.cache_clear()  # nor which terms have run with tables
 
 
 @pytest.fixture
@@ -194,8 +200,8 @@ def test_a_row_for_every_coefficient_where_tables_gain_nothing(irreps, why):
 
 def test_tables_run_where_kernels_do(monkeypatch):
     calls = []
-    forward = PathTables.product
-    monkeypatch.setattr(PathTables, "product", lambda *given: calls.append(1) or forward(*given))
+    prepare = PathTables.prepare
+    monkeypatch.setattr(PathTables, "prepare", lambda *given: calls.append(1) or prepare(*given))
     ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
     ours(*operands(ours, 2))
     assert bool(calls) == has_kernels(torch.device(DEVICE))

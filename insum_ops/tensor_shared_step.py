@@ -1,0 +1,118 @@
+"""What a term with shared weights does in one call: two statements forward, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .compiler.autograd import evaluate
+from .compiler.gradients import gradients_of
+from .compiler.ready import find, find_backward
+from .functional import insum
+from .tensor_shared import PAIRED, SharedTerm
+from .tensor_steps import Calls, Parts, Step, Wanted
+
+__all__ = ["shared_step"]
+
+
+@dataclass(frozen=True)
+class SharedStep:
+    """A term of two statements with a format in each: what is between them is kept."""
+
+    number: int
+    weight_shape: tuple[int, ...]
+    paired: str
+    CG: Any  # a format
+    texts: Mapping[str, str]  # what makes Z, T and W of the other two
+    forms: Mapping[str, Any]  # and the format that is read there
+    rows: tuple[int, ...]  # of T, without b
+    has_v: bool = False
+
+    def forward(
+        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        given = {"CG": self.CG, **self.paired_reads(parts)}
+        T = _run_sparse(calls, (self.number, "T"), self.paired, "CG", given, (size[0], *self.rows))
+        seed = {} if Z is None else {"Z": Z}
+        return self.made(calls, "Z", {"T": T, "W": parts.W, **seed}, size), T
+
+    def paired_reads(self, parts: Parts) -> dict[str, Any]:
+        given = {"X": parts.X, "Y": parts.Y}
+        if parts.SRC is not None:
+            given["SRC"] = parts.SRC
+        return given
+
+    def made(self, calls: Calls, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
+        """Z, T or W, of the other two."""
+        key = (self.number, name, len(given))
+        return _run_sparse(calls, key, self.texts[name], "A", {**given, "A": self.forms[name]}, size)
+
+    def backward(
+        self,
+        calls: Calls,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        assert kept is not None
+        assert parts.W is not None
+        dW = self.made(calls, "W", {"Z": dZ, "T": kept}, tuple(parts.W.shape)) if wanted[2] else None
+        if wanted[0] or wanted[1]:
+            dT = self.made(calls, "T", {"Z": dZ, "W": parts.W}, tuple(kept.shape))
+            dense = self.paired_reads(parts)
+            asked = (False, wanted[0], wanted[1], False)[: 1 + len(dense)]
+            _, own_x, own_y, *_ = _gradients(calls, (self.number, "dX"), self.paired, "CG", self.CG, dense, dT, asked)
+            dX = own_x if dX is None else dX.add_(own_x)
+            dY = own_y if dY is None else dY.add_(own_y)
+        return dX, dY, dW
+
+
+def _run_sparse(
+    calls: Calls, key: object, expr: str, name: str, given: Mapping[str, Any], size: tuple[int, ...]
+) -> Tensor:
+    """The statement, in which `name` is the format."""
+    call = calls.get(key)
+    if call is not None:
+        return call(given[name], given)  # type: ignore[no-any-return]
+    made = insum(expr, size=size, **given)
+    found = find(expr, given, size)
+    if found is not None:
+        calls[key] = found[0]
+    return made
+
+
+def _gradients(
+    calls: Calls,
+    key: object,
+    expr: str,
+    name: str,
+    form: Any,
+    dense: Mapping[str, Tensor],
+    upstream: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Any]:
+    call = calls.get(key)
+    if call is not None:
+        return call(form, dense, upstream)  # type: ignore[no-any-return]
+    made = gradients_of(evaluate, expr, name, form, dense, upstream, wanted)
+    _, found = find_backward(expr, form, dense, upstream, wanted)
+    if found is not None:
+        calls[key] = found
+    return made
+
+
+def shared_step(term: SharedTerm, number: int, x: Tensor, is_gathered: bool) -> Step | None:
+    """None: the second input has channels too, and is written out over pairs of them."""
+    _, (mul1, mul2, mul_out), _, _ = term.key
+    if mul2 > 1:
+        return None
+    CG, forms = term.on(x.device, x.dtype), term.mixed.on(x.device, x.dtype)
+    shape, rows = (term.num_paths, mul1, mul_out), (CG.shape[0], mul1)
+    return SharedStep(number, shape, PAIRED[int(is_gathered)], CG, term.mixed.texts, forms, rows)

@@ -1,0 +1,190 @@
+"""What a term of a tensor product does in one call, forward and backward, with nothing left to work out.
+
+A statement of a term is the same in every call with tensors of the same layout, so it is made ready once and then
+given its tensors by their places. No graph is recorded here: gradients are statements too, asked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from .compiler.differentiate import terms
+from .compiler.parse import parse
+from .compiler.ready import remember_pinned
+from .compiler.ready_call import PlainCall
+from .functional import OWNED
+from .tensor_tables import PRODUCT, W_GRADIENT, X_GRADIENT, Y_GRADIENT, TableTerm
+from .tensor_terms import PathTerm, path_statement
+
+__all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "path_step", "run", "table_step"]
+
+Calls = dict[Any, Any]  # statements that are ready, and the places of their tensors, by step, result and whether added
+Wanted = Sequence[bool]  # of X, Y and W
+
+
+class Parts(NamedTuple):
+    """What a step reads, as its statements want it."""
+
+    X: Tensor  # [b, j, u], [n, j, u] with SRC
+    Y: Tensor  # [b, k] or [b, k, v]
+    W: Tensor | None
+    SRC: Tensor | None  # [b]
+
+
+class Step(Protocol):
+    """A term in one layout of its tensors."""
+
+    @property
+    def has_v(self) -> bool:
+        """Y is [b, k, v]."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the weights of one sample."""
+
+    def forward(
+        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Z with the term added, and what to keep for backward."""
+
+    def backward(
+        self,
+        calls: Calls,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """dX and dY with the term's added, and dW, in its place where there is one."""
+
+
+class Statement(NamedTuple):
+    """A statement, and where its tensors are found."""
+
+    text: str
+    reads: tuple[tuple[str, int], ...]  # a tensor's name and its place, of those below
+    fixed: Mapping[str, Tensor]
+    fact: str = ""
+    facts: Sequence[Tensor] = ()
+
+
+X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
+
+
+def run(
+    calls: Calls,
+    key: object,
+    statement: Statement,
+    size: Sequence[int],
+    given: Sequence[Any],
+    total: Tensor | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
+    """The statement; added to `total`, which is ours to change, or written to `place`."""
+    reads = statement.reads
+    call: PlainCall | None = calls.get((key, total is None))
+    if call is None:
+        moving = {name: given[at] for name, at in reads}
+        if total is not None:
+            moving[parse(statement.text).output.name] = total
+        text, _, fixed, fact, facts = statement
+        call = remember_pinned(calls, (key, total is None), text, moving, fixed, size, fact, list(facts))
+    tensors = [given[at] for _, at in reads]
+    if place is not None:
+        return call.write_to(place, tensors)
+    return call(tensors) if total is None else call.add_to(total, tensors)
+
+
+@dataclass(frozen=True)
+class StatedStep:
+    """A term that is one statement, and one for each gradient."""
+
+    number: int  # of the term in its plan
+    has_v: bool
+    weight_shape: tuple[int, ...]
+    product: Statement
+    gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W
+    scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
+    reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
+
+    def forward(
+        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        return run(calls, self.number, self.product, size, parts, Z), None
+
+    def backward(
+        self,
+        calls: Calls,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        given, number, dW = (*parts, dZ), self.number, None
+        if wanted[0]:
+            turned = (*given, parts.W.mT) if self.reads_turned and parts.W is not None else given
+            if self.scatter is None:
+                dX = run(calls, (number, X), self.gradients[X], parts.X.shape, turned, dX)
+            else:
+                rows = (len(dZ), *parts.X.shape[1:])
+                own = run(calls, (number, X), self.gradients[X], rows, turned)
+                dX = run(calls, (number, SRC), self.scatter, parts.X.shape, (own, parts.SRC), dX)
+        if wanted[1]:
+            dY = run(calls, (number, Y), self.gradients[Y], parts.Y.shape, given, dY)
+        if wanted[2] and parts.W is not None:
+            dW = run(calls, (number, W), self.gradients[W], parts.W.shape, given, None, place)
+        return dX, dY, dW
+
+
+def path_step(term: PathTerm, number: int, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
+    mode, muls, is_weighted, _ = term.key
+    has_v = muls[1] > 1 or mode not in ("uvw", "uvu")
+    is_each = weight is not None and weight.dim() == 2
+    text = path_statement(mode, has_v, is_weighted, is_each, is_gathered, False)
+    tables = term.tables.on(x.device, x.dtype)
+    known = {"X": X, "Y": Y, **({"W": W} if is_weighted else {}), **({"SRC": SRC} if is_gathered else {})}
+    gradients = []
+    for name in ("X", "Y", "W")[: 3 if is_weighted else 2]:
+        ((derived, upstream, others),) = terms(text, name)
+        gradients.append(_statement(derived, {upstream: DZ, **known}, others, tables, upstream))
+    letters = term.weight_shape if has_v else (muls[0], *term.weight_shape[2:])
+    product = _statement(text, known, (*known, *tables), tables)
+    return StatedStep(number, has_v, (term.num_paths, *letters), product, tuple(gradients))
+
+
+def _statement(
+    text: str, places: Mapping[str, int], names: Sequence[str], tables: Mapping[str, Tensor], upstream: str = ""
+) -> Statement:
+    read = {upstream, *names}
+    fixed = {name: table for name, table in tables.items() if name in read}
+    return Statement(text, tuple((name, at) for name, at in places.items() if name in read), fixed)
+
+
+def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
+    tables, at = term.tables, int(is_gathered)
+    tables.prepare(x.device, x.dtype)
+    row = (("SRC", SRC),) if is_gathered else ()
+    (fixed, facts, _), (turned, turned_facts, _) = (
+        side.on(x.device, x.dtype) for side in (tables.forward, tables.swapped)
+    )
+    as_weights = tables.as_weights.on(x.device, x.dtype).fixed
+    reads = (("X", X), ("Y", Y), ("W", W), *row)
+    product = Statement(PRODUCT[at], reads, fixed, OWNED, facts)
+    gradients = (
+        Statement(PRODUCT[0], (("X", DZ), ("Y", Y), ("W", TURNED)), turned, OWNED, turned_facts),
+        Statement(Y_GRADIENT[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights),
+        Statement(W_GRADIENT[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights),
+    )
+    scatter = Statement(X_GRADIENT, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
+    shape = (term.plain.num_paths, *term.plain.weight_shape[::2])
+    return StatedStep(number, False, shape, product, gradients, scatter, reads_turned=True)

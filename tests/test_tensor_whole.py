@@ -1,0 +1,217 @@
+"""A tensor product as one node of autograd, whatever is done with its inputs, its result and torch's settings."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+
+pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
+from irreps import dense_product
+from tensor_cases import CASES, Case, composed, learning, operands
+from tolerances import assert_matches
+
+from insum_ops import tensor_node, tensor_plan, tensor_whole
+from insum_ops.tensor_plan import make_plan
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> Iterator[None]:
+    make_plan.cache_clear()
+    torch.manual_seed(0)
+    yield
+    make_plan.cache_clear()
+
+
+@pytest.mark.parametrize("name", [name for name in ("each", "ir_mul") if name in CASES])
+def test_the_result_may_be_changed_in_place(name):
+    ours = CASES[name].built()
+    leaves = learning(operands(CASES[name], ours)[0], (True, True, True))
+    z = ours(*leaves)
+    z += 1
+    z.mul_(2).sum().backward()
+    want = learning(leaves, (True, True, True))
+    (composed(ours, *want) * 2).sum().backward()
+    for one, reference in zip(leaves, want, strict=True):
+        assert_matches(one.grad, reference.grad)
+
+
+def test_an_input_that_was_changed_in_place_is_refused():
+    ours = CASES["each"].built()
+    x, y, weight = learning(operands(CASES["each"], ours)[0], (True, True, True))
+    weight = weight * 1
+    z = ours(x, y, weight)
+    weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_tensors_may_be_parts_of_one():
+    """Their layouts are the same wherever they begin."""
+    ours = CASES["each"].built()
+    sizes = [ours.irreps_in1.dim, ours.irreps_in2.dim, ours.weight_numel]
+    for start in (0, 3, 1):
+        memory = torch.randn(3, 4 + sum(sizes), dtype=torch.float64, device=DEVICE).requires_grad_()
+        x, y, weight = memory[:, start : start + sum(sizes)].split(sizes, 1)
+        z, expected = ours(x, y, weight), composed(ours, x.clone(), y.clone(), weight.clone())
+        assert_matches(z, expected)
+        (one,) = torch.autograd.grad(z.square().sum(), memory)
+        (reference,) = torch.autograd.grad(expected.square().sum(), memory)
+        assert_matches(one, reference)
+
+
+def test_another_number_of_rows():
+    ours = CASES["each"].built()
+    for rows in (1, 3, 0, 2, 3):
+        leaves = learning(operands(CASES["each"], ours, rows)[0], (True, True, True))
+        z, expected = ours(*leaves), composed(ours, *leaves)
+        assert_matches(z, expected)
+        upstream = torch.randn_like(z)
+        found = torch.autograd.grad(z, leaves, upstream)
+        for one, reference in zip(found, torch.autograd.grad(expected, leaves, upstream), strict=True):
+            assert_matches(one, reference)
+
+
+@pytest.mark.parametrize("is_expanded", [True, False])
+def test_upstream_gradients_of_any_layout(is_expanded):
+    ours = CASES["each"].built()
+    leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))
+    z, expected = ours(*leaves), composed(ours, *leaves)
+    upstream = torch.ones((), dtype=z.dtype, device=DEVICE).expand_as(z)
+    if not is_expanded:
+        upstream = torch.randn(z.shape[::-1], dtype=z.dtype, device=DEVICE).T
+    found = torch.autograd.grad(z, leaves, upstream)
+    for one, reference in zip(found, torch.autograd.grad(expected, leaves, upstream), strict=True):
+        assert_matches(one, reference)
+
+
+def test_edges_that_change_in_place_are_noticed():
+    case = CASES["edges"]
+    ours = case.built()
+    given, edges = operands(case, ours)
+    ours(*given, **edges)
+    edges["src"].copy_(torch.tensor([1, 1, 2]))
+    edges["dst"].copy_(torch.tensor([0, -1, 3]))
+    assert_matches(ours(*given, **edges), composed(ours, *given, **edges))
+
+
+def test_what_kernels_can_not_read_is_left_to_the_statements():
+    """The negatives of values, as under the imaginary part of a conjugate."""
+    ours = CASES["each"].built()
+    (x, y, weight), _ = operands(CASES["each"], ours)
+    negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert negative.is_neg()
+    assert_matches(ours(negative, y, weight), composed(ours, x, y, weight))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="transforms run as torch operations")
+def test_transforms_and_modes_see_the_statements(monkeypatch):
+    ours = CASES["each"].built()
+    leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))
+    expected = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
+    monkeypatch.setattr(tensor_plan, "evaluate_whole", None)  # not to be called
+    loss = lambda *own: ours(*own).square().sum()
+    plain = [leaf.detach() for leaf in leaves]
+    for one, reference in zip(torch.func.grad(loss, (0, 1, 2))(*plain), expected, strict=True):
+        assert_matches(one, reference)
+    rows = torch.func.vmap(lambda x, y, w: ours(x[None], y[None], w[None])[0])(*plain)
+    assert_matches(rows, composed(ours, *plain))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="no autocast there")
+def test_backward_under_autocast_is_not_cast():
+    case = CASES["each"]
+    ours = case.built()
+    leaves = [own.float().detach().requires_grad_() for own in operands(case, ours)[0]]
+    z = ours(*leaves)
+    expected = torch.autograd.grad(z.sum(), leaves, retain_graph=True)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        found = torch.autograd.grad(z.sum(), leaves)
+    for one, reference in zip(found, expected, strict=True):
+        assert_matches(one, reference.double())
+
+
+def test_settings_that_change_are_noticed():
+    ours = CASES["each"].built()
+    leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))
+    expected = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = [torch.autograd.grad(ours(*leaves).square().sum(), leaves) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(before)
+    for one, again, reference in zip(*found, expected, strict=True):
+        assert torch.equal(one, again)
+        assert_matches(one, reference)
+
+
+def test_saved_tensors_may_be_kept_elsewhere():
+    ours = CASES["each"].built()
+    leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))
+    expected = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor.clone()):
+        z = ours(*leaves)
+    for one, reference in zip(torch.autograd.grad(z.square().sum(), leaves), expected, strict=True):
+        assert_matches(one, reference)
+
+
+def test_copies_and_pickles_know_nothing_yet():
+    ours = CASES["each"].built()
+    given, _ = operands(CASES["each"], ours)
+    expected = ours(*given)
+    assert ours._product.plan.memory
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert not copied._product.plan.memory
+        assert_matches(copied(*given), expected)
+
+
+def test_layouts_are_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(tensor_node, "LAYOUTS", 3)
+    ours = CASES["each"].built()
+    for rows in (1, 2, 3, 4, 5):
+        given, _ = operands(CASES["each"], ours, rows)
+        assert_matches(ours(*given), composed(ours, *given))
+    assert len(ours._product.plan.memory) <= 3
+
+
+def test_alike_paths_whose_weights_are_equally_far_apart_share_a_statement():
+    plan = CASES["apart"].built()._product.plan
+    in_place, pieces = plan.each.pieces[True]
+    assert in_place
+    found = [(piece.term.key[1], piece.term.num_paths, piece.start, piece.step) for piece in pieces]
+    assert found == [
+        ((2, 1, 2), 2, 0, 0),
+        ((2, 1, 3), 2, 8, 14),
+        ((2, 1, 2), 2, 14, 0),
+        ((3, 1, 3), 2, 28, 15),
+        ((3, 1, 2), 2, 37, 15),
+    ]
+    _, apart = plan.each.pieces[False]
+    assert [piece.numel for piece in apart] == [term.weight_numel for term in plan.each.terms]
+
+
+def test_a_third_path_at_another_distance_has_its_own_statement():
+    paths = [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True), (0, 1, 0, "uvw", True), (0, 0, 0, "uvw", True)]
+    case = Case(("2x0e + 3x0e", "0e + 0e", "2x0e + 1x0e"), paths=paths)
+    ours = case.built()
+    _, pieces = ours._product.plan.each.pieces[True]
+    assert [(piece.term.num_paths, piece.start, piece.step) for piece in pieces] == [(1, 0, 0), (1, 4, 0), (2, 7, 0)]
+    leaves = learning(operands(case, ours)[0], (True, True, True))
+    z, expected = ours(*leaves), dense_product(ours, *learning(leaves, (False, False, False)))
+    assert_matches(z, expected)
+
+
+def test_gradients_too_large_to_be_written_in_parts_are_put_together(monkeypatch):
+    monkeypatch.setattr(tensor_whole, "LARGEST", 8)
+    ours = CASES["apart"].built()
+    leaves = learning(operands(CASES["apart"], ours)[0], (True, True, True))
+    z, expected = ours(*leaves), composed(ours, *leaves)
+    upstream = torch.randn_like(z)
+    found = torch.autograd.grad(z, leaves, upstream)
+    for one, reference in zip(found, torch.autograd.grad(expected, leaves, upstream), strict=True):
+        assert_matches(one, reference)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .carried import as_memory
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .op import run_plain, run_plain_with_winners
-from .pipeline import Plan, has_kernels
+from .pipeline import has_kernels
 from .ready import (
     as_autocast,
     find,
@@ -20,8 +20,9 @@ from .ready import (
     may_autocast,
     remember,
     remember_sparse,
+    wants_gradient,
 )
-from .ready_call import SparseCall
+from .ready_call import PlainCall, SparseCall
 from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, fact_tensors, is_sparse
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
@@ -42,16 +43,15 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
     found = find(expr, operands, size)
     if found is None:
         return None
-    call, form, wants_grad = found
-    if not wants_grad:
-        return call(list(operands.values()), []) if form is None else call(form, operands)  # type: ignore[no-any-return]
+    call, form, tensors = found
+    if not wants_gradient(tensors):
+        return call(tensors) if form is None else call(form, tensors)  # type: ignore[no-any-return]
     if not call.is_sum:
         return None
     if form is None:
-        return _Plain.apply(expr, ",".join(operands), size, "", [], call, *operands.values())  # type: ignore[no-any-return]
+        return _Plain.apply(expr, ",".join(operands), size, "", [], call, *tensors)  # type: ignore[no-any-return]
     dense = {name: operand for name, operand in operands.items() if operand is not form}
-    name = next(name for name in operands if name not in dense)
-    return _Sparse.apply(expr, name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
+    return _Sparse.apply(expr, call.name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
 
 
 def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
@@ -104,13 +104,13 @@ class _Plain(torch.autograd.Function):
         size: Sequence[int] | None,
         fact: str,
         facts: list[Tensor],
-        plan: Plan | None,
+        call: PlainCall | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        if plan is not None:
-            return plan(list(tensors), facts)  # type: ignore[return-value]
+        if call is not None:
+            return call(tensors)
         return run_plain(expr, names, size, list(tensors), fact, facts)
 
     @staticmethod
@@ -129,7 +129,7 @@ class _Extremum(torch.autograd.Function):
         size: Sequence[int] | None,
         fact: str,
         facts: list[Tensor],
-        plan: Plan | None,
+        call: PlainCall | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
@@ -204,7 +204,7 @@ class _Sparse(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         dense = dict(zip(ctx.names, tensors[1:]))
         if call is not None:
-            return call(form, dense)
+            return call(form, [dense.get(other, tensors[0]) for other in names])
         # in the caller's order, by which the call is remembered
         return evaluate(expr, {other: dense.get(other, form) for other in names}, size)
 

@@ -24,7 +24,16 @@ from .errors import UnsupportedError
 from .kernel import NUMBERS, Kernel, Parameter
 from .schedule import Schedule
 
-__all__ = ["BUILD_ERRORS", "INTERPRETED", "TRITON_VERSION", "Launcher", "launcher", "load"]
+__all__ = [
+    "BUILD_ERRORS",
+    "INTERPRETED",
+    "SEVERAL_GPUS",
+    "TRITON_VERSION",
+    "Launcher",
+    "launcher",
+    "load",
+    "misaligned",
+]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # Up to this size an output is zeroed whole: one memset, where picking rows is several operations for the host. The size
@@ -78,6 +87,9 @@ class Launcher:
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
         self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
+        # memory that is empty or zero, and the output is what the kernel leaves there
+        is_zeroed = not self.bound.is_seeded and (self.is_small or self.schedule.strategy != "store-or-atomic")
+        self.is_plain = (self.is_covered or is_zeroed) and not (self.wants_winners or self.is_wide)
 
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
         """The same kernel for tensors of other lengths and equal strides."""
@@ -148,7 +160,7 @@ class Launcher:
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        unaligned = _unaligned(pointers) if bits & 15 else 0
+        unaligned = misaligned(pointers) if bits & 15 else 0
         runner = self.runners.get(unaligned)
         if runner is None:
             runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
@@ -164,7 +176,7 @@ class Launcher:
         """Compile for these tensors without running."""
         given = (*tensors, *facts)
         # what the kernel writes is a new tensor, and aligned
-        unaligned = _unaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
+        unaligned = misaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
             output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
             winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
@@ -237,7 +249,7 @@ def _is_output_stride(number: Parameter) -> bool:
     return number.kind == "stride" and not number.name
 
 
-def _unaligned(pointers: Sequence[int]) -> int:
+def misaligned(pointers: Sequence[int]) -> int:
     """Which pointers are no multiple of 16 bytes, as bits."""
     return sum(1 << at for at, pointer in enumerate(pointers) if pointer & 15)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .pipeline import Plan, plan_for
-from .ready_call import Backward, Final, PlainCall, SparseCall, ValuesGradient
+from .express import PLAIN, Key, entry, is_free, look_up, may_autocast
+from .pipeline import plan_for
+from .ready_call import Backward, PlainCall, SparseCall, ValuesGradient
 from .sparse import Recipe, SparseFormat
 
 __all__ = [
@@ -22,37 +23,36 @@ __all__ = [
     "find_backward",
     "find_kept",
     "find_pinned",
-    "find_standing",
     "find_values_gradient",
     "is_free",
     "is_transformed",
     "is_watched",
     "is_wrapped",
+    "keep",
     "may_autocast",
     "outside_transforms",
+    "pinned",
     "remember",
     "remember_backward",
+    "remember_kept",
     "remember_pinned",
     "remember_sparse",
-    "remember_standing",
     "remember_values_gradient",
+    "wants_gradient",
 ]
 
 CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
-PLAIN = (Tensor, torch.nn.Parameter)
 
 # asked at every call, so without the Python functions around them
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by one of them
-may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
-_precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _dtype = torch.get_default_dtype  # of a statement without a factor
-_is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 
-Found = tuple[Any, "SparseFormat | None", bool]  # what runs the call, its format, whether a gradient is wanted
+# what runs the call, its format, and the tensors that it takes in the caller's order
+Found = tuple[Any, "SparseFormat | None", list[Tensor]]
 
-_plans: dict[object, Plan] = {}
+_plans: dict[object, PlainCall] = {}
 
 
 def is_watched() -> bool:
@@ -65,13 +65,6 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return _transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
-
-
-def is_free() -> bool:
-    """Nobody watches, casts or carries derivatives forward: a call like one before may go straight to its plan."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
-        return False
-    return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
 
 
 @contextmanager
@@ -91,18 +84,20 @@ def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> 
     if not is_free():
         return None
     try:
-        key, form, wants_grad = _key(expr, operands, size)
-        call = None if key is None else (_plans if form is None else form.memory).get(key)
-    except (RuntimeError, AttributeError, TypeError):  # a tensor without strides, no tensor, no size: others say so
+        memory, marks, form, tensors = _sorted(expr, operands, size)
+        call = look_up(memory, marks, tensors)[1]
+    except (AttributeError, TypeError):  # no tensor, no size: others say so
         return None
-    return None if call is None else (call, form, wants_grad and torch.is_grad_enabled())
+    return None if call is None else (call, form, tensors)
 
 
 def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:
     """Calls over plain tensors like these need no second look."""
-    key, form, _ = _key(expr, tensors, size)
+    memory, marks, form, given = _sorted(expr, tensors, size)
+    key, _ = look_up(memory, marks, given)
     if key is not None and form is None:
-        _keep(_plans, key, plan_for(expr, ",".join(tensors), size, list(tensors.values()), ""))
+        plan = plan_for(expr, ",".join(tensors), size, given, "")
+        keep(memory, key, PlainCall(plan, [None] * len(given), []))
 
 
 def remember_sparse(
@@ -115,25 +110,25 @@ def remember_sparse(
     facts: list[Tensor],
 ) -> None:
     """Calls over this format's pattern and dense tensors like these are `how` over `tensors`."""
-    key, form, _ = _key(expr, operands, size)
+    memory, marks, form, given = _sorted(expr, operands, size)
+    key, _ = look_up(memory, marks, given)
     if key is None or form is None:
         return
     plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
-    _keep(form.memory, key, SparseCall(plan, how, group_dim, tensors, operands, facts))
+    keep(memory, key, SparseCall(plan, how, group_dim, tensors, operands, facts))
 
 
 def find_values_gradient(
     expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
-) -> tuple[object, ValuesGradient | None]:
+) -> tuple[Key | None, ValuesGradient | None]:
     """What the gradient of the values is remembered by, None where somebody watches, and what is remembered."""
     if not is_free() or torch.is_grad_enabled():
         return None, None
-    key = _layouts(("values", expr), (upstream, form.values, *dense.values()))
-    return key, None if key is None else form.memory.get(key)
+    return look_up(form.memory, ("values", expr), (upstream, form.values, *dense.values()))
 
 
 def remember_values_gradient(
-    key: object,
+    key: Key,
     form: SparseFormat,
     derived: str,
     how: Recipe,
@@ -145,55 +140,45 @@ def remember_values_gradient(
     """`derived` over `needed` is the gradient of the values; `operands` are dense ones and the upstream gradient."""
     size = tuple(form.values.shape)
     plan = plan_for(derived, ",".join(needed), size, list(needed.values()), fact)
-    _keep(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
+    keep(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
 
 
 def find_backward(
     expr: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor, wanted: tuple[bool, ...]
-) -> tuple[object, Backward | None]:
+) -> tuple[Key | None, Backward | None]:
     """The same for all gradients that are `wanted` at once: of the values, then of each dense tensor."""
     if not is_free() or torch.is_grad_enabled():
         return None, None
-    key = _layouts(("backward", expr, wanted), (upstream, form.values, *dense.values()))
-    return key, None if key is None else form.memory.get(key)
+    return look_up(form.memory, ("backward", expr, wanted), (upstream, form.values, *dense.values()))
 
 
-def remember_backward(key: object, form: SparseFormat, backward: Backward) -> None:
-    _keep(form.memory, key, backward)
+def remember_backward(key: Key, form: SparseFormat, backward: Backward) -> None:
+    keep(form.memory, key, backward)
 
 
-def find_standing(
-    expr: str, form: SparseFormat, tensors: Sequence[Tensor | None]
-) -> tuple[object, tuple[SparseCall, Final] | None]:
-    """A call to which `tensors` stand for views of them, as a vector for the matrix that it is expanded to."""
-    if not is_free():
-        return None, None
-    key = _layouts(("standing", expr), (form.values, *tensors))
-    return key, None if key is None else form.memory.get(key)
-
-
-def remember_standing(key: object, form: SparseFormat, call: SparseCall, final: Final) -> None:
-    if call.is_direct:  # a kernel reads the memory of what stands there, whatever its shape
-        _keep(form.memory, key, (call, final))
-
-
-def find_pinned(memory: Mapping[Any, Any], expr: str, moving: Mapping[str, Tensor]) -> tuple[object, PlainCall | None]:
+def find_pinned(
+    memory: Mapping[Any, Any], expr: str, moving: Mapping[str, Tensor]
+) -> tuple[Key | None, PlainCall | None, list[Tensor]]:
     """A call over plain tensors of which all but the `moving` ones stay as long as `memory`."""
-    if not is_free() or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in moving.values()])):
-        return None, None
-    key = _layouts(("pinned", expr), moving.values())
-    return key, None if key is None else memory.get(key)
+    tensors = list(moving.values())
+    if not is_free() or wants_gradient(tensors):
+        return None, None, tensors
+    return *look_up(memory, ("pinned", expr), tensors), tensors
 
 
-def find_kept(memory: Mapping[Any, Any], marks: Sequence[Any], tensors: Iterable[Tensor | None]) -> tuple[object, Any]:
+def find_kept(memory: Mapping[Any, Any], marks: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[object, Any]:
     """What tensors like these are remembered by, None: no kernel can read one of them; and what is remembered."""
-    key = _layouts(("kept", *marks), tensors)
-    return key, None if key is None else memory.get(key)
+    given = [tensor for tensor in tensors if tensor is not None]
+    return look_up(memory, ("kept", *marks, *[tensor is None for tensor in tensors]), given)
+
+
+def remember_kept(memory: dict[Any, Any], key: Any, kept: object) -> None:
+    memory[key] = entry(key, kept)
 
 
 def remember_pinned(
     memory: dict[Any, Any],
-    key: object,
+    key: Key,
     expr: str,
     moving: Mapping[str, Tensor],
     fixed: Mapping[str, Tensor],
@@ -201,53 +186,51 @@ def remember_pinned(
     fact: str = "",
     facts: list[Tensor] | None = None,
 ) -> PlainCall:
-    tensors = {**moving, **fixed}
-    plan = plan_for(expr, ",".join(tensors), size, list(tensors.values()), fact)
-    call = PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or [])
-    _keep(memory, key, call)
+    call = pinned(expr, moving, fixed, size, fact, facts)
+    keep(memory, key, call)
     return call
 
 
-def _keep(memory: dict[Any, Any], key: object, call: object) -> None:
+def pinned(
+    expr: str,
+    moving: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    size: Sequence[int] | None,
+    fact: str = "",
+    facts: list[Tensor] | None = None,
+) -> PlainCall:
+    """A call in which the `fixed` tensors stay and those like the `moving` ones come anew."""
+    tensors = {**moving, **fixed}
+    plan = plan_for(expr, ",".join(tensors), size, list(tensors.values()), fact)
+    return PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or [])
+
+
+def keep(memory: dict[Any, Any], key: Key, call: object) -> None:
     if len(memory) >= CALLS:
         memory.clear()
-    memory[key] = call
+    memory[key] = entry(key, call)
 
 
-def _layouts(marks: tuple[Any, ...], tensors: Iterable[Tensor | None]) -> tuple[Any, ...] | None:
-    """`marks`, the settings, and all of the tensors that decides how a kernel reads them; None: it can't read one."""
-    parts: list[Any] = [*marks, _precision(), _is_deterministic()]
-    try:
+def wants_gradient(tensors: Sequence[Tensor]) -> bool:
+    if torch.is_grad_enabled():
         for tensor in tensors:
-            if tensor is None:
-                parts.append(None)
-                continue
-            shape, strides = tensor.shape, tensor.stride()
-            if type(tensor) not in PLAIN or ((not strides or strides[-1] != 1 or shape[-1] == 1) and tensor.is_neg()):
-                return None
-            parts += (shape, strides, tensor.dtype, tensor.device)
-    except (RuntimeError, AttributeError):  # a tensor without strides, no tensor: others say so
-        return None
-    return tuple(parts)
+            if tensor.requires_grad:
+                return True
+    return False
 
 
-def _key(
+def _sorted(
     expr: str, operands: Mapping[str, Any], size: Sequence[int] | None
-) -> tuple[tuple[Any, ...] | None, SparseFormat | None, bool]:
-    """What decides how a call runs, the format among its operands, and whether one of them requires a gradient."""
-    form, wants_grad = None, False
-    parts = [expr, None if size is None else tuple(size), _precision(), _is_deterministic(), _dtype(), *operands]
+) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor]]:
+    """Where a call is remembered and by what; its format, and its operands' tensors, the format's values among them."""
+    form: SparseFormat | None = None
+    place, tensors = -1, list[Tensor]()
     for operand in operands.values():
-        if type(operand) not in PLAIN:
+        if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes
-            form, operand = operand, operand.values
-            if type(operand) not in PLAIN:
-                return None, None, False
-            parts.append(type(form))
-        shape, strides = operand.shape, operand.stride()
-        # memory may hold the negatives of values, as under the imaginary part of a conjugate, but with gaps between
-        if (not strides or strides[-1] != 1 or shape[-1] == 1) and operand.is_neg():
-            return None, None, False
-        wants_grad = wants_grad or operand.requires_grad
-        parts += (shape, strides, operand.dtype, operand.device)
-    return tuple(parts), form, wants_grad
+            form, place, operand = operand, len(tensors), operand.values
+        tensors.append(operand)
+    extents = None if size is None else tuple(size)
+    if form is None:
+        return _plans, (expr, extents, _dtype(), *operands), None, tensors
+    return form.memory, (expr, extents, place, *operands), form, tensors

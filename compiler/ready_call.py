@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from .bind import row_major
+from .express import Express
 from .launch import Launcher
 from .pipeline import Plan
 from .ranges import known_version
 from .sparse import Recipe, SparseFormat, is_sparse
 
-__all__ = ["Backward", "Final", "PlainCall", "SparseCall", "ValuesGradient", "contiguous"]
+__all__ = ["Backward", "Final", "PlainCall", "SparseCall", "Standing", "ValuesGradient", "contiguous"]
 
 Final = tuple[tuple[int, ...], tuple[int, ...]]  # an output's shape and strides
 Moving = tuple[tuple[int, str, Any, "tuple[int, ...] | None"], ...]  # (place, the user's name, splits, shape if a view)
@@ -33,6 +34,7 @@ class _Ready:
         self.is_sum, self.is_half, self.runners = plan.is_sum, plan.is_half, plan.runners
         self.read: list[tuple[Tensor, int]] | None = None  # index tensors that stay, in the version that `padded` is of
         self.padded: tuple[bool, ...] = ()
+        self.express: Express | None = None  # once a call has found its kernel
 
     def variant(self, tensors: list[Any]) -> object:
         """`plan.variant`, by version counters alone where every index tensor stays."""
@@ -48,13 +50,19 @@ class _Ready:
         self.read = None if None in versions else list(zip(indices, versions))  # type: ignore[arg-type]
         return self.plan.with_rounding(self.padded) if self.is_half else self.padded
 
-    def launcher(self, tensors: list[Any]) -> Launcher | None:
-        """The kernel that runs on tensors like these, if it is known and writes all of its output by itself.
-
-        A kernel sees memory, not shapes, so a tensor stands for its views here.
-        """
-        runner: Any = self.runners.get(self.variant(tensors))
-        return runner if type(runner) is Launcher and runner.is_alone else None
+    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:
+        """To the kernel that has just run; None: it takes more than a launch, or an index tensor hides its changes."""
+        read: list[tuple[Tensor, int]] = []
+        for number, _ in self.plan.pointed:
+            index = self.fixed[number]
+            version = None if index is None else known_version(index)
+            if index is not None and version is not None:
+                read.append((index, version))
+            elif index is not None:
+                return None
+        if not launcher.is_plain:
+            return None
+        return Express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, read, final)
 
 
 class PlainCall(_Ready):
@@ -65,9 +73,16 @@ class PlainCall(_Ready):
         self.places = [at for at, tensor in enumerate(fixed) if tensor is None]
         self.placed: tuple[Launcher, tuple[int, ...], Launcher | None] | None = None  # for which strides of the output
 
-    def __call__(self, moving: Iterable[Tensor]) -> Tensor:
+    def __call__(self, moving: Sequence[Tensor]) -> Tensor:
+        express = self.express
+        result = None if express is None else express(moving)
+        if result is not None:
+            return result
         tensors, runner = self.prepared(moving)
-        return runner(tensors, self.facts)  # type: ignore[no-any-return]
+        output = runner(tensors, self.facts)
+        if type(runner) is Launcher:
+            self.express = self.express_to(runner, [(at,) for at in self.places], (runner.size, runner.strides))
+        return output  # type: ignore[no-any-return]
 
     def prepared(self, moving: Iterable[Tensor]) -> tuple[list[Any], Any]:
         """All tensors in their places, and what runs on them."""
@@ -75,7 +90,7 @@ class PlainCall(_Ready):
         for at, tensor in zip(self.places, moving):
             tensors[at] = tensor
         key = self.variant(tensors)
-        runner = self.runners.get(key)
+        runner: Any = self.runners.get(key)
         if runner is None:
             runner = self.runners[key] = self.plan.runner(key, tensors, self.facts)
         return tensors, runner
@@ -124,17 +139,20 @@ class _Viewed(_Ready):
         fixed, moving = _sorted_out(how, tensors, operands)
         super().__init__(plan, fixed, facts)
         self.how, self.moving, self.final = how, moving, final
+        self.names = tuple(operands)  # in the caller's order, which is the express lane's
         self.places = [(at, name) for at, name, _, _ in moving]
         self.is_direct = final is not None and all(shape is not None or not splits for _, _, splits, shape in moving)
 
-    def run(self, tensors: list[Any], operands: Mapping[str, Any], final: Final | None) -> Tensor:
+    def run(self, tensors: list[Any], operands: Mapping[str, Any]) -> Tensor:
         """Give each moving tensor its place and run, without making views where a kernel would not notice."""
+        final = self.final
+        if final is not None:
+            launched = self.launch(tensors, operands, final)
+            if launched is not None:
+                result, self.express = launched
+                return result
         for at, name in self.places:
             tensors[at] = operands[name]
-        if self.is_direct and final is not None:
-            launcher = self.launcher(tensors)
-            if launcher is not None:
-                return launcher.into(*final, tensors, self.facts)
         for at, _, splits, shape in self.moving:
             if shape is not None:
                 tensors[at] = tensors[at].view(shape)
@@ -142,6 +160,27 @@ class _Viewed(_Ready):
                 tensors[at] = self.how.split(tensors[at], splits)
         output: Any = self.plan(tensors, self.facts)  # a plan without winners returns one tensor
         return output if final is None else output.view(final[0])  # type: ignore[no-any-return]
+
+    def launch(
+        self, tensors: list[Any], operands: Mapping[str, Any], final: Final
+    ) -> tuple[Tensor, Express | None] | None:
+        """The result in any shape of its length, and the way to it from now on; None: no kernel alone does it.
+
+        A kernel sees memory, not shapes, so a tensor stands for its views here.
+        """
+        if not self.is_direct:
+            return None
+        for at, name in self.places:
+            tensors[at] = operands[name]
+        launcher: Any = self.runners.get(self.variant(tensors))
+        if type(launcher) is not Launcher or not launcher.is_alone:
+            return None
+        output = launcher.into(*final, tensors, self.facts)
+        return output, self.express_to(launcher, [self.taken(name) for name in self.names], final)
+
+    def taken(self, name: str) -> list[int]:
+        """The places that an operand takes among the plan's tensors."""
+        return [at for at, own in self.places if own == name]
 
 
 class SparseCall(_Viewed):
@@ -162,29 +201,54 @@ class SparseCall(_Viewed):
         self.fixed[self.values_at] = None
         values, own = tensors[how.values], _values_of(operands)
         self.reads_through = bool(how.source) and values.data_ptr() == own.data_ptr() and own.is_contiguous()
+        self.name = next(name for name, operand in operands.items() if is_sparse(operand))
+        self.takes_values = self.reads_through or operands[self.name].group_dim == group_dim  # as they are
         if self.reads_through:  # the values are a view too
             self.moving = (*self.moving, (self.values_at, how.values, (), tuple(values.shape)))
 
-    def __call__(self, form: SparseFormat, operands: Mapping[str, Any]) -> Tensor:
-        output = self.run(self.beside(form), operands, self.final)
+    def __call__(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor:
+        """`tensors` are those of the operands in the caller's order, the format's values among them."""
+        express = self.express
+        result = None if express is None else express(tensors)
+        if result is not None:
+            return result
+        output = self.run(self.beside(form), dict(zip(self.names, tensors)))
         return output if self.final is not None else self.how.finish(output)
-
-    def standing(self, form: SparseFormat, operands: Mapping[str, Any], final: Final) -> Tensor | None:
-        """The result in another shape, where `operands` stand for views of them; None: no kernel alone does it."""
-        tensors = self.beside(form)
-        for at, name in self.places:
-            tensors[at] = operands[name]
-        launcher = self.launcher(tensors)
-        return None if launcher is None else launcher.into(*final, tensors, self.facts)
 
     def beside(self, form: SparseFormat) -> list[Any]:
         """The tensors that stay, and the format's values."""
         tensors: list[Any] = self.fixed.copy()
-        if self.reads_through or form.group_dim == self.group_dim:
+        if self.takes_values:
             tensors[self.values_at] = form.values
         else:
             tensors[self.values_at] = form.flat_values if self.how.source else form.regroup(self.group_dim).values
         return tensors
+
+    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:
+        return super().express_to(launcher, comes, final) if self.takes_values else None
+
+    def taken(self, name: str) -> list[int]:
+        return [self.values_at] if name == self.name else super().taken(name)
+
+
+class Standing:
+    """A call to which tensors stand for views of them, as a vector for the matrix that it is expanded to."""
+
+    def __init__(self, call: SparseCall, final: Final) -> None:
+        self.call, self.final = call, final
+        self.express: Express | None = None
+
+    def __call__(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The result in its own shape; None: no kernel alone does it."""
+        express = self.express
+        result = None if express is None else express(tensors)
+        if result is not None:
+            return result
+        launched = self.call.launch(self.call.beside(form), dict(zip(self.call.names, tensors)), self.final)
+        if launched is None:
+            return None
+        output, self.express = launched
+        return output
 
 
 class ValuesGradient(_Viewed):
@@ -204,7 +268,11 @@ class ValuesGradient(_Viewed):
         self.upstream = upstream  # its name among the operands
 
     def __call__(self, operands: Mapping[str, Tensor]) -> Tensor:
-        return self.run(self.fixed.copy(), operands, self.final)
+        express = self.express
+        result = None if express is None else express([operands[name] for name in self.names])
+        if result is not None:
+            return result
+        return self.run(self.fixed.copy(), operands)
 
 
 class Backward:
@@ -225,7 +293,11 @@ class Backward:
                 continue
             call, upstream_as = made
             # without a call it is the tensor that sums start from
-            grads.append(upstream if call is None else call(form, {**operands, upstream_as: upstream}))
+            if call is None:
+                grads.append(upstream)
+                continue
+            given = {**operands, call.name: form.values, upstream_as: upstream}
+            grads.append(call(form, [given[name] for name in call.names]))
         for at, dtype in enumerate(self.dtypes):
             grad = grads[at]
             if grad is not None and grad.dtype is not dtype:

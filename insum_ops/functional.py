@@ -75,12 +75,12 @@ def insum_beside(
 
     A change in place of an index tensor among them is still noticed.
     """
-    key, call = find_pinned(memory, expr, tensors)
+    key, call, moving = find_pinned(memory, expr, tensors)
     if call is not None:
-        return call(tensors.values())
+        return call(moving)
     if key is None:
         return insum(expr, size=size, **tensors, **fixed)
-    return remember_pinned(memory, key, expr, tensors, fixed, size)(tensors.values())
+    return remember_pinned(memory, key, expr, tensors, fixed, size)(moving)
 
 
 def insum_owned(
@@ -93,11 +93,11 @@ def insum_owned(
     **tensors: Tensor,
 ) -> Tensor:
     """`insum_beside` for who knows which program owns which rows (`schedule.owned_by`); asks for no gradient."""
-    key, call = find_pinned(memory, expr, tensors)
+    key, call, moving = find_pinned(memory, expr, tensors)
     if call is not None:
-        return call(tensors.values())
+        return call(moving)
     if key is not None:
-        return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(tensors.values())
+        return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(moving)
     given = {**tensors, **fixed}
     wants_grad = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given.values()])
     if wants_grad or not torch.compiler.is_compiling():  # the statement means the same without

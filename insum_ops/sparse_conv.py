@@ -9,8 +9,9 @@ from torch import Tensor
 
 from . import conv_forms as forms
 from .compiler.errors import ShapeError
+from .compiler.express import again
 from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
+from .compiler.ready import as_autocast, find_pinned, is_transformed, keep, may_autocast, outside_transforms
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum, insum_beside, insum_owned
 from .kernel_views import (
@@ -102,16 +103,19 @@ def _run(
     else:
         Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
     call = _call_for(features, Weight, kernel_map, key)
-    moving = {"In": features, "Weight": Weight}
+    tensors = (features, Weight) if bias is None else (features, Weight, bias)
+    known, Out = again(call.memory, "standing", tensors)  # for views of them: a kernel reads memory alone
     is_flat = len(call.shape) == 2
-    if not is_flat:
-        moving["In"] = features.unflatten(1, (groups, -1))
-    if bias is not None:
-        moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-    if call.facts:
-        Out = insum_owned(call.memory, call.statement, call.operands, call.shape, OWNED, call.facts, **moving)
-    else:
-        Out = insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
+    if Out is None:
+        moving = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight}
+        if bias is not None:
+            moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
+        if call.facts:
+            Out = insum_owned(call.memory, call.statement, call.operands, call.shape, OWNED, call.facts, **moving)
+        else:
+            Out = insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
+        if known is not None and known not in call.memory:
+            keep(call.memory, known, find_pinned(call.memory, call.statement, moving)[1])
     return Out if is_flat else Out.flatten(1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from .formats.sources import torch_entries
 from .formats.sparse_format import SparseFormat
 from .remember import ByIdentity
 
-__all__ = ["SparseSource", "remembered_format", "sparse_source"]
+__all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -30,6 +30,7 @@ class SparseSource:
     merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
     version: int | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values of that version
+    calls: dict[Any, Any] = field(default_factory=dict)  # over those values
 
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
@@ -52,12 +53,16 @@ class SparseSource:
         return _with_entries(A, self.merged, self.arranged.read(values))
 
 
+def remembered_source(A: Tensor) -> SparseSource | None:
+    """What is known of A, filled with its values, if nothing has changed since."""
+    found = _sources.get(A)
+    return None if found is None or found.version != A._version or found.filled is None else found
+
+
 def remembered_format(A: Tensor) -> SparseFormat | None:
     """The format with A's values if nothing has changed since it was made and no gradient is wanted."""
-    found = _sources.get(A)
-    if found is None or found.version != A._version or (A.requires_grad and torch.is_grad_enabled()):
-        return None
-    return found.filled
+    found = remembered_source(A)
+    return None if found is None or (A.requires_grad and torch.is_grad_enabled()) else found.filled
 
 
 def sparse_source(A: Tensor, name: str) -> SparseSource:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .compiler.ready import find_kept, is_free, may_autocast, outside_transforms
+from .compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
 from .tensor_shared import SharedTerm
 from .tensor_shared_step import shared_step
 from .tensor_slots import Slots
@@ -70,10 +70,11 @@ def find_whole(
         memory.clear()
     steps = _steps(memory, work, x, weight, src is not None)
     if second is None or any(step is None for step in steps):
-        memory[key] = False
+        remember_kept(memory, key, False)
         return None
     with torch.no_grad():
-        whole = memory[key] = Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
+        whole = Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
+    remember_kept(memory, key, whole)
     return whole
 
 
@@ -116,7 +117,8 @@ class _Product(torch.autograd.Function):
                 if calls is None:
                     if len(whole.backwards) >= LAYOUTS:
                         whole.backwards.clear()
-                    calls = whole.backwards[key] = {}
+                    calls = {}
+                    remember_kept(whole.backwards, key, calls)
                 return None, None, *whole.backward(calls, kept, (src, dst), upstream, wanted), None, None
         grads = _composed(ctx.plan, (x, y, weight), wanted, (src, dst, whole.num_rows), upstream)
         return None, None, *grads, None, None

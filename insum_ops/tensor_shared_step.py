@@ -80,7 +80,9 @@ def _run_sparse(
     """The statement, in which `name` is the format."""
     call = calls.get(key)
     if call is not None:
-        return call(given[name], given)  # type: ignore[no-any-return]
+        form = given[name]
+        tensors = [operand.values if operand is form else operand for operand in given.values()]
+        return call(form, tensors)  # type: ignore[no-any-return]
     made = insum(expr, size=size, **given)
     found = find(expr, given, size)
     if found is not None:

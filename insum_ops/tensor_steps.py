@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .compiler.differentiate import terms
 from .compiler.parse import parse
-from .compiler.ready import remember_pinned
+from .compiler.ready import pinned
 from .compiler.ready_call import PlainCall
 from .functional import OWNED
 from .tensor_tables import PRODUCT, W_GRADIENT, X_GRADIENT, Y_GRADIENT, TableTerm
@@ -95,7 +95,7 @@ def run(
         if total is not None:
             moving[parse(statement.text).output.name] = total
         text, _, fixed, fact, facts = statement
-        call = remember_pinned(calls, (key, total is None), text, moving, fixed, size, fact, list(facts))
+        call = calls[key, total is None] = pinned(text, moving, fixed, size, fact, list(facts))
     tensors = [given[at] for _, at in reads]
     if place is not None:
         return call.write_to(place, tensors)

@@ -186,7 +186,7 @@ def narrow(block: tuple[int, int], group_dim: int = 0, missing: int = 0) -> Bloc
 
 def statements_of(sparse: BlockCOO) -> list[str]:
     """The statements of values' gradients that a pattern remembers."""
-    return [str(call.plan.bound.statement) for key, call in sparse.memory.items() if key[0] == "values"]
+    return [str(call.plan.bound.statement) for key, (call, _) in sparse.memory.items() if key[0][0] == "values"]
 
 
 def values_gradients(sparse: BlockCOO, upstream: Tensor, B: Tensor, times: int = 2) -> list[Tensor]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -302,13 +300,3 @@ def test_weights_that_were_moved_get_their_gradients():
     (own,) = torch.autograd.grad(ours(x, y, weight), weight, upstream)
     (expected,) = torch.autograd.grad(theirs(x, y, weight), weight, upstream)
     assert_matches(own, expected)
-
-
-def test_the_readme_example_runs(capsys):
-    torch.set_default_dtype(torch.float32)
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    (block,) = re.findall(r"^```python\n([^`]*?FullyConnectedTensorProduct.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    names: dict[str, object] = {}
-    exec(block, names)
-    assert names["z"].shape == (20, 288)
-    assert capsys.readouterr().out.startswith("1 replaced, 0 left\n0  replaced  FullyConnectedTensorProduct(")

@@ -14,7 +14,7 @@ from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
 from ..formats import BlockCOO
 from .known_weight import KnownWeight, known_weight
-from .linear_product import EXPR, product
+from .linear_product import EXPR, known_product, product
 from .patterns import (
     block_grid,
     block_norms,
@@ -136,9 +136,8 @@ Y[t,o] += X[t,i] * W[o,i])
         else:
             mask = ~(norms <= check_threshold(threshold))  # a NaN is kept, to be seen
         apart = torch.Generator(weight.device)  # what it draws is overwritten, so the global seed should not move
-        has_bias = bias is not None
         layer = cls(
-            *(in_features, out_features, block_size, 1.0, has_bias, weight.device, weight.dtype),
+            *(in_features, out_features, block_size, 1.0, bias is not None, weight.device, weight.dtype),
             pattern=mask,
             generator=apart,
         )
@@ -161,11 +160,14 @@ Y[t,o] += X[t,i] * W[o,i])
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
+        W, bias = self.as_format(), self._parameter("bias")
+        height, width = size = W.shape
+        if size == (self.out_features, self.in_features) and (known := known_product(x, W, bias)) is not None:
+            return known
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(
                 f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"
             )
-        W, bias = self.as_format(), self._parameter("bias")
         if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(x.device.type):
             if bias is not None and bias.dtype == torch.float32:
                 bias = bias.to(torch.get_autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
@@ -173,13 +175,11 @@ Y[t,o] += X[t,i] * W[o,i])
             raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
         if x.device != W.device:
             raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
-        height, width = W.shape
         if width != self.in_features:
             x = pad(x, (0, width - self.in_features))
-        if height == self.out_features:
-            return product(x, W, bias)
-        y = product(x, W, None if bias is None else pad(bias, (0, height - self.out_features)))
-        return y.narrow(-1, 0, self.out_features)
+        rest = height - self.out_features
+        y = product(x, W, pad(bias, (0, rest)) if rest and bias is not None else bias)
+        return y.narrow(-1, 0, self.out_features) if rest else y
 
     def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Keep the largest stored blocks by Frobenius norm, `density` of all blocks; see `set_pattern_`."""

@@ -8,39 +8,53 @@ import torch
 from torch import Tensor
 
 from ..compiler.autograd import evaluate
+from ..compiler.express import again, is_free, look_up
 from ..compiler.gradients import gradients_of
-from ..compiler.ready import find, find_standing, is_free, remember_standing
-from ..compiler.ready_call import contiguous
+from ..compiler.ready import find, keep
+from ..compiler.ready_call import Standing, contiguous
 from ..formats import BlockCOO
 from ..functional import insum
 
-__all__ = ["EXPR", "product"]
+__all__ = ["EXPR", "known_product", "product"]
 
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
+STANDING = ("standing", EXPR)  # marks calls to which tensors stand for the rows and the matrix that are views of them
+
+
+def known_product(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor | None:
+    """`product` without gradients, if one like it has run before: then nothing about it needs to be checked."""
+    if _wants_gradient(x, W, bias):
+        return None
+    return again(W.memory, STANDING, (x, W.values) if bias is None else (x, W.values, bias))[1]
 
 
 def product(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
     """x [..., i] by W [o, i] to [..., o], sums starting from the bias [o]."""
     if not is_free() or (bias is not None and bias.dtype != x.dtype):
         return _evaluate(x, W, bias)
-    wants_grad = x.requires_grad or W.values.requires_grad or (bias is not None and bias.requires_grad)
-    if wants_grad and torch.is_grad_enabled():
+    if _wants_gradient(x, W, bias):
         return _Product.apply(x, W.values, bias, W)  # type: ignore[no-any-return]
     return _run(x, W, bias)
 
 
+def _wants_gradient(x: Tensor, W: BlockCOO, bias: Tensor | None) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or W.values.requires_grad or (bias is not None and bias.requires_grad)
+
+
 def _run(x: Tensor, W: Any, bias: Tensor | None) -> Tensor:
-    key, known = find_standing(EXPR, W, (x, bias))
+    tensors = (x, W.values) if bias is None else (x, W.values, bias)
+    key, known = look_up(W.memory, STANDING, tensors)
     if known is not None:
-        call, final = known
-        result = call.standing(W, {"X": x, "Y": bias}, final)
-        if result is not None:
-            return result
+        standing: Tensor | None = known(W, tensors)
+        if standing is not None:
+            return standing
     result = _evaluate(x, W, bias)
     if key is not None and known is None and (x.ndim == 2 or x.is_contiguous()):
         found = find(EXPR, _operands(x, W, bias), None)
-        if found is not None:
-            remember_standing(key, W, found[0], contiguous(tuple(result.shape)))
+        if found is not None and found[0].is_direct:  # a kernel reads memory, whatever the shape of what stands there
+            keep(W.memory, key, Standing(found[0], contiguous(tuple(result.shape))))
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,23 @@ from ..operands import as_format
 __all__ = ["SpMM"]
 
 
+class _Regrouped(NamedTuple):
+    """A format in groups of another size, and the tensors that it was made of."""
+
+    form: SparseFormat
+    state: list[tuple[int, int]]
+    held: list[Tensor]
+    grouped: SparseFormat
+
+
 class SpMM(nn.Module):
     """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
 
     A is anything that `insum_ops.spmm` takes; it is converted here, once. A graph without a size has as many nodes
     as its edges name. Coordinates and values are copies: no gradient flows back to A, and training does not change it.
     With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values. Compile after
-    one ordinary call and, to train, its backward.
+    one ordinary call and, to train, its backward. A change in place of `AV` counts at once; one that is made through
+    another tensor in its memory, as in `AV.data.mul_(2)`, may go unnoticed.
 
     >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
     >>> layer
@@ -54,7 +64,7 @@ class SpMM(nn.Module):
             self.register_buffer("AV", values)
         self._form: SparseFormat = form
         self._gpu_size: int | None = None  # of groups, where the layer's own do not suit the GPU it has moved to
-        self._last: tuple[SparseFormat, int | None, SparseFormat] | None = None
+        self._last: _Regrouped | None = None
         self._form = self._rebuilt()
 
     @property
@@ -100,12 +110,18 @@ class SpMM(nn.Module):
 
     def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
         """`form` in groups of another size; a matrix that does not change is regrouped once."""
-        version = None if form.values.is_inference() else form.values._version
-        if self._last is not None and self._last[0] is form and self._last[1] == version is not None:
-            return self._last[2]
+        if torch.compiler.is_compiling() or form.values.requires_grad or form.values.is_inference():
+            return form.regroup(form.group_dim, size)
+        parts = [part for part in (*form.coords, form.values) if part is not None]
+        state = [(part._version, part.data_ptr()) for part in parts]
+        last = self._last
+        if last is not None and last.form is form and last.state == state:
+            return last.grouped
+        if last is not None and last.form is form and last.state[:-1] != state[:-1]:  # coordinates have changed
+            form = self._form = self._rebuilt()
         grouped = form.regroup(form.group_dim, size)
-        if not (form.values.requires_grad or torch.compiler.is_compiling()):
-            self._last = form, version, grouped
+        # what is compared by its address is held, so that no other tensor can have it
+        self._last = _Regrouped(form, state, [part.detach() for part in parts], grouped)
         return grouped
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

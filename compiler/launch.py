@@ -87,8 +87,11 @@ class Launcher:
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
         self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
+        # of the output beforehand: "" nothing, "zero" one operation over all of it, "fill" picked rows
+        picks_rows = self.schedule.strategy == "store-or-atomic" and not (self.is_small or self.bound.is_seeded)
+        self.preparation = "" if self.is_covered else "fill" if picks_rows else "zero"
         # memory that is empty or zero, and the output is what the kernel leaves there
-        is_zeroed = not self.bound.is_seeded and (self.is_small or self.schedule.strategy != "store-or-atomic")
+        is_zeroed = self.preparation == "zero" and not self.bound.is_seeded
         self.is_plain = (self.is_covered or is_zeroed) and not (self.wants_winners or self.is_wide)
 
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
@@ -146,7 +149,7 @@ class Launcher:
                 return seed.clone(memory_format=torch.contiguous_format)
             return seed.to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
         output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
-        if self.schedule.strategy == "store-or-atomic" and not self.is_small:
+        if self.preparation == "fill":
             return output.index_fill_(self.scatter_dim, facts[3], 0) if facts[3].numel() else output
         return output.zero_()  # a third less for the host than torch.zeros
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, is_ours
-from .harness import Times, check, cold_times, device_times, queued_times
+from .harness import Times, check, cold_times, device_times, queued_in_turns
 from .machine import machine
 
 STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
@@ -28,6 +28,7 @@ SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its wor
 
 
 STARTED = perf_counter()
+_last: dict[str, tuple[tuple[str, str], Call]] = {}  # our call, until another case's: peers are timed in turns with it
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,6 +76,7 @@ def skip_if_late() -> None:
 def _operands_are_dropped() -> Iterator[None]:
     yield
     forget()
+    _last.clear()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
 
@@ -104,7 +106,10 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
         call = make()
         call = _slowed(call) if provider == OURS else call
         benchmark.extra_info["facts"].update(call.facts)
-        _measure(benchmark, case, call)
+        name, (of, ours) = (case.experiment, case.name), _last.get(OURS, (None, None))
+        _measure(benchmark, case, call, ours if of == name and provider != OURS else None)
+        if provider == OURS:
+            _last[OURS] = name, call
     except torch.OutOfMemoryError:
         pytest.skip(f"{provider} needs more memory than this machine has")
     except PEER_FAILURES as error:  # a wrong or broken peer gets no time and stops nobody
@@ -127,7 +132,7 @@ def _describe(benchmark: Any, case: Case, provider: str) -> None:
     benchmark.group = f"{case.experiment}: {case.name}"
 
 
-def _measure(benchmark: Any, case: Case, call: Call) -> None:
+def _measure(benchmark: Any, case: Case, call: Call, ours: Call | None) -> None:
     info = benchmark.extra_info
     if case.expected is not None:
         result = call.result or call.run
@@ -141,8 +146,11 @@ def _measure(benchmark: Any, case: Case, call: Call) -> None:
     benchmark.pedantic(settled, rounds=rounds, warmup_rounds=1)
     if DEVICE == "cuda":
         calls = max(2, round(10 * min(1, LONG / max(once, 1e-7))))
-        queued = queued_times(call.run, min(max(calls, round(QUEUED / max(once, 1e-7))), MOST_QUEUED))
+        several = min(max(calls, round(QUEUED / max(once, 1e-7))), MOST_QUEUED)
+        queued, *beside = queued_in_turns([call.run, *([] if ours is None else [ours.run])], several)
         _note(info, "queued", queued)
+        for times in beside:
+            _note(info, "ours", times)
         info["timing"] = "graph" if call.is_capturable and _time_captured(info, call, calls) else "queue"
         if info["timing"] == "queue":
             _note(info, "device", queued)

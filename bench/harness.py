@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "geomean",
     "host_us",
     "peak_mib",
+    "queued_in_turns",
     "queued_times",
     "table",
     "wall_ms",
@@ -60,15 +62,25 @@ def cold_times(call: Callable[[], object], replays: int = 15) -> Times:
 
 def queued_times(call: Callable[[], object], calls: int = 10, rounds: int = 15) -> Times:
     """One call among several queued ones, for what can't be captured: launches count where they are the slower part."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
+    return queued_in_turns([call], calls, rounds)[0]
 
-    def several() -> None:
-        for _ in range(calls):
+
+def queued_in_turns(each: Sequence[Callable[[], object]], calls: int = 10, rounds: int = 15) -> list[Times]:
+    """The same for several, a round of each after the other: a host that slows down for a while does so for all."""
+    for call in each:
+        for _ in range(3):
             call()
+    torch.cuda.synchronize()
+    times: list[list[float]] = [[] for _ in each]
+    for _ in range(rounds):
+        for call, own in zip(each, times):
+            own.append(_elapsed(partial(_several, call, calls)) / calls)
+    return [Times.of(own) for own in times]
 
-    return Times.of([_elapsed(several) / calls for _ in range(rounds)])
+
+def _several(call: Callable[[], object], calls: int) -> None:
+    for _ in range(calls):
+        call()
 
 
 def _captured(call: Callable[[], object], calls: int) -> Callable[[], None]:

@@ -74,6 +74,8 @@ class Row:
     wall_ms: float | None = None
     queued_ms: float | None = None  # one eager call among several, on a GPU
     queued_low: float | None = None
+    ours_ms: float | None = None  # our eager call, timed in turns with this peer's
+    ours_low: float | None = None
     cold_ms: float | None = None
     error: float | None = None
     flops: float = 0.0
@@ -150,14 +152,19 @@ class Run:
 
 def better(ours: Row, peer: Row, is_low: bool = False) -> float:
     """How many times ours is the better: by device times, or by eager calls where one of the two was not captured."""
-    if ours.timing != peer.timing and ours.queued_ms and peer.queued_ms and ours.queued_low and peer.queued_low:
-        return peer.queued_low / ours.queued_low if is_low else peer.queued_ms / ours.queued_ms
+    if ours.timing != peer.timing:
+        called = called_ratio(ours, peer, is_low)
+        if called is not None:
+            return called
     return peer.low / ours.low if is_low else peer.value / ours.value
 
 
-def called_ratio(ours: Row, peer: Row) -> float | None:
-    """How many times ours is the better as both are called; None: not measured."""
-    return peer.queued_ms / ours.queued_ms if peer.queued_ms and ours.queued_ms else None
+def called_ratio(ours: Row, peer: Row, is_low: bool = False) -> float | None:
+    """How many times ours is the better as both are called, in turns where they were timed so; None: not measured."""
+    theirs, own = (peer.queued_low, ours.queued_low) if is_low else (peer.queued_ms, ours.queued_ms)
+    in_turns = peer.ours_low if is_low else peer.ours_ms
+    own = in_turns if in_turns and ours.provider == OURS else own
+    return theirs / own if theirs and own else None
 
 
 def load(path: Path) -> Run:
@@ -249,6 +256,8 @@ def _row(number: int, entry: Mapping[str, dict[str, Any]], commit: str) -> Row:
         wall_ms,
         info.get("queued_ms"),
         info.get("queued_p20"),
+        info.get("ours_ms"),
+        info.get("ours_p20"),
         info.get("cold_ms"),
         info.get("error"),
         info["flops"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from test_readme import run_examples
 import bench.machine
 import bench.results
 from bench.__main__ import main
+from bench.case import OURS
 from bench.compare import STORED, changes, compare, stored_run
 from bench.readme import BEGIN, END, rewrite
-from bench.results import ResultsError, load
+from bench.results import ResultsError, called_ratio, load
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = "bench/results/nvidia-h200.json"
@@ -211,3 +213,13 @@ def test_the_readme_and_the_committed_run_agree():
 def test_the_docstring_examples_run(module):
     for test in doctest.DocTestFinder().find(module):
         run_examples(test)
+
+
+def test_calls_are_compared_as_they_were_timed_in_turns(tmp_path):
+    peer, other = entry("e", "case", "peer", 3.0), entry("e", "case", "other", 3.0)
+    peer["extra_info"] |= {"queued_ms": 6.0, "queued_p20": 5.0, "ours_ms": 3.0, "ours_p20": 2.0}
+    ours, *peers = load(write(tmp_path / "r.json", [entry("e", "case", OURS, 1.0), peer, other])).rows
+    assert [called_ratio(ours, each) for each in peers] == [6.0 / 3.0, 3.25 / 1.25]
+    assert called_ratio(ours, peers[0], is_low=True) == 5.0 / 2.0
+    variant = replace(ours, provider=f"{OURS} tf32")
+    assert called_ratio(variant, peers[0]) == 6.0 / 1.25

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench import harness
 from bench.case import OURS, Call, Case, forget, held
 from bench.compare import compare
 from bench.harness import Times
@@ -106,7 +108,7 @@ def test_on_a_gpu_rows_say_how_the_device_was_timed(monkeypatch, captured, is_ca
     monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
     monkeypatch.setattr(bench.conftest, "device_times", captured)
     monkeypatch.setattr(bench.conftest, "cold_times", lambda call: Times(3.0, 2.9, 3.1))
-    monkeypatch.setattr(bench.conftest, "queued_times", lambda call, calls: Times(2.0, 1.9, 2.1))
+    monkeypatch.setattr(bench.conftest, "queued_in_turns", lambda each, calls: [Times(2.0, 1.9, 2.1)] * len(each))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     benchmark = Benchmark()
     call = Call(lambda: torch.ones(3), is_capturable=is_capturable)
@@ -115,6 +117,27 @@ def test_on_a_gpu_rows_say_how_the_device_was_timed(monkeypatch, captured, is_ca
     assert {name: info.get(name) for name in expected} == expected
     assert ("cold_ms" in info) == ("cold_ms" in expected)
     assert (info["queued_ms"], info["queued_p20"]) == (2.0, 1.9)
+
+
+def test_a_peer_is_timed_in_turns_with_ours(monkeypatch):
+    monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(harness, "_elapsed", lambda several: (several(), 1.0)[1])
+    bench.conftest._last.clear()
+    order: list[str] = []
+    other = replace(ONES, name="other")
+    for case, provider in ((ONES, OURS), (ONES, "peer"), (other, "peer")):
+        order.clear()
+        benchmark = Benchmark()
+        run = lambda provider=provider: order.append(provider) or torch.ones(3)
+        measured(benchmark, case, provider, lambda run=run: Call(run, is_capturable=False))
+        is_beside = (case, provider) == (ONES, "peer")
+        assert ("ours_ms" in benchmark.extra_info) == is_beside
+        assert (OURS in order) == (is_beside or provider == OURS)
+        if is_beside:
+            turns = [name for name, before in zip(order[1:], order) if name != before]
+            assert min(turns.count(OURS), turns.count("peer")) > 10
+    bench.conftest._last.clear()
 
 
 def test_a_peer_without_enough_memory_is_skipped():

@@ -207,6 +207,8 @@ def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     handful: tuple[tuple[int, int], ...] = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
     if schedule.names("step") and others == schedule.names("step"):
         handful = ((8, 1), (16, 1), (16, 2), (32, 4))
+    elif wide <= NARROW // 2:
+        handful = (*handful, (16, 1), (32, 2), (32, 4))  # so few columns fill a warp with several rows
     heights = product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8)) if full else handful
     found = []
     for height, count in heights:

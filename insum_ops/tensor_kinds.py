@@ -62,6 +62,13 @@ class KindsTerm:
     def weight_numel(self) -> int:
         return self.plain.weight_numel
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.plain.prepare(device, dtype)
+        self.fused.on(device, dtype)
+        self.one.on(device, dtype)
+        if self.each is not None:
+            self.each.prepare(device, dtype)
+
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1

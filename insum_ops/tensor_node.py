@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
+from .tensor_format_steps import shared_step, single_step
 from .tensor_shared import SharedTerm
-from .tensor_shared_step import shared_step
+from .tensor_singles import SingleTerm
 from .tensor_slots import Slots
 from .tensor_steps import Step, path_step, table_step
 from .tensor_tables import TableTerm
@@ -47,6 +48,8 @@ class Composition(Protocol):
 
     def work(self, weight: Tensor | None) -> Work: ...
 
+    def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None: ...
+
     def composed(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
     ) -> Tensor: ...
@@ -72,6 +75,7 @@ def find_whole(
     if second is None or any(step is None for step in steps):
         remember_kept(memory, key, False)
         return None
+    plan.prepare(weight, x.device, x.dtype)
     with torch.no_grad():
         whole = Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
     remember_kept(memory, key, whole)
@@ -161,6 +165,10 @@ def _step(term: object, number: int, x: Tensor, weight: Tensor | None, is_gather
     if isinstance(term, TableTerm):
         if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
             return table_step(term, number, x, is_gathered)
+        term = term.plain
+    if isinstance(term, SingleTerm):
+        if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
+            return None if is_gathered else single_step(term, number, x)
         term = term.plain
     if isinstance(term, SharedTerm):
         return shared_step(term, number, x, is_gathered)

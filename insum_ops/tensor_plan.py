@@ -21,12 +21,14 @@ from .tensor_paths import Instruction
 from .tensor_pieces import Piece, pieces_of
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
+from .tensor_singles import SingleTerm, with_single_channels
 from .tensor_slots import Constants, Slots, check_layout, gather, make_slots
 from .tensor_tables import TableTerm, with_tables
 from .tensor_terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 
 __all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
 
+Term = PathTerm | TableTerm | SingleTerm | SharedTerm | KindsTerm
 MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one program holds on chip
 LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
 
@@ -35,7 +37,7 @@ LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too l
 class Terms:
     """Statements by path, and how the flat weights are handed out to them."""
 
-    terms: tuple[PathTerm | TableTerm | SharedTerm | KindsTerm, ...]
+    terms: tuple[Term, ...]
     order: Constants | None  # weights put in the order of the terms; None: they are
 
     def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
@@ -101,6 +103,14 @@ class TensorPlan:
 
     def work(self, weight: Tensor | None) -> Terms:
         return self.shared if weight is None or weight.dim() == 1 else self.each
+
+    def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
+        """What `composed` reads, on its device: a tracer may be the first to run it, and can make none of it."""
+        work = self.work(weight)
+        if work.order is not None:
+            work.order.on(device)
+        for term in work.terms:
+            term.prepare(device, dtype)
 
     def composed(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
@@ -211,14 +221,17 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
     has_kinds = takes_one_hot(irreps[1], paths)
-    terms: list[PathTerm | TableTerm | SharedTerm | KindsTerm] = []
+    terms: list[Term] = []
     for key, run in runs:
         own = [paths[at] for at in run]
         if is_shared and key[0] == "uvw":
             terms.append((kinds_term if has_kinds else shared_term)(key, own, irreps, slots))
         else:
             term = path_term(key, own, irreps, slots)
-            terms.append(term if is_shared else with_tables(term, own, irreps, slots))
+            single = term if is_shared else with_single_channels(term, own, irreps, slots)
+            terms.append(
+                single if is_shared or isinstance(single, SingleTerm) else with_tables(term, own, irreps, slots)
+            )
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
     is_ordered = torch.equal(order, torch.arange(len(order)))
     return Terms(tuple(terms), None if is_ordered else Constants({"columns": order, "inverse": order.argsort()}))

@@ -61,6 +61,10 @@ class SharedTerm:
                 self.copies[device, dtype] = found
         return found
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.on(device, dtype)
+        self.mixed.on(device, dtype)
+
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1

@@ -191,6 +191,10 @@ class TableTerm:
     def runs_on(self, device: torch.device) -> bool:
         return has_kernels(device)
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.plain.prepare(device, dtype)
+        self.tables.prepare(device, dtype)
+
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC

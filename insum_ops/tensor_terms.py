@@ -68,6 +68,9 @@ class PathTerm:
         mode, muls, _, _ = self.key
         return tuple(muls["uvw".index(letter)] for letter in LETTERS[mode][1])
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.tables.on(device, dtype)
+
     def __call__(
         self,
         X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1

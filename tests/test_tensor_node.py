@@ -135,3 +135,23 @@ def test_sums_that_start_from_another_result_leave_it_alone():
     assert torch.equal(upstream, torch.ones_like(upstream))
     for now, then in zip([*leaves, *grads], [*before, *copies], strict=True):
         assert torch.equal(now, then)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.skipif(IS_INTERPRETED, reason="what is traced is the same")
+@pytest.mark.parametrize("name", ["shared", "apart", "edges", "modes"])
+def test_a_tracer_finds_all_that_the_statements_read(name):
+    """After an ordinary call and its backward, which need not read it themselves."""
+    torch._dynamo.reset()
+    case = CASES[name]
+    ours = case.built()
+    given, edges = operands(case, ours)
+    tensors = learning(given, (True, True, True))
+    z = ours(*tensors, **edges)
+    assert is_one_node(z)
+    upstream = torch.randn_like(z)
+    references = torch.autograd.grad(z, tensors, upstream)
+    traced = torch.compile(lambda *own: ours(*own, **edges), fullgraph=True, backend="aot_eager")(*tensors)
+    assert_matches(traced, z)
+    for one, reference in zip(torch.autograd.grad(traced, tensors, upstream), references, strict=True):
+        assert_matches(one, reference)

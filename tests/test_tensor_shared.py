@@ -214,10 +214,11 @@ def test_traced(name):
     ours = product(name)
     tensors = operands(ours, 3)
     expected = ours(*tensors)
+    upstream = torch.randn_like(expected)
+    references = torch.autograd.grad(expected, tensors, upstream)  # an ordinary call and its backward come first
     actual = torch.compile(ours, fullgraph=True, backend="aot_eager")(*tensors)
     assert_matches(actual, expected.double())
-    upstream = torch.randn_like(expected)
-    for one, other in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (actual, expected))):
+    for one, other in zip(torch.autograd.grad(actual, tensors, upstream), references, strict=True):
         assert_matches(one, other.double())
 
 

@@ -1,4 +1,4 @@
-"""What a term with shared weights does in one call: two statements forward, and their gradients."""
+"""What terms whose coefficients are in a format do in one call, forward and backward."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .compiler.gradients import gradients_of
 from .compiler.ready import find, find_backward
 from .functional import insum
 from .tensor_shared import PAIRED, SharedTerm
+from .tensor_singles import SingleTerm
 from .tensor_steps import Calls, Parts, Step, Wanted
 
-__all__ = ["shared_step"]
+__all__ = ["shared_step", "single_step"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,51 @@ class SharedStep:
         return dX, dY, dW
 
 
+@dataclass(frozen=True)
+class SingleStep:
+    """A term of one statement: each of Z, X, Y and W is made of the other three."""
+
+    number: int
+    weight_shape: tuple[int, ...]
+    texts: Mapping[str, str]
+    forms: Mapping[str, Any]
+    has_v: bool = False
+
+    def forward(
+        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        seed = {} if Z is None else {"Z": Z}
+        return self.made(calls, "Z", {"X": parts.X, "Y": parts.Y, "W": parts.W, **seed}, size), None
+
+    def made(self, calls: Calls, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
+        key = (self.number, name, len(given))
+        return _run_sparse(calls, key, self.texts[name], "CG", {**given, "CG": self.forms[name]}, size)
+
+    def backward(
+        self,
+        calls: Calls,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        assert parts.W is not None
+        dW = None
+        if wanted[0]:
+            own = self.made(calls, "X", {"Z": dZ, "Y": parts.Y, "W": parts.W}, tuple(parts.X.shape))
+            dX = own if dX is None else dX.add_(own)
+        if wanted[1]:
+            own = self.made(calls, "Y", {"Z": dZ, "X": parts.X, "W": parts.W}, tuple(parts.Y.shape))
+            dY = own if dY is None else dY.add_(own)
+        if wanted[2]:
+            dW = self.made(calls, "W", {"Z": dZ, "X": parts.X, "Y": parts.Y}, tuple(parts.W.shape))
+            dW = dW if place is None else place.copy_(dW)
+        return dX, dY, dW
+
+
 def _run_sparse(
     calls: Calls, key: object, expr: str, name: str, given: Mapping[str, Any], size: tuple[int, ...]
 ) -> Tensor:
@@ -118,3 +164,7 @@ def shared_step(term: SharedTerm, number: int, x: Tensor, is_gathered: bool) -> 
     CG, forms = term.on(x.device, x.dtype), term.mixed.on(x.device, x.dtype)
     shape, rows = (term.num_paths, mul1, mul_out), (CG.shape[0], mul1)
     return SharedStep(number, shape, PAIRED[int(is_gathered)], CG, term.mixed.texts, forms, rows)
+
+
+def single_step(term: SingleTerm, number: int, x: Tensor) -> Step:
+    return SingleStep(number, term.weight_shape, term.product.texts, term.product.on(x.device, x.dtype))

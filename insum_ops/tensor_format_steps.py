@@ -12,6 +12,7 @@ from .compiler.autograd import evaluate
 from .compiler.gradients import gradients_of
 from .compiler.ready import find, find_backward
 from .functional import insum
+from .multilinear import Multilinear
 from .tensor_shared import PAIRED, SharedTerm
 from .tensor_singles import SingleTerm
 from .tensor_steps import Calls, Parts, Step, Wanted
@@ -20,17 +21,28 @@ __all__ = ["shared_step", "single_step"]
 
 
 @dataclass(frozen=True)
-class SharedStep:
-    """A term of two statements with a format in each: what is between them is kept."""
+class MultilinearStep:
+    """A term around coefficients in a format, by which each of its tensors is made of the others."""
 
     number: int
     weight_shape: tuple[int, ...]
+    product: Multilinear
+    forms: Mapping[str, Any]  # of the coefficients, for each result
+    has_v = False
+
+    def made(self, calls: Calls, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
+        key, coefficients = (self.number, name, len(given)), self.product.coefficients
+        operands = {**given, coefficients: self.forms[name]}
+        return _run_sparse(calls, key, self.product.texts[name], coefficients, operands, size)
+
+
+@dataclass(frozen=True)
+class SharedStep(MultilinearStep):
+    """A term of two statements: what is between them is kept."""
+
     paired: str
     CG: Any  # a format
-    texts: Mapping[str, str]  # what makes Z, T and W of the other two
-    forms: Mapping[str, Any]  # and the format that is read there
     rows: tuple[int, ...]  # of T, without b
-    has_v: bool = False
 
     def forward(
         self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
@@ -45,11 +57,6 @@ class SharedStep:
         if parts.SRC is not None:
             given["SRC"] = parts.SRC
         return given
-
-    def made(self, calls: Calls, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
-        """Z, T or W, of the other two."""
-        key = (self.number, name, len(given))
-        return _run_sparse(calls, key, self.texts[name], "A", {**given, "A": self.forms[name]}, size)
 
     def backward(
         self,
@@ -75,25 +82,14 @@ class SharedStep:
         return dX, dY, dW
 
 
-@dataclass(frozen=True)
-class SingleStep:
-    """A term of one statement: each of Z, X, Y and W is made of the other three."""
-
-    number: int
-    weight_shape: tuple[int, ...]
-    texts: Mapping[str, str]
-    forms: Mapping[str, Any]
-    has_v: bool = False
+class SingleStep(MultilinearStep):
+    """A term of one statement."""
 
     def forward(
         self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
         seed = {} if Z is None else {"Z": Z}
         return self.made(calls, "Z", {"X": parts.X, "Y": parts.Y, "W": parts.W, **seed}, size), None
-
-    def made(self, calls: Calls, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
-        key = (self.number, name, len(given))
-        return _run_sparse(calls, key, self.texts[name], "CG", {**given, "CG": self.forms[name]}, size)
 
     def backward(
         self,
@@ -163,8 +159,8 @@ def shared_step(term: SharedTerm, number: int, x: Tensor, is_gathered: bool) -> 
         return None
     CG, forms = term.on(x.device, x.dtype), term.mixed.on(x.device, x.dtype)
     shape, rows = (term.num_paths, mul1, mul_out), (CG.shape[0], mul1)
-    return SharedStep(number, shape, PAIRED[int(is_gathered)], CG, term.mixed.texts, forms, rows)
+    return SharedStep(number, shape, term.mixed, forms, PAIRED[int(is_gathered)], CG, rows)
 
 
 def single_step(term: SingleTerm, number: int, x: Tensor) -> Step:
-    return SingleStep(number, term.weight_shape, term.product.texts, term.product.on(x.device, x.dtype))
+    return SingleStep(number, term.weight_shape, term.product, term.product.on(x.device, x.dtype))

@@ -27,7 +27,7 @@ from .tensor_paths import Instruction
 from .tensor_scalars import scalar_coefficients
 from .tensor_slots import Constants, Slots, make_slots
 from .tensor_tables import TableTerm, with_tables
-from .tensor_terms import Key, PathTerm, path_term
+from .tensor_terms import Beside, Key, path_term
 
 __all__ = ["KindsTerm", "kinds_term"]
 
@@ -42,25 +42,12 @@ MOST_BYTES = 1 << 30  # of the samples' matrices at a time
 
 
 @dataclass(frozen=True)
-class KindsTerm:
+class KindsTerm(Beside):
     """`Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]`, in the order that takes the fewest products."""
 
-    plain: PathTerm  # for the positions of the ones
     fused: Multilinear
     each: TableTerm | None  # where matrices for each sample come first: the product with those
     one: Constants  # what each matrix is multiplied by there
-
-    @property
-    def key(self) -> Key:
-        return self.plain.key
-
-    @property
-    def num_paths(self) -> int:
-        return self.plain.num_paths
-
-    @property
-    def weight_numel(self) -> int:
-        return self.plain.weight_numel
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)

@@ -22,7 +22,7 @@ from .functional import insum
 from .multilinear import Multilinear
 from .tensor_paths import Instruction
 from .tensor_slots import Slots
-from .tensor_terms import Key, PathTerm, coefficients
+from .tensor_terms import Beside, PathTerm, coefficients
 
 __all__ = ["SingleTerm", "with_single_channels"]
 
@@ -32,23 +32,10 @@ GROUP_DIMS = {"Z": 0, "X": 1, "Y": 2, "W": 3}  # each result has a row of coeffi
 
 
 @dataclass(frozen=True)
-class SingleTerm:
+class SingleTerm(Beside):
     """`Z[b,i,w] += X[b,j,u] * Y[b,k] * W[b,l,u,w] * CG[i,j,k,l]` where kernels run, else `plain`."""
 
-    plain: PathTerm
     product: Multilinear
-
-    @property
-    def key(self) -> Key:
-        return self.plain.key
-
-    @property
-    def num_paths(self) -> int:
-        return self.plain.num_paths
-
-    @property
-    def weight_numel(self) -> int:
-        return self.plain.weight_numel
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

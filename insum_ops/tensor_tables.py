@@ -23,7 +23,7 @@ from .compiler.ready import as_autocast, is_transformed, may_autocast
 from .functional import OWNED, insum, insum_beside, insum_owned
 from .tensor_paths import Instruction
 from .tensor_slots import Constants, Slots
-from .tensor_terms import Key, PathTerm, coefficients
+from .tensor_terms import Beside, PathTerm, coefficients
 
 __all__ = ["TableTerm", "with_tables"]
 
@@ -174,19 +174,10 @@ class _TableProduct(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class TableTerm:
+class TableTerm(Beside):
     """A term whose paths have tables too: these where kernels run, `plain` where torch operations do."""
 
-    plain: PathTerm
     tables: PathTables
-
-    @property
-    def key(self) -> Key:
-        return self.plain.key
-
-    @property
-    def weight_numel(self) -> int:
-        return self.plain.weight_numel
 
     def runs_on(self, device: torch.device) -> bool:
         return has_kernels(device)

@@ -27,7 +27,7 @@ from .functional import insum
 from .tensor_paths import Instruction
 from .tensor_slots import Constants, Slots
 
-__all__ = ["ChannelTerm", "Key", "PathTerm", "channel_term", "coefficients", "path_key", "path_term"]
+__all__ = ["Beside", "ChannelTerm", "Key", "PathTerm", "channel_term", "coefficients", "path_key", "path_term"]
 
 LETTERS = {  # mode: the second input's channel, the weight's, the output's
     "uvw": ("v", "uvw", "w"),
@@ -100,6 +100,25 @@ class PathTerm:
             tensors["Z"] = Z if shape is size else Z.view(shape)
         made = insum(expr, size=shape, **tensors)
         return made if shape is size else made.view(size)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A term with another way beside its plain one."""
+
+    plain: PathTerm
+
+    @property
+    def key(self) -> Key:
+        return self.plain.key
+
+    @property
+    def num_paths(self) -> int:
+        return self.plain.num_paths
+
+    @property
+    def weight_numel(self) -> int:
+        return self.plain.weight_numel
 
 
 @cache

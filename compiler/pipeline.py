@@ -196,9 +196,10 @@ class Plan:
 
     def graph(self, padded: frozenset[str]) -> Runner:
         """The statement's meaning in plain torch."""
-        module = lower(self.bound, padded, self.wants_winners)
+        # hooks of all modules are not for it: they may ask for a graph, and there is none in an autograd function
+        run = lower(self.bound, padded, self.wants_winners).forward
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        return lambda tensors, facts: module(*(tensors[at] for at in order))
+        return lambda tensors, facts: run(*(tensors[at] for at in order))
 
     def ordered(self) -> Runner:
         """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter."""
@@ -213,13 +214,13 @@ class Plan:
         made = Meta(inner, bind(first, {key: known[key] for key in first.tensor_names}, inner).dtype, bound.device)
         rest = [key for key in placeholders(bound) if key in (*second.tensor_names, statement.output.name)]
         scatter = bind(second, {**{key: known[key] for key in rest}, name: made}, bound.size)
-        module = lower(scatter)
+        add_up = lower(scatter).forward
 
         def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
             named = dict(zip(self.names, tensors))
             read = {key: named[key] for key in first.tensor_names}
             named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
-            return module(*(named[key] for key in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
+            return add_up(*(named[key] for key in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
 
         return runner
 

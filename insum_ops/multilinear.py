@@ -20,6 +20,7 @@ from torch import Tensor
 from .compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
 from .formats import ELL
 from .functional import insum
+from .tensor_slots import Memory
 
 __all__ = ["Multilinear"]
 
@@ -34,7 +35,7 @@ class Multilinear:
     coefficients: str  # their name, "CG"
     texts: Mapping[str, str]  # the statement that makes each tensor
     forms: Forms  # and the coefficients grouped for it
-    copies: dict[tuple[torch.device, torch.dtype], Forms] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], Forms] = field(default_factory=Memory, repr=False)
 
     @classmethod
     def grouped(cls, accesses: Mapping[str, str], group_dims: Mapping[str, int], fixed: str, CG: ELL) -> Multilinear:

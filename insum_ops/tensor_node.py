@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from .compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
 from .tensor_format_steps import shared_step, single_step
@@ -24,17 +25,10 @@ from .tensor_tables import TableTerm
 from .tensor_terms import PathTerm
 from .tensor_whole import Whole, Work, writes_parts
 
-__all__ = ["Memory", "evaluate_whole", "find_whole"]
+__all__ = ["evaluate_whole", "find_whole"]
 
 _as_own = torch.ops.aten._unsafe_view.default
 LAYOUTS = 1024  # kept for a plan before starting afresh, so that a new batch size every call does not fill memory
-
-
-class Memory(dict[Any, Any]):
-    """What can be made again: a copy or a pickle has none of it."""
-
-    def __reduce__(self) -> Any:
-        return Memory, ()
 
 
 class Composition(Protocol):
@@ -115,7 +109,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, y, weight, src, dst, *kept = ctx.saved_tensors
         wanted, whole = ctx.needs_input_grad[2:5], ctx.whole
-        if is_free() and not torch.is_grad_enabled():
+        if is_free() and not torch.is_grad_enabled() and whole.kept_as_made(kept):
             key, calls = find_kept(whole.backwards, wanted, (upstream,))
             if key is not None:
                 if calls is None:
@@ -134,7 +128,7 @@ def _composed(
     """Gradients that can be differentiated: those of the statements, recorded now and, as in forward, not cast."""
     keeps_graph = torch.is_grad_enabled()
     with torch.autocast(upstream.device.type, enabled=False) if may_autocast() else nullcontext():
-        with outside_transforms(), torch.enable_grad():
+        with outside_transforms(), temporarily_clear_interpreter_stack(), torch.enable_grad():
             if keeps_graph:  # of aliases, so that what one input owes to another is not counted twice
                 own: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in given]
             else:

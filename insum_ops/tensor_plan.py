@@ -16,13 +16,13 @@ from .compiler.ready import outside_transforms
 from .formats import GroupCOO
 from .functional import insum
 from .tensor_kinds import KindsTerm, kinds_term
-from .tensor_node import Memory, evaluate_whole, find_whole
+from .tensor_node import evaluate_whole, find_whole
 from .tensor_paths import Instruction
 from .tensor_pieces import Piece, pieces_of
 from .tensor_scalars import ScalarTerm, scalar_term
 from .tensor_shared import SharedTerm, shared_term
 from .tensor_singles import SingleTerm, with_single_channels
-from .tensor_slots import Constants, Slots, check_layout, gather, make_slots
+from .tensor_slots import Constants, Memory, Slots, check_layout, gather, make_slots
 from .tensor_tables import TableTerm, with_tables
 from .tensor_terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 

@@ -103,6 +103,8 @@ class Product:
         is_one_hot = not y.is_floating_point()
         if is_one_hot or not self.fits(x, y, weight):
             self.check(x, y, weight)
+        if not self.weight_numel:
+            weight = None
         if src is not None or dst is not None or num_nodes is not None:
             return self.along_edges(x, y, weight, src, dst, num_nodes)
         x_lead, y_lead = x.shape[:-1], y.shape if is_one_hot else y.shape[:-1]

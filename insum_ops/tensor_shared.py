@@ -25,7 +25,7 @@ from .formats import ELL
 from .functional import insum
 from .multilinear import Multilinear
 from .tensor_paths import Instruction
-from .tensor_slots import Slots
+from .tensor_slots import Memory, Slots
 from .tensor_terms import Key, coefficients
 
 __all__ = ["SharedTerm", "shared_term"]
@@ -46,7 +46,7 @@ class SharedTerm:
     num_paths: int
     CG: ELL
     mixed: Multilinear
-    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=Memory, repr=False)
 
     @property
     def weight_numel(self) -> int:

@@ -16,9 +16,16 @@ from .clebsch_gordan import Irreps
 from .compiler.errors import OperandError
 from .compiler.ready import is_transformed, outside_transforms
 
-__all__ = ["Constants", "Slots", "check_layout", "gather", "make_slots"]
+__all__ = ["Constants", "Memory", "Slots", "check_layout", "gather", "make_slots"]
 
 LAYOUTS = ("mul_ir", "ir_mul")
+
+
+class Memory(dict[Any, Any]):
+    """What can be made again: a copy or a pickle has none of it."""
+
+    def __reduce__(self) -> Any:
+        return Memory, ()
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Constants:
     """Tensors that never change, kept in float64, and their copies on each device and of each dtype, made once."""
 
     tensors: dict[str, Tensor]
-    copies: dict[tuple[torch.device, torch.dtype | None], dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype | None], dict[str, Tensor]] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         found = self.copies.get((device, dtype))

@@ -22,7 +22,7 @@ from .compiler.pipeline import has_kernels
 from .compiler.ready import as_autocast, is_transformed, may_autocast
 from .functional import OWNED, insum, insum_beside, insum_owned
 from .tensor_paths import Instruction
-from .tensor_slots import Constants, Slots
+from .tensor_slots import Constants, Memory, Slots
 from .tensor_terms import Beside, PathTerm, coefficients
 
 __all__ = ["TableTerm", "with_tables"]
@@ -58,7 +58,7 @@ class Tables:
     """What statements read beside their moving tensors, and its copies in each device's memory."""
 
     constants: Constants
-    copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         found = self.copies.get((device, dtype))

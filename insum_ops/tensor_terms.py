@@ -25,7 +25,7 @@ from .compiler.ready import outside_transforms
 from .formats import ELL, GroupCOO
 from .functional import insum
 from .tensor_paths import Instruction
-from .tensor_slots import Constants, Slots
+from .tensor_slots import Constants, Memory, Slots
 
 __all__ = ["Beside", "ChannelTerm", "Key", "PathTerm", "channel_term", "coefficients", "path_key", "path_term"]
 
@@ -181,7 +181,7 @@ class ChannelTerm:
     width: int  # channels u
     has_u: bool  # the second input has them too
     is_weighted: bool
-    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=Memory, repr=False)
 
     def __call__(
         self,

@@ -50,6 +50,7 @@ class Whole:
         self.is_ordered, pieces = work.pieces[writes_parts(weight)]
         self.calls: Calls = {}
         self.backwards: dict[Any, Calls] = {}
+        self.kept_strides: list[Any] | None = None  # of what forward keeps
         keys = [piece.term.key[3] for piece in pieces]
         self.sizes = [(y.shape[0], count, width) for count, width in zip(out.counts, out.widths)]
         variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
@@ -97,8 +98,14 @@ class Whole:
         for (step, at1, at2, at3), W in zip(self.steps, Ws):
             Zs[at3], own = step.forward(self.calls, Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
             kept.append(own)
+        if self.kept_strides is None:
+            self.kept_strides = [None if own is None else own.stride() for own in kept]
         flat = [self.finished(at, Z, x, dst) for at, Z in enumerate(Zs)]
         return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), kept
+
+    def kept_as_made(self, kept: Sequence[Tensor | None]) -> bool:
+        """What forward kept lies as it did: hooks of saved tensors may have moved a slice of rows together."""
+        return [None if own is None else own.stride() for own in kept] == self.kept_strides
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
         """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""

@@ -13,6 +13,7 @@ from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples,
 from tolerances import DTYPES, assert_matches, assert_within, bound
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
 from insum_ops.compiler.pipeline import has_kernels
@@ -93,6 +94,14 @@ def test_a_seed_that_is_also_a_factor_gets_both_terms() -> None:
     C, A = (torch.randn(4, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
     (grad,) = torch.autograd.grad(insum("C[i] += C[i] * A[i]", C=C, A=A).sum(), C)
     assert_matches(grad, 1 + A.cpu())
+
+
+def test_a_counter_of_operations_may_watch() -> None:
+    """It hooks every module, and what it asks of their inputs has no answer inside an autograd function."""
+    V, AM = torch.randn(3, device=DEVICE).requires_grad_(), torch.tensor([0, 1, 1], device=DEVICE)
+    with FlopCounterMode(display=False):
+        insum("C[AM[p]] += V[p]", V=V, AM=AM, size=(4,)).sum().backward()
+    assert torch.equal(V.grad, torch.ones_like(V))
 
 
 def test_only_what_requires_a_gradient_gets_one() -> None:

@@ -107,6 +107,23 @@ def test_what_one_input_owes_to_another_counts_once():
         assert_matches(one, reference)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if not IS_INTERPRETED or name == "each"])
+def test_vmap_over_gradients(name):
+    """Rows of a Jacobian, and of a Hessian as potentials take it."""
+    ours = CASES[name].built()
+    given, edges = operands(CASES[name], ours)
+    leaves = learning(given, (True, True, True))
+    z = ours(*leaves, **edges)
+    (slope,) = torch.autograd.grad(z.square().sum(), leaves[1], create_graph=True)
+    for made in (z, slope):
+        rows = lambda upstream: torch.autograd.grad(made, leaves, upstream, retain_graph=True)  # noqa: B023
+        upstreams = torch.randn(3, *made.shape, dtype=made.dtype, device=made.device)
+        together = torch.func.vmap(rows)(upstreams)
+        for number, upstream in enumerate(upstreams):
+            for one, other in zip(together, rows(upstream), strict=True):
+                assert_matches(one[number], other)
+
+
 def test_a_graph_that_is_retained_serves_twice():
     ours = CASES["each"].built()
     leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))

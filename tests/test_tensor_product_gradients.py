@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402
 
+from insum_ops import tensor_product  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 
@@ -115,3 +116,14 @@ def test_gradients_along_edges(mode):
     product = lambda *tensors: ours(*tensors, src=src, dst=dst)
     assert gradcheck(product, tensors)
     assert gradgradcheck(product, tensors)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_weights_of_no_path_may_learn(lead):
+    paths = [(0, 0, 0, "uvu", False), (1, 0, 1, "uvv", False)]
+    irreps = dict(irreps_in1="2x0e + 1o", irreps_in2="0e", irreps_out="2x0e + 1o", instructions=paths)
+    x, y = torch.randn(2, 5).requires_grad_(), torch.randn(2, 1)
+    z = tensor_product(x, y, torch.zeros(*lead, 0).requires_grad_(), **irreps)
+    z.sum().backward()
+    torch.testing.assert_close(z, x * y, **TOLERANCE[torch.float64])
+    torch.testing.assert_close(x.grad, y.expand(2, 5), **TOLERANCE[torch.float64])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
@@ -217,3 +220,17 @@ def test_every_component_is_in_a_tile_and_every_path_is_sorted():
         assert sorted(TILE) == TILE
         assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
         assert sorted(tables["CGL"].tolist()) == list(range(term.plain.num_paths))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_copies_and_pickles_after_calls():
+    """What was made ready for a device stays behind."""
+    ours = product(SHORT)
+    tensors = operands(ours, 2)
+    z = ours(*tensors)
+    z.sum().backward()
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        (term, *_) = [term for term in terms_of(other) if isinstance(term, TableTerm)]
+        assert not term.tables.forward.copies
+        assert not term.tables.forward.constants.copies
+        assert_matches(other(*tensors), z.double())

@@ -160,6 +160,23 @@ def test_saved_tensors_may_be_kept_elsewhere():
         assert_matches(one, reference)
 
 
+@pytest.mark.parametrize("name", ["each", "shared"])
+def test_saved_tensors_may_come_back_in_another_layout(name):
+    """As a slice of rows does that was kept in another memory."""
+    ours = CASES[name].built()
+    given, _ = operands(CASES[name], ours)
+    leaves = learning(given, (True, False, True))
+    wide = torch.cat([leaves[1], leaves[1]], 1)
+    leaves[1] = wide[:, : given[1].shape[1]]
+    asked = [leaves[0], leaves[2]]
+    want = torch.autograd.grad(ours(*leaves).sum(), asked)
+    for moved in (torch.Tensor.contiguous, lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), moved):
+            z = ours(*leaves)
+        for one, other in zip(torch.autograd.grad(z.sum(), asked), want, strict=True):
+            assert_matches(one, other)
+
+
 def test_copies_and_pickles_know_nothing_yet():
     ours = CASES["each"].built()
     given, _ = operands(CASES["each"], ours)

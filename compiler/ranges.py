@@ -15,7 +15,8 @@ from .errors import IndexRangeError
 
 __all__ = ["check_ranges", "known_version", "remember_range", "remembered_range", "segment_lengths", "value_range"]
 
-_REMEMBERED = "_insum_value_range"
+_REMEMBERED, _SEGMENTS = "_insum_value_range", "_insum_segments"
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Read(NamedTuple):
@@ -23,6 +24,7 @@ class _Read(NamedTuple):
 
     owner: ref[Tensor]
     version: int
+    pointer: int  # `.data = ...` puts other memory there and counts no version
     values: tuple[int, int]
 
     def __reduce__(self) -> Any:
@@ -51,8 +53,13 @@ def remember_range(index: Tensor, low: int, high: int) -> None:
 
 def _known(index: Tensor) -> tuple[int, int] | None:
     known = getattr(index, _REMEMBERED, None)
-    is_own = known and known[0]() is index and known[1] == index._version
-    return known[2] if is_own else None  # type: ignore[index]
+    is_own = known and known[0]() is index and known[1] == index._version and known[2] == _address(index)
+    return known[3] if is_own else None  # type: ignore[index]
+
+
+def _address(index: Tensor) -> int:
+    """Where a tensor lies; 0 for one that a transform of torch.func has wrapped, which lies nowhere."""
+    return 0 if _is_wrapped(index) else index.data_ptr()
 
 
 def known_version(index: Tensor) -> int | None:
@@ -62,7 +69,7 @@ def known_version(index: Tensor) -> int | None:
 
 def _keep(index: Tensor, values: tuple[int, int]) -> None:
     if not index.is_inference():  # which does not tell when it changes
-        setattr(index, _REMEMBERED, _Read(ref(index), index._version, values))
+        setattr(index, _REMEMBERED, _Read(ref(index), index._version, _address(index), values))
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:
@@ -77,19 +84,19 @@ def remembered_range(index: Tensor) -> tuple[int, int]:
 
 def segment_lengths(pointers: Tensor) -> tuple[int, int]:
     """How many segments there are and the longest one's length, read once; 0 during a capture."""
-    known = getattr(pointers, _REMEMBERED, None)
+    known = getattr(pointers, _SEGMENTS, None)
     if known is None:
         if pointers.is_cuda and torch.cuda.is_current_stream_capturing():
             return len(pointers) - 1, 0
         longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
         known = (len(pointers) - 1, longest)
-        setattr(pointers, _REMEMBERED, known)
+        setattr(pointers, _SEGMENTS, known)
     return known
 
 
 def remember_segments(pointers: Tensor, longest: int) -> None:
     """No segment is longer than that: nothing needs to be read."""
-    setattr(pointers, _REMEMBERED, (len(pointers) - 1, longest))
+    setattr(pointers, _SEGMENTS, (len(pointers) - 1, longest))
 
 
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:

@@ -32,22 +32,27 @@ class _Ready:
     def __init__(self, plan: Plan, fixed: list[Tensor | None], facts: list[Tensor]) -> None:
         self.plan, self.fixed, self.facts = plan, fixed, facts
         self.is_sum, self.is_half, self.runners = plan.is_sum, plan.is_half, plan.runners
-        self.read: list[tuple[Tensor, int]] | None = None  # index tensors that stay, in the version that `padded` is of
+        # index tensors that stay, in the version and the place in memory that `padded` is of
+        self.read: list[tuple[Tensor, int, int]] | None = None
         self.padded: tuple[bool, ...] = ()
         self.express: Express | None = None  # once a call has found its kernel
 
     def variant(self, tensors: list[Any]) -> object:
-        """`plan.variant`, by version counters alone where every index tensor stays."""
+        """`plan.variant`, by version counters and addresses alone where every index tensor stays."""
         if self.read is not None:
-            for index, version in self.read:
-                if index._version != version:
+            for index, version, pointer in self.read:
+                if index._version != version or index.data_ptr() != pointer:
                     break
             else:
                 return self.plan.with_rounding(self.padded) if self.is_half else self.padded
         self.padded = self.plan.padded(tensors)
-        indices = [self.fixed[number] for number, _ in self.plan.pointed]
-        versions = [None if index is None else known_version(index) for index in indices]
-        self.read = None if None in versions else list(zip(indices, versions))  # type: ignore[arg-type]
+        read = list[tuple[Tensor, int, int]]()
+        for number, _ in self.plan.pointed:
+            stays = self.fixed[number]
+            known = None if stays is None else known_version(stays)
+            if stays is not None and known is not None:
+                read.append((stays, known, stays.data_ptr()))
+        self.read = read if len(read) == len(self.plan.pointed) else None
         return self.plan.with_rounding(self.padded) if self.is_half else self.padded
 
     def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:

@@ -28,6 +28,7 @@ class Edges:
     version: int | None
     weights: ref[Tensor] | None = None  # whose values `filled` holds
     weights_version: int | None = None
+    weights_memory: Tensor | None = None  # held, so that no other weights can have its address
     filled: SparseFormat | None = None
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
 
@@ -41,16 +42,26 @@ class Edges:
             return self.ones[dtype]
         is_known = self.weights is not None and self.weights() is edge_weight
         wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
-        if is_known and not wants_grad and self.filled is not None and self.weights_version == edge_weight._version:
+        if is_known and not wants_grad and self.filled is not None and self._is_filled_with(edge_weight):
             return self.filled
         _check_weights(edge_weight, self.arranged)
         if wants_grad or is_wrapped(edge_weight):
             return self.arranged.fill(edge_weight)
         with outside_transforms():
-            filled = self.arranged.fill(edge_weight.detach())
+            memory = edge_weight.detach()
+            filled = self.arranged.fill(memory)
         if not edge_weight.is_inference():
             self.weights, self.weights_version, self.filled = ref(edge_weight), edge_weight._version, filled
+            self.weights_memory = memory
         return filled
+
+    def _is_filled_with(self, edge_weight: Tensor) -> bool:
+        """The weights are as they were; `.data = ...` gives a tensor other memory and counts no version."""
+        memory = self.weights_memory
+        if memory is None or self.weights_version != edge_weight._version:
+            return False
+        is_same = memory.data_ptr() == edge_weight.data_ptr() and memory.stride() == edge_weight.stride()
+        return is_same and memory.dtype is edge_weight.dtype and memory.shape == edge_weight.shape
 
     def slots(self, edge_weight: Tensor) -> Tensor:
         """The weights over the format's slots; differentiable."""

@@ -68,7 +68,9 @@ class KernelViews:
     def has(self, weight: Tensor, bias: Tensor | None) -> bool:
         if bias is not self.bias or not self.is_of(weight):
             return False
-        return bias is None or (bias.data_ptr() == self.bias_at and bias.dtype is self.bias_dtype)
+        if bias is None:
+            return True
+        return bias.data_ptr() == self.bias_at and bias.dtype is self.bias_dtype and bias.shape == self.bias_shape
 
     def is_of(self, weight: Tensor) -> bool:
         if weight is not self.weight or weight.data_ptr() != self.at or weight.dtype is not self.plain.dtype:
@@ -79,8 +81,10 @@ class KernelViews:
         self.weight, self.bias = weight, bias
         self.at, self.shape, self.strides = weight.data_ptr(), weight.shape, weight.stride()
         if bias is not None:
-            self.bias_at, self.bias_dtype = bias.data_ptr(), bias.dtype
+            self.bias_at, self.bias_dtype, self.bias_shape = bias.data_ptr(), bias.dtype, bias.shape
         with torch.inference_mode(False), torch.no_grad():  # they outlive this call
             self.plain = statement_weight(weight, groups)
             self.swapped = statement_weight(weight, groups, is_swapped=True)
         self.plain_key, self.swapped_key = call_key(self.plain), call_key(self.swapped)
+        if self.plain.data_ptr() != self.at:  # axes in an order that has no such view: copies, for this call alone
+            self.weight = None

@@ -32,6 +32,11 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values of that version
     calls: dict[Any, Any] = field(default_factory=dict)  # over those values
 
+    def is_of(self, A: Tensor) -> bool:
+        """Nothing has changed since; a module that is cast or moved gives its parameters other data, uncounted."""
+        pattern = self.arranged.pattern.values
+        return self.version == A._version and pattern.dtype is A.dtype and pattern.device == A.device
+
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and torch.is_grad_enabled():
@@ -56,7 +61,7 @@ class SparseSource:
 def remembered_source(A: Tensor) -> SparseSource | None:
     """What is known of A, filled with its values, if nothing has changed since."""
     found = _sources.get(A)
-    return None if found is None or found.version != A._version or found.filled is None else found
+    return None if found is None or found.filled is None or not found.is_of(A) else found
 
 
 def remembered_format(A: Tensor) -> SparseFormat | None:
@@ -69,7 +74,7 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     """What is known of a torch sparse tensor, called `name` by the caller; sorted again only for a new pattern."""
     version = None if A.is_inference() else A._version
     found = _sources.get(A)
-    if found is not None and found.version == version:
+    if found is not None and found.is_of(A):
         return found
     found = _refreshed(A, found, name)
     if version is not None:  # an inference tensor does not tell when it changes
@@ -83,14 +88,21 @@ def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource
     """The pattern found before where it is still A's, else a new one."""
     A = A.detach()  # here: inside a transform torch has no detached compressed tensors
     coords, values, is_sorted = _listed(A, name)
-    if found is not None and found.merged is None and torch.equal(found.arranged.coords, coords):
-        return SparseSource(found.arranged, None)
     shape = tuple(A.shape)
+    if found is not None and found.merged is None and _is_pattern(found.arranged, A, coords):
+        return SparseSource(found.arranged, None)
     _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
     merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
     if merged is not None:
         coords, values, is_sorted = merged[0], _merge(values, merged), True
     return SparseSource(arrange(coords, values, shape, is_sorted), merged)
+
+
+def _is_pattern(arranged: Arranged, A: Tensor, coords: Tensor) -> bool:
+    """It is A's, whose entries lie at `coords`; its shape may be another all the same."""
+    pattern = arranged.pattern
+    is_alike = (pattern.shape, pattern.dtype, pattern.device) == (tuple(A.shape), A.dtype, A.device)
+    return is_alike and torch.equal(arranged.coords, coords)
 
 
 def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:

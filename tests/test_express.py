@@ -228,6 +228,16 @@ def test_coordinates_that_change_are_noticed(lane, kind, how):
         case(B)
 
 
+@pytest.mark.parametrize("kind", ["layer", "format", "raw", "beside"])
+def test_coordinates_in_other_memory_are_checked(lane, kind):
+    case, B = Case(kind), drawn(5, 4)
+    case.warm(lane, B)
+    columns = case.layer.AK if kind == "layer" else case.format.AK
+    columns.data = torch.where(columns == 3, 9, columns)
+    with lane.avoided(), pytest.raises(IndexRangeError, match=r"is 9, outside B dimension 0, which has size 5;"):
+        case(B)
+
+
 @every_kind
 def test_gradients_are_recorded_after_calls_without_them(lane, kind):
     case, B = Case(kind), drawn(5, 4)

@@ -13,6 +13,7 @@ import torch
 from tolerances import assert_matches
 
 from insum_ops import nn, sparse_conv3d
+from insum_ops.compiler.errors import ShapeError
 
 
 def cloud(channels=4, dtype=torch.float64):
@@ -174,3 +175,27 @@ def test_a_layer_keeps_neither_the_memory_it_has_left_nor_the_clouds_it_has_seen
     voxels = weakref.ref(layer(cloud()).voxels)
     gc.collect()
     assert voxels() is None
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("change", [moved_by_optimizer, lambda layer: layer.weight.data.mul_(3)], ids=["step", "data"])
+def test_a_weight_whose_taps_are_no_view_is_read_anew(change, groups):
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3, groups=groups).double().to(memory_format=torch.channels_last)
+    batch, row, column = x.indices.long().T
+    for is_training in (False, True, True, False):
+        with torch.set_grad_enabled(is_training):
+            found = layer(x).features
+        kernel, bias = layer.weight.detach().movedim(-1, 1), layer.bias.detach()
+        dense = torch.nn.functional.conv2d(x.dense(), kernel, bias, padding=1, groups=groups)
+        assert_matches(found.detach(), dense[batch, :, row, column])
+        change(layer)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_bias_that_has_become_shorter_is_refused(length):
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3).double()
+    with torch.no_grad():
+        layer(x)
+        layer.bias.data = layer.bias.data[:length]
+        with pytest.raises(ShapeError, match=rf"^bias is \[{length}\] but weight has 4 output channels;"):
+            layer(x)

@@ -162,6 +162,39 @@ def test_a_sparse_tensor_that_grows_is_converted_anew():
     assert not spmm(A, B).any()
 
 
+def test_a_sparse_tensor_with_more_rows_is_converted_anew():
+    dense = random_matrix(4, 3).to(DEVICE)
+    A, B = dense.to_sparse(), torch.randn(3, 2, device=DEVICE)
+    assert spmm(A, B).shape == (4, 2)
+    A.sparse_resize_((6, 3), 2, 0)  # the same entries
+    assert_matches(spmm(A, B), torch.cat([dense, dense.new_zeros(2, 3)]).double() @ B.double())
+
+
+@torch.no_grad()
+def test_a_parameter_that_is_cast_is_converted_anew():
+    dense, module = random_matrix(6, 4).to(DEVICE, torch.float32), torch.nn.Module()
+    edge_index, weight, size = edges(dense)
+    module.A, module.weight = torch.nn.Parameter(dense.to_sparse()), torch.nn.Parameter(weight)
+    B = torch.randn(4, 3, device=DEVICE)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        module.to(dtype)  # the same objects, and no version is counted
+        for _ in range(3):
+            for found in (spmm(module.A, B), spmm((edge_index, module.weight, size), B)):
+                assert found.dtype == dtype
+                assert_matches(found, dense.double() @ B.double())
+
+
+@torch.no_grad()
+def test_weights_with_other_data_are_gathered_again():
+    dense = random_matrix(6, 4).to(DEVICE)
+    edge_index, weight, size = edges(dense)
+    B, start = torch.randn(4, 3, device=DEVICE), weight.clone()
+    for factor in (1.0, 2.0, 3.0):
+        torch.nn.utils.vector_to_parameters(factor * start, [weight])  # `weight.data = ...`
+        for _ in range(3):
+            assert_matches(spmm((edge_index, weight, size), B), factor * dense.double() @ B.double())
+
+
 def test_gradients_gather_again_and_keep_no_graph(counted):
     A, B = csr(random_matrix(6, 4)).requires_grad_(), random_dense(4, 3)
     for _ in range(3):

@@ -18,7 +18,7 @@ from insum_ops import insum
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import IndexRangeError
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.ranges import check_ranges, remembered_range, value_range
+from insum_ops.compiler.ranges import check_ranges, remembered_range, segment_lengths, value_range
 
 
 @pytest.fixture
@@ -55,6 +55,21 @@ def test_a_changed_tensor_is_read_again(reads: list[Tensor]) -> None:
     index[0] = 9
     assert remembered_range(index) == (2, 9)
     assert len(reads) == 2
+
+
+def test_a_tensor_with_other_data_is_read_again(reads: list[Tensor]) -> None:
+    index = torch.tensor([0, 2])
+    assert remembered_range(index) == (0, 2)
+    index.data = torch.tensor([9, 2])  # no change that is counted
+    assert remembered_range(index) == (2, 9)
+    assert len(reads) == 2
+
+
+def test_what_is_known_of_segments_is_no_range() -> None:
+    pointers = torch.tensor([0, 2, 5])
+    assert segment_lengths(pointers) == (2, 3)
+    assert value_range(pointers) == (0, 5)
+    assert segment_lengths(pointers) == (2, 3)
 
 
 def test_a_tensor_without_versions_is_read_every_time(reads: list[Tensor]) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "host_us",
     "peak_mib",
     "queued_in_turns",
-    "queued_times",
     "table",
     "wall_ms",
 ]
@@ -60,13 +59,11 @@ def cold_times(call: Callable[[], object], replays: int = 15) -> Times:
     return Times.of(times)
 
 
-def queued_times(call: Callable[[], object], calls: int = 10, rounds: int = 15) -> Times:
-    """One call among several queued ones, for what can't be captured: launches count where they are the slower part."""
-    return queued_in_turns([call], calls, rounds)[0]
-
-
 def queued_in_turns(each: Sequence[Callable[[], object]], calls: int = 10, rounds: int = 15) -> list[Times]:
-    """The same for several, a round of each after the other: a host that slows down for a while does so for all."""
+    """One call of each among several queued ones, a round of each after the other.
+
+    Launches count where they are the slower part, and a host that slows down for a while does so for all.
+    """
     for call in each:
         for _ in range(3):
             call()

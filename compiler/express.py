@@ -25,14 +25,14 @@ from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, misaligned
 from .pipeline import Plan
 from .ranges import remembered_range
 
-__all__ = ["PLAIN", "Express", "Key", "again", "entry", "is_free", "look_up", "may_autocast"]
+__all__ = ["PLAIN", "Express", "Key", "again", "entry", "is_free", "look_up", "may_autocast", "modes", "transforms"]
 
 PLAIN = (Tensor, torch.nn.Parameter)
 Key = tuple[Any, ...]
 
 # asked at every call, so without the Python functions around them
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
+modes = torch._C._len_torch_dispatch_stack
+transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
 _precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
@@ -43,7 +43,7 @@ _quick = None if INTERPRETED else getattr(torch._C, "_dynamo", None)
 
 def is_free() -> bool:
     """Nobody watches, casts or carries derivatives forward: a call like one before may go straight to its plan."""
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None or may_autocast():
+    if torch.compiler.is_compiling() or modes() or transforms() is not None or may_autocast():
         return False
     return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
 

@@ -13,10 +13,18 @@ from torch import Tensor
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
-__all__ = ["check_ranges", "known_version", "remember_range", "remembered_range", "segment_lengths", "value_range"]
+__all__ = [
+    "check_ranges",
+    "is_wrapped",
+    "known_version",
+    "remember_range",
+    "remembered_range",
+    "segment_lengths",
+    "value_range",
+]
 
 _REMEMBERED, _SEGMENTS = "_insum_value_range", "_insum_segments"
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 
 
 class _Read(NamedTuple):
@@ -59,7 +67,7 @@ def _known(index: Tensor) -> tuple[int, int] | None:
 
 def _address(index: Tensor) -> int:
     """Where a tensor lies; 0 for one that a transform of torch.func has wrapped, which lies nowhere."""
-    return 0 if _is_wrapped(index) else index.data_ptr()
+    return 0 if is_wrapped(index) else index.data_ptr()
 
 
 def known_version(index: Tensor) -> int | None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .express import PLAIN, Key, entry, is_free, look_up, may_autocast
+from .express import PLAIN, Key, entry, is_free, look_up, may_autocast, modes, transforms
 from .pipeline import plan_for
+from .ranges import is_wrapped
 from .ready_call import Backward, PlainCall, SparseCall, ValuesGradient
 from .sparse import Recipe, SparseFormat
 
@@ -43,10 +44,6 @@ __all__ = [
 
 CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
 
-# asked at every call, so without the Python functions around them
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by one of them
 _dtype = torch.get_default_dtype  # of a statement without a factor
 
 # what runs the call, its format, and the tensors that it takes in the caller's order
@@ -57,14 +54,14 @@ _plans: dict[object, PlainCall] = {}
 
 def is_watched() -> bool:
     """Somebody follows what happens (a tracer, a mode, a transform), so it must happen through a torch operator."""
-    return torch.compiler.is_compiling() or _modes() > 0 or _transforms() is not None
+    return torch.compiler.is_compiling() or modes() > 0 or transforms() is not None
 
 
 def is_transformed() -> bool:
     """A transform of torch.func is active, or derivatives are carried forward."""
     if torch.compiler.is_compiling():
         return False
-    return _transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+    return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from .configs import configs
 from .errors import UnsupportedError
 from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher
-from .scatter import strategies, tensors_of
+from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
 
 __all__ = [
@@ -42,7 +42,6 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
-LONG = 1024  # no block is longer, so of a longer dimension a source knows only which powers of two divide it
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 LAUNCHERS = 4096  # kept before starting afresh
 EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
@@ -134,15 +133,15 @@ def is_uneven(bound: Bound, fact: str, rows: tuple[int, int]) -> bool:
 
 
 def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
-    """A shape and its strides; of a long first dimension its power of two and which blocks divide it."""
+    """A shape and its strides; of a long first dimension its power of two and what is known to divide it."""
     length, span = shape[0] if shape else 0, 0
-    if length <= LONG:
+    if length <= SHORT_LENGTH:
         return shape, strides
     for size, stride in zip(shape, strides):
         span += (size - 1) * stride
     if span >= NEAR:
         return shape, strides
-    return bucket(length), min(length & -length, LONG), shape[1:], strides
+    return bucket(length), known_divisor(length), shape[1:], strides
 
 
 @cache

@@ -15,7 +15,7 @@ from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .scatter import Merged, Owner
+from .scatter import Merged, Owner, known_divisor
 from .schedule import Schedule, Strides
 from .winners import Winners
 
@@ -160,9 +160,15 @@ class _Emitter(Winners):
         return self.schedule.extents[name] <= block
 
     def emit_bound(self, name: str, block: int) -> None:
-        if block > 1 and self.schedule.extents[name] % block:
+        if block > 1 and self.divisor(name) % block:
             value = self.names[name]
             self.bounds[name] = self.let(f"{value.text} < {self.extent(name)}", value.axes, f"in_{self.clean(name)}")
+
+    def divisor(self, name: str) -> int:
+        """What the source may rely on to divide an extent, which it serves at other lengths too."""
+        extent, owner = self.schedule.extents[name], self.schedule.owner
+        is_row = owner is not None and name == owner.row
+        return known_divisor(extent) if is_row or self.is_varying(name) else extent
 
     # loops
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ContextDecorator, ExitStack
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "find",
     "find_backward",
     "find_kept",
+    "find_like",
     "find_pinned",
     "find_values_gradient",
     "is_free",
@@ -39,6 +40,7 @@ __all__ = [
     "remember_pinned",
     "remember_sparse",
     "remember_values_gradient",
+    "run_like",
     "wants_gradient",
 ]
 
@@ -64,11 +66,26 @@ def is_transformed() -> bool:
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
 
-@contextmanager
-def outside_transforms() -> Iterator[None]:
-    """What is made here outlives the call: it is no part of a transform, and good for training too."""
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        yield
+class outside_transforms(ContextDecorator):
+    """What is made here outlives the call: it is no part of a transform, and good for training too.
+
+    Every first call over new voxels or a new pattern passes here, so that it costs next to nothing where there is
+    nothing to leave.
+    """
+
+    def _recreate_cm(self) -> outside_transforms:
+        return outside_transforms()  # of a decorated function each call has its own
+
+    def __enter__(self) -> None:
+        self.left: ExitStack | None = None
+        if torch.is_inference_mode_enabled() or transforms() is not None:
+            self.left = ExitStack()
+            self.left.enter_context(torch.inference_mode(False))
+            self.left.enter_context(torch._C._DisableFuncTorch())
+
+    def __exit__(self, *given: Any) -> None:
+        if self.left is not None:
+            self.left.close()
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,6 +103,24 @@ def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> 
     except (AttributeError, TypeError):  # no tensor, no size: others say so
         return None
     return None if call is None else (call, form, tensors)
+
+
+def find_like(
+    expr: str, tensors: Mapping[str, Tensor], size: tuple[int, ...]
+) -> tuple[Key | None, PlainCall | None, list[Tensor]]:
+    """A call over plain tensors like one that is remembered, of which no gradient is asked."""
+    given = list(tensors.values())
+    if not is_free() or wants_gradient(given):
+        return None, None, given
+    return *look_up(_plans, (expr, size, _dtype(), *tensors), given), given
+
+
+def run_like(key: Key, expr: str, tensors: Mapping[str, Tensor], size: tuple[int, ...], given: list[Tensor]) -> Tensor:
+    """A call that `find_like` did not find, remembered when its sizes come a second time: most never do."""
+    plan = plan_for(expr, ",".join(tensors), size, given, "")
+    if plan.runners:
+        keep(_plans, key, PlainCall(plan, [None] * len(given), []))
+    return plan(given, [])  # type: ignore[return-value]
 
 
 def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:

@@ -23,7 +23,9 @@ try:
 except ImportError:  # no Triton, not on Linux: sorting does it
     voxel_hash = None  # type: ignore[assignment]
 
-__all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map"]
+__all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map", "map_on"]
+
+Sizes = tuple[int, ...]  # one for each axis
 
 MOST_TAPS = 40  # whose set is the bits of one sorting key, with the number of a stretch of rows above them
 KINDS = ("subm", "strided", "transposed")
@@ -304,10 +306,26 @@ def kernel_map(
     ndim = len(grid.spatial_shape)
     kernel = per_axis("kernel_size", kernel_size, ndim, 1)
     strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
+    is_centred = kind == "subm"
+    paddings = per_axis("padding", 0 if is_centred else padding, ndim, 0)
+    extra = per_axis("output_padding", 0 if is_centred else output_padding, ndim, 0)
+    return map_on(indices, grid, kind, kernel, strides, paddings, dilations, extra)
+
+
+def map_on(
+    indices: Tensor,
+    grid: VoxelGrid,
+    kind: str,
+    kernel: Sizes,
+    strides: Sizes,
+    paddings: Sizes,
+    dilations: Sizes,
+    extra: Sizes,
+) -> KernelMap:
+    """`kernel_map` for who has looked at its arguments already: one size for each axis, a kind that there is."""
     if kind == "subm":
         return _submanifold(indices, grid, _centred(kernel, strides, dilations))
-    extra = per_axis("output_padding", output_padding, ndim, 0)
-    geometry = _geometry(kernel, strides, per_axis("padding", padding, ndim, 0), dilations)
+    geometry = _geometry(kernel, strides, paddings, dilations)
     if kind == "strided":
         if any(extra):
             raise FormatError(f"output_padding is {list(extra)} but kind is 'strided'; only 'transposed' takes it")
@@ -320,7 +338,7 @@ def kernel_map(
             f"{list(geometry.padding)} and dilation {list(dilations)} leaves nothing of spatial_shape "
             f"{list(grid.spatial_shape)}: its output would be {list(shape)}"
         )
-    return _generated(indices, grid, VoxelGrid(shape, batch_size), geometry, kind)
+    return _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
 
 
 @torch.inference_mode(False)  # what is kept must be good for training too

@@ -32,10 +32,11 @@ _insert, _look_up, _place = FixedKernel(insert), FixedKernel(look_up), FixedKern
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, Counts | None]:
     """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does; its pairs if they were read."""
     is_checked, device = grid.is_checked(indices), indices.device
-    capacity = _capacity(len(indices))
+    voxels = indices.shape[0]
+    capacity = _capacity(voxels)
     keys = torch.full((capacity,), -1, dtype=_key_dtype(indices, grid, geometry), device=device)
     rows = torch.empty(capacity, dtype=torch.int32, device=device)
-    found = torch.empty(len(indices), geometry.volume, dtype=torch.int32, device=device)
+    found = torch.empty(voxels, geometry.volume, dtype=torch.int32, device=device)
     # nobody looks at the faults of voxels that were found right before
     marks = torch.empty(FAULTS, dtype=torch.int32, device=device) if is_checked else _marks(found)
     _insert_inputs(keys, rows, marks, indices, grid)
@@ -83,7 +84,7 @@ def _marks(table: Tensor) -> Tensor:
 def _read(marks: Tensor, table: Tensor, indices: Tensor, grid: VoxelGrid) -> Counts:
     """Count the pairs of a table and raise if voxels are at fault: the one read from the device."""
     shape = counts_shape(table)
-    counts = marks[FAULTS:].view(shape)
+    counts = marks.as_strided(shape, (shape[1], 1), FAULTS)
     count_into(counts, table)
     faults = marks[: FAULTS + shape[1]].tolist()
     if any(faults[:FAULTS]):
@@ -95,7 +96,7 @@ def _read(marks: Tensor, table: Tensor, indices: Tensor, grid: VoxelGrid) -> Cou
 def _insert_inputs(keys: Tensor, rows: Tensor, faults: Tensor, indices: Tensor, grid: VoxelGrid) -> None:
     """Keys and rows of the voxels themselves, and whether one is outside or given twice."""
     itself = _itself(len(grid.spatial_shape))
-    _launch(_insert, (keys, rows, faults), indices, grid, itself, len(rows), (False, True))
+    _launch(_insert, (keys, rows, faults), indices, grid, itself, rows.shape[0], (False, True))
 
 
 @cache

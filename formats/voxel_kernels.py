@@ -72,9 +72,10 @@ def insert(
     if IS_INPUT:
         tl.store(faults_ptr + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
     free = tl.full([BLOCK], -1, KEY)
-    # no slot changes by who has nothing to insert (free for free) or has done so (its slot is taken)
+    # no slot changes by who has nothing to insert (free for free) or has done so (its slot is taken); the former are
+    # most where a stride skips cells, and at one slot they would wait for each other: .7 ms for a room of 65,667 voxels
+    slot = _first_slot(tl.where(is_pending, key, entry.to(KEY)), last_slot)
     key = tl.where(is_pending, key, free)
-    slot = _first_slot(key, last_slot)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
         held = tl.atomic_cas(keys_ptr + slot, free, key, sem="relaxed")
         if IS_INPUT:

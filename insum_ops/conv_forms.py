@@ -20,10 +20,10 @@ __all__ = [
     "WEIGHT_GRADIENT",
     "Form",
     "Settings",
-    "awaits_tiles",
+    "awaited",
     "form_of",
+    "is_due",
     "settings_of",
-    "tiles_pay",
 ]
 
 Form = tuple[str, str, str]  # channels: dense, in groups, one by one
@@ -80,7 +80,10 @@ GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the
 # step of training a small U-Net uses a map nine times, forward and backward, and then has another cloud. Reckoned from
 # these figures, not measured.
 PAYS_AFTER = 32  # convolutions over a map
-UNCOUNTED_CHANNELS = 64  # up to which a new map's pairs are not worth a wait for the device; no measured choice
+# Groups need another kernel and a wait for the host of about .07 ms, of which a call on a scan gets back .01 to .02 up
+# to this many channels. Reckoned from these figures too.
+FEW_CHANNELS = 64
+GROUPS_PAY_AFTER = 8
 
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
@@ -93,8 +96,7 @@ def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: to
     if kernel_map.volume > MOST_TAPS:
         return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
     is_tiled = tiles_pay(kernel_map)
-    is_count_worthwhile = is_tiled or channels > UNCOUNTED_CHANNELS or kernel_map.is_counted
-    if not is_exact and is_count_worthwhile and not _is_full(kernel_map):
+    if not is_exact and (is_tiled or channels > FEW_CHANNELS or groups_pay(kernel_map)) and not _is_full(kernel_map):
         return GROUPED
     return TILED if is_tiled else STATIONARY
 
@@ -108,10 +110,26 @@ def tiles_pay(kernel_map: KernelMap) -> bool:
     return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
 
 
-def awaits_tiles(form: Form, kernel_map: KernelMap) -> bool:
-    """Whether a table stands in for tiles until they pay: such uses of a map are counted."""
-    is_lasting = kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled()
-    return form == STATIONARY and not is_lasting
+def groups_pay(kernel_map: KernelMap) -> bool:
+    """The same for groups, of which a tracer assumes that they pay once it is known how many there would be."""
+    if torch.compiler.is_compiling():
+        return kernel_map.is_counted
+    is_due = kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
+    return is_due or GROUP_SIZE in kernel_map.memory
+
+
+def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap) -> str:
+    """What a table stands in for, "groups" or "tiles", until it pays: such uses of a map are counted. "": nothing."""
+    if form != STATIONARY or kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled():
+        return ""
+    may_group = dtype in HALF and may_round_sums(dtype) and channels <= FEW_CHANNELS and not groups_pay(kernel_map)
+    is_known_full = kernel_map.is_counted and _is_full(kernel_map)
+    return "groups" if may_group and not is_known_full else "tiles"
+
+
+def is_due(what: str, kernel_map: KernelMap) -> bool:
+    """Whether what was `awaited` pays by now."""
+    return tiles_pay(kernel_map) or (what == "groups" and groups_pay(kernel_map))
 
 
 def settings_of(dtype: torch.dtype) -> Settings:

@@ -18,10 +18,10 @@ from .compiler.explain import tune as _tune
 from .compiler.ir import walk
 from .compiler.op import run_plain
 from .compiler.parse import parse
-from .compiler.ready import find_pinned, remember_pinned
+from .compiler.ready import find_like, find_pinned, remember_pinned, run_like
 from .compiler.sparse import is_sparse
 
-__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
+__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_once", "insum_owned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 OWNED = "ROW.TILE"  # each value of TILE owns the rows of the output that ROW holds there
@@ -66,6 +66,14 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
 
 
 Insum = insum
+
+
+def insum_once(expr: str, size: tuple[int, ...], tensors: Mapping[str, Tensor]) -> Tensor:
+    """`insum` over tensors that are known to fit, by who expects other sizes the next time: little is put in place."""
+    key, call, given = find_like(expr, tensors, size)
+    if call is not None:
+        return call(given)
+    return insum(expr, size=size, **tensors) if key is None else run_like(key, expr, tensors, size, given)
 
 
 def insum_beside(

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from . import conv_forms as forms
 from .compiler.errors import ShapeError
-from .compiler.express import again
+from .compiler.express import Key, again
 from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import as_autocast, find_pinned, is_transformed, keep, may_autocast, outside_transforms
+from .compiler.ready import as_autocast, is_transformed, keep, may_autocast, outside_transforms, pinned
+from .compiler.ready_call import PlainCall
 from .formats.kernel_map import KernelMap
-from .functional import OWNED, insum, insum_beside, insum_owned
+from .functional import OWNED, insum, insum_beside, insum_once, insum_owned
 from .kernel_views import (
     DENSE,
     IN_GROUPS,
@@ -27,6 +28,8 @@ from .kernel_views import (
 )
 
 __all__ = ["convolve", "neighbours", "sparse_conv3d"]
+
+FIRST = "first"  # marks the memory of a call that was made once
 
 
 def sparse_conv3d(
@@ -104,19 +107,39 @@ def _run(
         Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
     call = _call_for(features, Weight, kernel_map, key)
     tensors = (features, Weight) if bias is None else (features, Weight, bias)
-    known, Out = again(call.memory, "standing", tensors)  # for views of them: a kernel reads memory alone
     is_flat = len(call.shape) == 2
+    is_first = not call.memory
+    # they stand for views of them: a kernel reads memory alone
+    known, Out = (None, None) if is_first else again(call.memory, "standing", tensors)
     if Out is None:
         moving = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight}
         if bias is not None:
             moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-        if call.facts:
-            Out = insum_owned(call.memory, call.statement, call.operands, call.shape, OWNED, call.facts, **moving)
-        else:
-            Out = insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
-        if known is not None and known not in call.memory:
-            keep(call.memory, known, find_pinned(call.memory, call.statement, moving)[1])
+        Out = _first(call, moving) if is_first and not call.facts else _pinned(call, known, moving)
     return Out if is_flat else Out.flatten(1)
+
+
+def _first(call: _Call, moving: dict[str, Tensor]) -> Tensor:
+    """A map's first use, perhaps its last: nothing is put in place for the next, and others' like it are remembered."""
+    if not torch.compiler.is_compiling():
+        call.memory[FIRST] = True
+    return insum_once(call.statement, call.shape, {**moving, **call.operands})
+
+
+def _pinned(call: _Call, known: Key | None, moving: dict[str, Tensor]) -> Tensor:
+    """With the map's tensors in place from now on; `known`: by which the next call finds it, None: somebody watches."""
+    fact = OWNED if call.facts else ""
+    if known is not None:
+        found: tuple[PlainCall, Any] | None = call.memory.get(known)
+        made = (
+            pinned(call.statement, moving, call.operands, call.shape, fact, call.facts) if found is None else found[0]
+        )
+        if found is None:
+            keep(call.memory, known, made)
+        return made(list(moving.values()))
+    if call.facts:
+        return insum_owned(call.memory, call.statement, call.operands, call.shape, fact, call.facts, **moving)
+    return insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
 
 
 class _Call(NamedTuple):
@@ -128,7 +151,7 @@ class _Call(NamedTuple):
     settings: forms.Settings
     memory: dict[Any, Any]  # of how it runs
     facts: list[Tensor]  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
-    awaits_tiles: bool  # made anew once tiles pay
+    awaits: str  # made anew once that pays
 
 
 def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: CallKey) -> _Call:
@@ -139,10 +162,10 @@ def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: Call
     if (
         call is None
         or call.settings != forms.settings_of(features.dtype)
-        or (call.awaits_tiles and forms.tiles_pay(kernel_map))
+        or (call.awaits and forms.is_due(call.awaits, kernel_map))
     ):
         call = kernel_map.memory[key] = _prepare(features, Weight, kernel_map)
-    if call.awaits_tiles:
+    if call.awaits:
         kernel_map.count_use()
     return call
 
@@ -159,7 +182,8 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     else:
         operands = neighbours(kernel_map) if form == forms.STATIONARY else _maps(kernel_map, forms.GROUP_SIZE)
     settings = forms.settings_of(features.dtype)
-    return _Call(form[kind], shape, operands, settings, {}, facts, forms.awaits_tiles(form, kernel_map))
+    awaits = forms.awaited(form, channels, features.dtype, kernel_map)
+    return _Call(form[kind], shape, operands, settings, {}, facts, awaits)
 
 
 def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -262,7 +286,12 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
         maps = _maps(kernel_map, forms.GROUP_SIZE_OF_SUMS)
         size = (kernel_map.volume, *channels)
-        dWeight = insum_beside(kernel_map.memory, forms.WEIGHT_GRADIENT[kind], maps, size, In=In, dOut=dOut)
+        statement, memory, mark = forms.WEIGHT_GRADIENT[kind], kernel_map.memory, (FIRST, size)
+        if mark in memory or torch.compiler.is_compiling():
+            dWeight = insum_beside(memory, statement, maps, size, In=In, dOut=dOut)
+        else:
+            memory[mark] = True
+            dWeight = insum_once(statement, size, {"In": In, "dOut": dOut, **maps})
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 

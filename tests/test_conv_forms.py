@@ -13,7 +13,16 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from insum_ops import conv_forms, nn, sparse_conv, sparse_conv3d
-from insum_ops.conv_forms import GROUPED, PAYS_AFTER, STATIONARY, TILED, UNCOUNTED_CHANNELS, form_of
+from insum_ops.conv_forms import (
+    FEW_CHANNELS,
+    GROUPED,
+    GROUPS_PAY_AFTER,
+    PAYS_AFTER,
+    STATIONARY,
+    TILED,
+    awaited,
+    form_of,
+)
 from insum_ops.formats import KernelMap, kernel_map
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -84,11 +93,13 @@ def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
     for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)
         assert form is STATIONARY
-        assert conv_forms.awaits_tiles(form, found)
+        assert awaited(form, channels, dtype, found) == "tiles"
+        assert not conv_forms.is_due("tiles", found)
         found.count_use()
+    assert conv_forms.is_due("tiles", found)
     form = form_of(found, channels, dtype, GPU)
     assert form is TILED
-    assert not conv_forms.awaits_tiles(form, found)
+    assert not awaited(form, channels, dtype, found)
 
 
 def test_tiles_that_are_there_are_taken_at_once():
@@ -110,20 +121,46 @@ def test_few_channels_over_a_new_map_wait_for_no_count(monkeypatch):
     few = cube(apart=9)
     with monkeypatch.context() as patch:
         forbid(patch, "count", "group", "tile")
-        assert form_of(few, UNCOUNTED_CHANNELS, HALF, GPU) is STATIONARY
-    assert form_of(use(few), UNCOUNTED_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
+        assert form_of(few, FEW_CHANNELS, HALF, GPU) is STATIONARY
+    assert form_of(use(few), FEW_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
     assert few.is_counted
 
 
 @pytest.mark.usefixtures("_rounds")
-def test_many_channels_count_at_once_and_what_is_counted_is_known_to_all():
+def test_few_channels_over_a_map_that_is_used_a_few_times_are_grouped_for_none_of_them():
     few, full = cube(apart=9), cube()
-    assert form_of(few, UNCOUNTED_CHANNELS + 1, HALF, GPU) is GROUPED
-    assert form_of(full, UNCOUNTED_CHANNELS + 1, HALF, GPU) is STATIONARY
+    assert few.num_pairs < full.num_pairs
+    for _ in range(GROUPS_PAY_AFTER):
+        form = form_of(few, FEW_CHANNELS, HALF, GPU)
+        assert form is form_of(full, FEW_CHANNELS, HALF, GPU) is STATIONARY
+        assert awaited(form, FEW_CHANNELS, HALF, few) == "groups"
+        assert awaited(form, FEW_CHANNELS, HALF, full) == "tiles"  # of which it is known that they are what it needs
+        assert not conv_forms.is_due("groups", few)
+        use(few, 1)
+        use(full, 1)
+    assert conv_forms.is_due("groups", few)
+    assert not conv_forms.is_due("tiles", few)
+    assert form_of(few, FEW_CHANNELS, HALF, GPU) is GROUPED
+    assert form_of(full, FEW_CHANNELS, HALF, GPU) is STATIONARY
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_groups_that_are_there_are_taken_at_once_and_none_are_made_during_a_capture(monkeypatch):
+    known, often = cube(apart=9), use(cube(apart=9), GROUPS_PAY_AFTER)
+    assert known.num_pairs == often.num_pairs  # counted
+    known.memory[conv_forms.GROUP_SIZE] = {}
+    capture(monkeypatch)
+    assert form_of(known, FEW_CHANNELS, HALF, GPU) is GROUPED
+    assert form_of(often, FEW_CHANNELS, HALF, GPU) is STATIONARY
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_many_channels_count_at_once():
+    few, full = cube(apart=9), cube()
+    assert form_of(few, FEW_CHANNELS + 1, HALF, GPU) is GROUPED
+    assert form_of(full, FEW_CHANNELS + 1, HALF, GPU) is STATIONARY
     assert few.is_counted
     assert full.is_counted
-    assert form_of(few, UNCOUNTED_CHANNELS, HALF, GPU) is form_of(few.inverse, 1, HALF, GPU) is GROUPED
-    assert form_of(full, UNCOUNTED_CHANNELS, HALF, GPU) is STATIONARY
 
 
 @by_host
@@ -134,7 +171,7 @@ def test_multiply_adds_and_large_kernels_have_nothing_to_wait_for():
         use(large, times)
         assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
         assert form_of(large, 64, HALF, GPU) is STATIONARY
-        assert not conv_forms.awaits_tiles(STATIONARY, large)
+        assert not awaited(STATIONARY, 64, HALF, large)
 
 
 @pytest.mark.usefixtures("_rounds")
@@ -143,7 +180,7 @@ def test_during_a_capture_what_is_there_is_taken(monkeypatch):
     tiled.tiled(conv_forms.TILE_SIZE)
     capture(monkeypatch)
     forbid(monkeypatch, "count", "group", "tile")
-    for channels in (UNCOUNTED_CHANNELS, 256):
+    for channels in (FEW_CHANNELS, 256):
         assert form_of(often, channels, HALF, GPU) is form_of(often.inverse, channels, HALF, GPU) is STATIONARY
         assert form_of(strided, channels, HALF, GPU) is STATIONARY
         assert form_of(tiled, channels, HALF, GPU) is TILED
@@ -158,7 +195,7 @@ def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
         use(full, times)
         assert form_of(full, 64, HALF, GPU) is form_of(full, 64, DOUBLE, GPU) is TILED
         assert form_of(large, 64, HALF, GPU) is form_of(full, 64, HALF, CPU) is STATIONARY
-        assert not conv_forms.awaits_tiles(STATIONARY, full)
+        assert not awaited(STATIONARY, 64, HALF, full)
 
 
 def test_the_directions_of_a_submanifold_count_as_one_and_others_for_themselves():

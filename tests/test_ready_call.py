@@ -9,8 +9,9 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler import autograd, gradients, ready
 from insum_ops.compiler.errors import IndexRangeError, OperandError
+from insum_ops.compiler.ready import outside_transforms
 from insum_ops.formats import BlockCOO, GroupCOO
-from insum_ops.functional import insum_beside
+from insum_ops.functional import insum_beside, insum_once
 
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
 
@@ -167,6 +168,76 @@ def test_a_call_beside_tensors_that_stay_is_differentiable_and_cast():
     assert_matches(tangent, torch.ones(3, 4).double())
     with torch.inference_mode():
         assert_matches(insum_beside(memory, GATHER, fixed, B=B), B[[2, 0, 0]].double())
+
+
+def once(B, index):
+    return insum_once(GATHER, (len(index), B.shape[1]), {"B": B, "I": index})
+
+
+def test_a_call_of_sizes_that_may_not_come_again_is_remembered_when_they_do(long_way, monkeypatch):
+    monkeypatch.setattr(ready, "_plans", {})
+    index = torch.tensor([2, 0, 1])
+    for times in range(4):
+        B = torch.randn(5, 4, dtype=torch.float64)
+        assert_matches(once(B, index), B[index])
+        assert len(ready._plans) == (times > 0)
+    assert not long_way
+    assert_matches(insum(GATHER, size=(3, 4), B=B, I=index), B[index])  # which finds it too
+    assert not long_way
+    for rows in (6, 7):
+        B = torch.randn(rows, 4, dtype=torch.float64)
+        assert_matches(once(B, index), B[index])
+    assert len(ready._plans) == 1
+    index[1] = 7
+    with pytest.raises(IndexRangeError, match=r"^I\[1\] is 7, outside B dimension 0, which has size 5;"):
+        once(B[:5], index)
+
+
+def test_a_call_of_sizes_that_may_not_come_again_is_differentiable_and_cast():
+    index = torch.tensor([2, 0, 0])
+    leaf = torch.randn(5, 4, requires_grad=True)
+    once(leaf, index).sum().backward()
+    assert_matches(leaf.grad, torch.tensor([2.0, 0.0, 1.0, 0.0, 0.0])[:, None].expand(5, 4).double())
+    B = leaf.detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert once(B, index).dtype == torch.bfloat16
+    tangent = torch.func.jvp(lambda B: once(B, index), (B,), (torch.ones_like(B),))[1]
+    assert_matches(tangent, torch.ones(3, 4).double())
+    twice = torch.func.vmap(lambda B: once(B, index))(torch.stack([B, -B]))
+    assert_matches(twice, torch.stack([B[index], -B[index]]).double())
+    negative = torch.complex(B, B).conj().imag  # memory that holds its negatives
+    assert negative.is_neg()
+    assert_matches(once(negative, index), -B[index].double())
+
+
+def test_what_outlives_a_call_is_made_outside_of_what_the_call_is_in():
+    made = []
+
+    @outside_transforms()
+    def make(depth=1):
+        if depth:
+            make(depth - 1)
+        made.append(torch.ones(2))
+
+    def inside(x):
+        with outside_transforms():
+            made.append(torch.ones(2))
+        make()
+        return x * 2
+
+    assert_matches(torch.func.vmap(inside)(torch.ones(3)), torch.full((3,), 2.0).double())
+    with torch.inference_mode():
+        inside(torch.ones(3))
+        assert torch.is_inference_mode_enabled()
+        with pytest.raises(ZeroDivisionError), outside_transforms():
+            raise ZeroDivisionError
+        assert torch.is_inference_mode_enabled()
+    inside(torch.ones(3))
+    assert len(made) == 9
+    for tensor in made:
+        assert type(tensor) is torch.Tensor
+        assert not tensor.is_inference()
+        tensor.requires_grad_().sum().backward()
 
 
 def test_a_tensor_without_strides_is_refused_by_whoever_knows_how():

@@ -42,18 +42,20 @@ def other_size(own, lengths):
     return replace(given, bound=replace(given.bound, statement=bound.statement), rows=own.rows)
 
 
-def long(own):
+def long(own, least):
     """The application's problem with first dimensions that count roughly."""
     firsts = {shape[0] for shape in own.bound.shapes.values()} | {own.bound.size[0]}
-    return other_size(own, {first: 5000 + 2 * at + 1 for at, first in enumerate(sorted(firsts)) if first > 100})
+    return other_size(own, {first: least + 2 * at + 1 for at, first in enumerate(sorted(firsts)) if first > 100})
 
 
-@pytest.mark.parametrize("more", [2, 1001 * 2, 3100])
+@pytest.mark.parametrize(
+    ("least", "more"), [(5000, 2), (5000, 1001 * 2), (5000, 3100), (5008, 1), (624, 1), (624, 380)]
+)
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_sizes_that_count_alike_share_every_kernel(name, more):
-    one = long(APPLICATIONS[name].problem())
+def test_sizes_that_count_alike_share_every_kernel(name, least, more):
+    one = long(APPLICATIONS[name].problem(), least)
     firsts = {shape[0] for shape in one.bound.shapes.values()} | {one.bound.size[0]}
-    other = other_size(one, {first: first + more for first in firsts if first > 1024})
+    other = other_size(one, {first: first + more for first in firsts if first > 512})
     assert other.bound.extents != one.bound.extents
     assert other.signature == one.signature
     for mine, theirs in zip(candidates(one), candidates(other), strict=True):
@@ -75,17 +77,19 @@ def test_sizes_that_a_source_would_tell_apart_have_other_signatures():
         bound = bind(parse("Y[i,c] = X[E[i],c]"), tensors)
         return replace(problem_for(bound, tensors), **options).signature
 
-    assert signature(5001) == signature(5003) == signature(8191)
-    assert signature(5001) != signature(5002)  # a block of two divides one of them
+    assert signature(5001) == signature(5002) == signature(5004) == signature(8191)
+    assert signature(5001) != signature(5008)  # a block of 16 divides one of them
     assert signature(5001) != signature(8193)  # tuned configs are remembered by powers of two
-    assert signature(1001) != signature(1003)  # a block may be as long
+    assert signature(5008) == signature(5024) != signature(5120)  # which has no bound at blocks of 1024
+    assert signature(701) == signature(1003) != signature(1024)
+    assert signature(61) != signature(63)  # a program may hold all of them
     assert signature(5001) != signature(5001, columns=65)
     assert signature(5001) != signature(5001, deterministic=True)
     assert signature(2**23 + 1) != signature(2**23 + 3)  # addresses may need 64 bits for one of them
 
 
 GATHER = "Y[i,c] = X[E[i],c]"
-ENTRIES = (2001, 2003, 2047, 2002, 2049, 4095, 1001)  # the first three count alike
+ENTRIES = (2001, 2003, 2047, 2032, 2049, 4095, 61)  # the first three count alike
 
 
 def gather(rows, columns=8, last=0, expr=GATHER, dtype=torch.float32, wide=None):

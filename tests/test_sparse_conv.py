@@ -12,7 +12,7 @@ from torch.nn import functional
 from insum_ops import conv_forms, insum, nn, sparse_conv3d
 from insum_ops.compiler.errors import OperandError, ShapeError
 from insum_ops.formats import kernel_map
-from insum_ops.functional import insum_beside
+from insum_ops.functional import insum_beside, insum_once
 
 convolutions = sys.modules["insum_ops.sparse_conv"]
 SHAPES = {1: [11], 2: [6, 7], 3: [4, 5, 6]}
@@ -256,7 +256,13 @@ def test_a_deterministic_weight_gradient_scatters_nothing(monkeypatch):
         return insum_beside(memory, expr, *rest, **given)
 
     monkeypatch.setattr(convolutions, "insum", lambda expr, **given: (seen.append(expr), insum(expr, **given))[1])
+
+    def once(expr, *rest):
+        seen.append(expr)
+        return insum_once(expr, *rest)
+
     monkeypatch.setattr(convolutions, "insum_beside", beside)
+    monkeypatch.setattr(convolutions, "insum_once", once)
     monkeypatch.setattr(conv_forms, "GROUP_SIZE_OF_PARTS", 16)  # so that some taps have several groups
     torch.use_deterministic_algorithms(True)
     try:
@@ -266,6 +272,16 @@ def test_a_deterministic_weight_gradient_scatters_nothing(monkeypatch):
         torch.use_deterministic_algorithms(False)
     assert len(seen) == 12
     assert not any(expr.split("=")[0].count("[") > 1 for expr in seen)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_map_gives_the_same_at_its_first_use_and_later_ones_whatever_its_size(groups):
+    layer = nn.SubMConv3d(4, 4, 3, groups=groups).double()
+    for voxels in (30, 29, 30, 28):
+        x = cloud(4)
+        x = x.select_by_index(torch.arange(voxels, device=x.indices.device))
+        for _ in range(3):  # worked out, put in place, in place
+            assert_equals_dense(x, layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -66,8 +66,8 @@ def test_attributes_are_those_of_spconv():
 
 def test_layers_of_one_layout_share_a_map(monkeypatch):
     built = []
-    original = sparse_conv_tensor.kernel_map
-    monkeypatch.setattr(sparse_conv_tensor, "kernel_map", lambda *args: built.append(args[-2]) or original(*args))
+    original = sparse_conv_tensor.map_on
+    monkeypatch.setattr(sparse_conv_tensor, "map_on", lambda *args: built.append(args[2]) or original(*args))
     x = cloud()
     first = nn.SubMConv3d(4, 4, 3, indice_key="a").double()
     second = nn.SubMConv3d(4, 4, 3).double()  # without a key, and with a padding that means nothing

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import outside_transforms
-from ..formats.kernel_map import KernelMap, kernel_map
+from ..formats.kernel_map import KernelMap, map_on
 from ..formats.voxel_grid import VoxelGrid
 
 __all__ = ["Layout", "SavedMap", "SparseConvTensor", "Voxels"]
@@ -46,9 +46,9 @@ class Voxels:
         found = self.maps.get(layout)
         if found is None or not (torch.compiler.is_compiling() or found.stamp.is_current()):
             kind, kernel, stride, padding, dilation, extra = layout
-            shape, batch = self.grid.spatial_shape, self.grid.batch_size
             with outside_transforms():
-                made = kernel_map(self.indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
+                made = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
+            batch = self.grid.batch_size
             target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
             found = self.maps[layout] = Found(made, target, Stamp(self.indices))
         return found.kernel_map, found.target or self

@@ -59,7 +59,7 @@ lint: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	rm -rf $(TYPED)
 	mkdir -p $(TYPED)/insum_ops
-	ln -s $(addprefix $(CURDIR)/,$(wildcard insum_ops/*.py) insum_ops/nn insum_ops/py.typed formats compiler) $(TYPED)/insum_ops
+	ln -s $(addprefix $(CURDIR)/,$(wildcard insum_ops/*.py) insum_ops/equivariant insum_ops/nn insum_ops/py.typed formats compiler) $(TYPED)/insum_ops
 	cd $(TYPED) && $(CURDIR)/$(RUN) -m mypy --config-file $(CURDIR)/setup.cfg -p insum_ops
 
 format: $(INSTALLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,6 +104,16 @@ def test_no_import_goes_round_in_a_circle():
         for module in MODULES
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_equivariant_lists_its_files_in_the_order_of_their_imports():
+    package = "insum_ops.equivariant"
+    by_name = {module.name: module for module in MODULES}
+    listed = re.findall(r"^ {4}(\w+)  ", ast.get_docstring(by_name[package].tree) or "", re.MULTILINE)
+    names = [f"{package}.{name}" for name in listed]
+    assert sorted([package, *names]) == sorted(name for name in NAMES if _is_in(name, package))
+    for at, name in enumerate(names):
+        assert {i.module for i in by_name[name].imports if _is_in(i.module, package)} <= set(names[:at]), name
 
 
 @every_module

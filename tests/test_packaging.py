@@ -73,10 +73,10 @@ def _expected() -> set[str]:
     return files
 
 
-def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel):
+def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == _expected()
-    for package in ("insum_ops", "insum_ops/nn", "insum_ops/formats", "insum_ops/compiler"):
+    for package in ("insum_ops", "insum_ops/equivariant", "insum_ops/nn", "insum_ops/formats", "insum_ops/compiler"):
         assert f"{package}/__init__.py" in held
 
 

@@ -13,9 +13,9 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
 from insum_ops.compiler import scatter  # noqa: E402
+from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
-from insum_ops.tensor_plan import make_plan  # noqa: E402
 
 SMALL = ("2x0e + 2x1o", "0e + 1o", "2x0e + 2x1o")
 UNEQUAL = ("1x0e + 2x1o", "2x0e + 1o", "2x0e + 1x1o")

@@ -15,9 +15,9 @@ from irreps import dense_product, to_ir_mul  # noqa: E402
 from tolerances import TOLERANCE, assert_matches  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
+from insum_ops.equivariant.terms import channel_statement, path_statement  # noqa: E402
 from insum_ops.formats import ELL, GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
-from insum_ops.tensor_terms import channel_statement, path_statement  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

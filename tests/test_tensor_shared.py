@@ -11,11 +11,12 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
-from insum_ops import explain, tensor_kinds, tensor_shared, tensor_tables  # noqa: E402
+from insum_ops import explain  # noqa: E402
+from insum_ops.equivariant import kinds, shared, tables  # noqa: E402
+from insum_ops.equivariant.kinds import KindsTerm  # noqa: E402
+from insum_ops.equivariant.shared import SharedTerm  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
-from insum_ops.tensor_kinds import KindsTerm  # noqa: E402
-from insum_ops.tensor_shared import SharedTerm  # noqa: E402
 
 MATRICES = ("12x0e + 12x1o + 12x2e", "80x0e", "12x0e + 12x1o + 12x2e")
 PRODUCTS = {
@@ -65,7 +66,7 @@ def assert_right(ours: TensorProduct, rows: int = 3) -> None:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """What kernels run, as torch operations where there are none."""
-    for module in (tensor_tables, tensor_shared):
+    for module in (tables, shared):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
 
 
@@ -171,9 +172,9 @@ def test_edges(name):
 def test_samples_are_taken_in_parts_where_their_matrices_would_fill_the_memory(has_edges, monkeypatch):
     ours = FullyConnectedTensorProduct("12x0e + 12x1o + 3x0e + 12x2e", *MATRICES[1:], internal_weights=False)
     calls = []
-    one = tensor_tables.TableTerm.__call__
-    monkeypatch.setattr(tensor_tables.TableTerm, "__call__", lambda *given: calls.append(len(given[2])) or one(*given))
-    monkeypatch.setattr(tensor_kinds, "MOST_BYTES", 2 * 3 * 12 * 12 * 4)
+    one = tables.TableTerm.__call__
+    monkeypatch.setattr(tables.TableTerm, "__call__", lambda *given: calls.append(len(given[2])) or one(*given))
+    monkeypatch.setattr(kinds, "MOST_BYTES", 2 * 3 * 12 * 12 * 4)
     tensors = operands(ours, 5)
     wide = doubles(tensors)
     if has_edges:

@@ -12,10 +12,11 @@ pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product
 from tolerances import assert_matches
 
-from insum_ops import explain, tensor_singles
+from insum_ops import explain
+from insum_ops.equivariant import singles
+from insum_ops.equivariant.plan import make_plan
+from insum_ops.equivariant.singles import SingleTerm
 from insum_ops.nn import FullyConnectedTensorProduct
-from insum_ops.tensor_plan import make_plan
-from insum_ops.tensor_singles import SingleTerm
 
 TETRIS = ("0e + 1o + 2e", "0e + 1o + 2e", "3x0e + 2x1o + 2x1e")
 SEEDED = ("0e + 2x1o + 1o", "0e + 1o", "3x0e + 3x1o")  # statements of two kinds add to one slot
@@ -24,7 +25,7 @@ SEEDED = ("0e + 2x1o + 1o", "0e + 1o", "3x0e + 3x1o")  # statements of two kinds
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where no kernel runs too: the statements as torch operations."""
-    monkeypatch.setattr(tensor_singles, "has_kernels", lambda device: True)
+    monkeypatch.setattr(singles, "has_kernels", lambda device: True)
     make_plan.cache_clear()
     torch.manual_seed(0)
     yield

@@ -13,13 +13,13 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
-from insum_ops import tensor_tables  # noqa: E402
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
+from insum_ops.equivariant import tables  # noqa: E402
+from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.equivariant.tables import PathTables, TableTerm  # noqa: E402
+from insum_ops.equivariant.terms import PathTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
-from insum_ops.tensor_plan import make_plan  # noqa: E402
-from insum_ops.tensor_tables import PathTables, TableTerm  # noqa: E402
-from insum_ops.tensor_terms import PathTerm  # noqa: E402
 
 SHORT = ("12x0e + 12x1o", "0e + 1o", "12x1o + 16x0o + 12x0e")  # an output block that nothing leads to
 LONG = ("12x2e + 12x1o + 12x0e", "1o + 2e", "12x1o + 12x2o + 12x3o")
@@ -67,7 +67,7 @@ def _nothing_is_known() -> None:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables where no kernel runs too: their statements as torch operations."""
-    monkeypatch.setattr(tensor_tables, "has_kernels", lambda device: True)
+    monkeypatch.setattr(tables, "has_kernels", lambda device: True)
 
 
 @pytest.mark.usefixtures("everywhere")

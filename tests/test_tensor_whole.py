@@ -15,8 +15,8 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
-from insum_ops import tensor_node, tensor_plan, tensor_whole
-from insum_ops.tensor_plan import make_plan
+from insum_ops.equivariant import node, plan, whole
+from insum_ops.equivariant.plan import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_transforms_and_modes_see_the_statements(monkeypatch):
     ours = CASES["each"].built()
     leaves = learning(operands(CASES["each"], ours)[0], (True, True, True))
     expected = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
-    monkeypatch.setattr(tensor_plan, "evaluate_whole", None)  # not to be called
+    monkeypatch.setattr(plan, "evaluate_whole", None)  # not to be called
     loss = lambda *own: ours(*own).square().sum()
     plain = [leaf.detach() for leaf in leaves]
     for one, reference in zip(torch.func.grad(loss, (0, 1, 2))(*plain), expected, strict=True):
@@ -188,7 +188,7 @@ def test_copies_and_pickles_know_nothing_yet():
 
 
 def test_layouts_are_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(tensor_node, "LAYOUTS", 3)
+    monkeypatch.setattr(node, "LAYOUTS", 3)
     ours = CASES["each"].built()
     for rows in (1, 2, 3, 4, 5):
         given, _ = operands(CASES["each"], ours, rows)
@@ -224,7 +224,7 @@ def test_a_third_path_at_another_distance_has_its_own_statement():
 
 
 def test_gradients_too_large_to_be_written_in_parts_are_put_together(monkeypatch):
-    monkeypatch.setattr(tensor_whole, "LARGEST", 8)
+    monkeypatch.setattr(whole, "LARGEST", 8)
     ours = CASES["apart"].built()
     leaves = learning(operands(CASES["apart"], ours)[0], (True, True, True))
     z, expected = ours(*leaves), composed(ours, *leaves)

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from torch.jit import ScriptModule
 
-from ..clebsch_gordan import e3nn_o3
 from ..compiler.errors import OperandError
-from ..tensor_paths import MODES, Instruction
+from ..equivariant.clebsch_gordan import e3nn_o3
+from ..equivariant.paths import MODES, Instruction
 from .tensor_product import FullyConnectedTensorProduct, TensorProduct
 
 __all__ = ["Conversion", "from_e3nn"]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..clebsch_gordan import Irreps, read_irreps
 from ..compiler.errors import OperandError, ShapeError
+from ..equivariant.clebsch_gordan import Irreps, read_irreps
+from ..equivariant.paths import Instruction, Variances, fully_connected, normalised
+from ..equivariant.product import make_product
 from ..formats import GroupCOO
-from ..tensor_paths import Instruction, Variances, fully_connected, normalised
-from ..tensor_product import make_product
 
 __all__ = ["FullyConnectedTensorProduct", "TensorProduct"]
 

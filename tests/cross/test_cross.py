@@ -19,8 +19,8 @@ from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.equivariant.tables import PRODUCT, W_GRADIENT, Y_GRADIENT
 from insum_ops.functional import OWNED
-from insum_ops.tensor_tables import PRODUCT, W_GRADIENT, Y_GRADIENT
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"

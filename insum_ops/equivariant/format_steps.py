@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .compiler.autograd import evaluate
-from .compiler.gradients import gradients_of
-from .compiler.ready import find, find_backward
-from .functional import insum
+from ..compiler.autograd import evaluate
+from ..compiler.gradients import gradients_of
+from ..compiler.ready import find, find_backward
+from ..functional import insum
 from .multilinear import Multilinear
-from .tensor_shared import PAIRED, SharedTerm
-from .tensor_singles import SingleTerm
-from .tensor_steps import Calls, Parts, Step, Wanted
+from .shared import PAIRED, SharedTerm
+from .singles import SingleTerm
+from .steps import Calls, Parts, Step, Wanted
 
 __all__ = ["shared_step", "single_step"]
 

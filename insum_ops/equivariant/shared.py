@@ -18,15 +18,15 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..compiler.pipeline import has_kernels
+from ..formats import ELL
+from ..functional import insum
 from .clebsch_gordan import Irreps
-from .compiler.pipeline import has_kernels
-from .compiler.ready import outside_transforms
-from .formats import ELL
-from .functional import insum
+from .constants import Memory, format_on
 from .multilinear import Multilinear
-from .tensor_paths import Instruction
-from .tensor_slots import Memory, Slots
-from .tensor_terms import Key, coefficients
+from .paths import Instruction
+from .slots import Slots
+from .terms import Key, coefficients
 
 __all__ = ["SharedTerm", "shared_term"]
 
@@ -53,13 +53,7 @@ class SharedTerm:
         return self.num_paths * prod(self.key[1])
 
     def on(self, device: torch.device, dtype: torch.dtype) -> ELL:
-        found = self.copies.get((device, dtype))
-        if found is None:
-            with outside_transforms():
-                found = self.CG.to(device, dtype)
-            if type(found.values) is Tensor:  # a FakeTensorMode's are good for one call
-                self.copies[device, dtype] = found
-        return found
+        return format_on(device, dtype, self.CG, self.copies)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.on(device, dtype)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from .compiler.differentiate import terms
-from .compiler.parse import parse
-from .compiler.ready import pinned
-from .compiler.ready_call import PlainCall
-from .functional import OWNED
-from .tensor_tables import PRODUCT, W_GRADIENT, X_GRADIENT, Y_GRADIENT, TableTerm
-from .tensor_terms import PathTerm, path_statement
+from ..compiler.differentiate import terms
+from ..compiler.parse import parse
+from ..compiler.ready import pinned
+from ..compiler.ready_call import PlainCall
+from ..functional import OWNED
+from .tables import PRODUCT, W_GRADIENT, X_GRADIENT, Y_GRADIENT, TableTerm
+from .terms import PathTerm, path_statement
 
 __all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "path_step", "run", "table_step"]
 

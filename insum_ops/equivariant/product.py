@@ -9,14 +9,14 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from ..compiler.misfit import INDEX_DTYPES
+from ..compiler.ranges import remembered_range
+from ..compiler.ready import is_watched
+from ..formats import GroupCOO
 from .clebsch_gordan import Irreps, read_irreps
-from .compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
-from .compiler.misfit import INDEX_DTYPES
-from .compiler.ranges import remembered_range
-from .compiler.ready import is_watched
-from .formats import GroupCOO
-from .tensor_paths import Instruction, fully_connected, normalised
-from .tensor_plan import TensorPlan, make_plan, takes_one_hot
+from .paths import Instruction, fully_connected, normalised
+from .plan import TensorPlan, make_plan, takes_one_hot
 
 __all__ = ["Product", "make_product", "tensor_product"]
 

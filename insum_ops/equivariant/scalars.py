@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..formats import ELL, GroupCOO
+from ..functional import insum
 from .clebsch_gordan import Irreps
-from .formats import ELL, GroupCOO
-from .functional import insum
-from .tensor_paths import Instruction
-from .tensor_slots import Constants, Slots
+from .constants import Constants
+from .paths import Instruction
+from .slots import Slots
 
 __all__ = ["ScalarTerm", "scalar_coefficients", "scalar_term"]
 

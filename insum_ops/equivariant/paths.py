@@ -8,12 +8,20 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..compiler.errors import OperandError, ShapeError, UnsupportedError
 from .clebsch_gordan import Irreps
-from .compiler.errors import OperandError, ShapeError, UnsupportedError
 
-__all__ = ["MODES", "Instruction", "fully_connected", "normalised", "path_shape"]
+__all__ = ["LETTERS", "MODES", "Instruction", "fully_connected", "normalised", "path_shape"]
 
-MODES = ("uvw", "uvu", "uvv", "uuw", "uuu", "uvuv")
+LETTERS = {  # mode: the second input's channel, the weight's, the output's
+    "uvw": ("v", "uvw", "w"),
+    "uvu": ("v", "uv", "u"),
+    "uvv": ("v", "uv", "v"),
+    "uuw": ("u", "uw", "w"),
+    "uuu": ("u", "u", "u"),
+    "uvuv": ("v", "uv", "uv"),
+}
+MODES = tuple(LETTERS)
 IRREP_NORMALIZATIONS = ("component", "norm", "none")
 PATH_NORMALIZATIONS = ("element", "path", "none")
 
@@ -48,9 +56,8 @@ def fully_connected(in1: Irreps, in2: Irreps, out: Irreps) -> list[tuple[int, in
 
 def path_shape(mode: str, mul1: int, mul2: int, mul_out: int) -> tuple[int, ...]:
     """The shape of one path's weights."""
-    letters = {"uvw": "uvw", "uvu": "uv", "uvv": "uv", "uuw": "uw", "uuu": "u", "uvuv": "uv"}[mode]
     sizes = {"u": mul1, "v": mul2, "w": mul_out}
-    return tuple(sizes[letter] for letter in letters)
+    return tuple(sizes[letter] for letter in LETTERS[mode][1])
 
 
 def normalised(

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from .compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
-from .tensor_format_steps import shared_step, single_step
-from .tensor_shared import SharedTerm
-from .tensor_singles import SingleTerm
-from .tensor_slots import Slots
-from .tensor_steps import Step, path_step, table_step
-from .tensor_tables import TableTerm
-from .tensor_terms import PathTerm
-from .tensor_whole import Whole, Work, writes_parts
+from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
+from .format_steps import shared_step, single_step
+from .shared import SharedTerm
+from .singles import SingleTerm
+from .slots import Slots
+from .steps import Step, path_step, table_step
+from .tables import TableTerm
+from .terms import PathTerm
+from .whole import Whole, Work, writes_parts
 
 __all__ = ["evaluate_whole", "find_whole"]
 

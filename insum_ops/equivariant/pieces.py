@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .tensor_slots import Constants
-from .tensor_terms import PathTerm
+from .constants import Constants
+from .terms import PathTerm
 
 __all__ = ["Piece", "pieces_of"]
 

@@ -21,17 +21,16 @@ import torch
 from torch import Tensor
 
 from .clebsch_gordan import Irreps, read_irreps
-from .functional import insum
+from .constants import Constants
 from .multilinear import Multilinear
-from .tensor_paths import Instruction
-from .tensor_scalars import scalar_coefficients
-from .tensor_slots import Constants, Slots, make_slots
-from .tensor_tables import TableTerm, with_tables
-from .tensor_terms import Beside, Key, path_term
+from .paths import Instruction
+from .scalars import scalar_coefficients
+from .slots import Slots, make_slots
+from .tables import TableTerm, with_tables
+from .terms import Beside, Key, gathered, path_term
 
 __all__ = ["KindsTerm", "kinds_term"]
 
-GATHERED = "G[b,j,u] += X[SRC[b],j,u]"
 FUSED = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,v]", "W": "W[l,u,v,w]"}
 GROUP_DIMS = {"Z": 0, "X": 1, "Y": 0, "W": 0}
 
@@ -72,9 +71,7 @@ class KindsTerm(Beside):
         weights = W.view(self.num_paths, *self.plain.weight_shape)
         if self.each is not None:
             return self.with_matrices(self.each, X, Y.flatten(1), weights, Z, size, SRC)
-        if SRC is not None:
-            X = insum(GATHERED, X=X, SRC=SRC, size=(size[0], *X.shape[1:]))
-        return self.fused({"X": X, "Y": Y.flatten(1), "W": weights}, Z, size)
+        return self.fused({"X": gathered(X, SRC, size[0]), "Y": Y.flatten(1), "W": weights}, Z, size)
 
     def with_matrices(
         self,

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
-from .formats import ELL
-from .functional import insum
-from .tensor_slots import Memory
+from ..compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
+from ..formats import ELL
+from ..functional import insum
+from .constants import Memory
 
 __all__ = ["Multilinear"]
 

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..compiler.contract import SHORT
+from ..compiler.pipeline import has_kernels
+from ..compiler.ready import as_autocast, is_transformed, may_autocast
+from ..functional import OWNED, insum, insum_beside, insum_owned
 from .clebsch_gordan import Irreps
-from .compiler.contract import SHORT
-from .compiler.pipeline import has_kernels
-from .compiler.ready import as_autocast, is_transformed, may_autocast
-from .functional import OWNED, insum, insum_beside, insum_owned
-from .tensor_paths import Instruction
-from .tensor_slots import Constants, Memory, Slots
-from .tensor_terms import Beside, PathTerm, coefficients
+from .constants import Constants, Memory
+from .paths import Instruction
+from .slots import Slots
+from .terms import Beside, PathTerm, coefficients
 
 __all__ = ["TableTerm", "with_tables"]
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .tensor_pieces import Piece
-from .tensor_slots import Slots
-from .tensor_steps import Calls, Parts, Statement, Step, run
+from .pieces import Piece
+from .slots import Slots
+from .steps import Calls, Parts, Statement, Step, run
 
-__all__ = ["Whole", "Work", "writes_parts"]
+__all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
 SCATTER = Statement("Z[DST[b],i,w] += M[b,i,w]", (("M", 0), ("DST", 1)), {})

@@ -11,20 +11,22 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
+from ..compiler.ready import outside_transforms
+from ..formats import GroupCOO
+from ..functional import insum
 from .clebsch_gordan import Irreps
-from .compiler.ready import outside_transforms
-from .formats import GroupCOO
-from .functional import insum
-from .tensor_kinds import KindsTerm, kinds_term
-from .tensor_node import evaluate_whole, find_whole
-from .tensor_paths import Instruction
-from .tensor_pieces import Piece, pieces_of
-from .tensor_scalars import ScalarTerm, scalar_term
-from .tensor_shared import SharedTerm, shared_term
-from .tensor_singles import SingleTerm, with_single_channels
-from .tensor_slots import Constants, Memory, Slots, check_layout, gather, make_slots
-from .tensor_tables import TableTerm, with_tables
-from .tensor_terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
+from .constants import Constants, Memory
+from .kinds import KindsTerm, kinds_term
+from .node import evaluate_whole, find_whole
+from .paths import Instruction
+from .pieces import Piece, pieces_of
+from .scalars import ScalarTerm, scalar_term
+from .shared import SharedTerm, shared_term
+from .singles import SingleTerm, with_single_channels
+from .slots import Slots, check_layout, gather, make_order, make_slots
+from .tables import TableTerm, with_tables
+from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
+from .whole import SCATTER
 
 __all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
 
@@ -150,7 +152,7 @@ def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, d
     size = (num_rows, out.counts[at], out.widths[at])
     if Z is None:
         return x.new_zeros(size)
-    return Z if dst is None else insum("Z[DST[b],i,w] += M[b,i,w]", DST=dst, M=Z, size=size)
+    return Z if dst is None else insum(SCATTER.text, DST=dst, M=Z, size=size)
 
 
 @lru_cache(maxsize=256)
@@ -233,8 +235,7 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
                 single if is_shared or isinstance(single, SingleTerm) else with_tables(term, own, irreps, slots)
             )
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
-    is_ordered = torch.equal(order, torch.arange(len(order)))
-    return Terms(tuple(terms), None if is_ordered else Constants({"columns": order, "inverse": order.argsort()}))
+    return Terms(tuple(terms), make_order(order))
 
 
 def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:

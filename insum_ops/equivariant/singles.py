@@ -14,19 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..compiler.pipeline import has_kernels
+from ..compiler.ready import is_transformed
+from ..formats import ELL
 from .clebsch_gordan import Irreps
-from .compiler.pipeline import has_kernels
-from .compiler.ready import is_transformed
-from .formats import ELL
-from .functional import insum
 from .multilinear import Multilinear
-from .tensor_paths import Instruction
-from .tensor_slots import Slots
-from .tensor_terms import Beside, PathTerm, coefficients
+from .paths import Instruction
+from .slots import Slots
+from .terms import Beside, PathTerm, coefficients, gathered
 
 __all__ = ["SingleTerm", "with_single_channels"]
 
-GATHERED = "G[b,j,u] += X[SRC[b],j,u]"
 ACCESSES = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,k]", "W": "W[b,l,u,w]"}
 GROUP_DIMS = {"Z": 0, "X": 1, "Y": 2, "W": 3}  # each result has a row of coefficients: all are stored once
 
@@ -60,9 +58,7 @@ class SingleTerm(Beside):
     ) -> Tensor:
         if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
-        X = X.unsqueeze(2) if X.dim() == 2 else X
-        if SRC is not None:
-            X = insum(GATHERED, X=X, SRC=SRC, size=(size[0], *X.shape[1:]))
+        X = gathered(X.unsqueeze(2) if X.dim() == 2 else X, SRC, size[0])
         return self.product({"X": X, "Y": Y, "W": W.view(len(W), *self.weight_shape)}, Z, size)
 
 

@@ -6,46 +6,20 @@ else all of them are put in order by one gather, and the gradient is the inverse
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..compiler.errors import OperandError
+from ..compiler.ready import is_transformed
 from .clebsch_gordan import Irreps
-from .compiler.errors import OperandError
-from .compiler.ready import is_transformed, outside_transforms
+from .constants import Constants
 
-__all__ = ["Constants", "Memory", "Slots", "check_layout", "gather", "make_slots"]
+__all__ = ["Slots", "check_layout", "gather", "make_order", "make_slots"]
 
 LAYOUTS = ("mul_ir", "ir_mul")
-
-
-class Memory(dict[Any, Any]):
-    """What can be made again: a copy or a pickle has none of it."""
-
-    def __reduce__(self) -> Any:
-        return Memory, ()
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Tensors that never change, kept in float64, and their copies on each device and of each dtype, made once."""
-
-    tensors: dict[str, Tensor]
-    copies: dict[tuple[torch.device, torch.dtype | None], dict[str, Tensor]] = field(default_factory=Memory, repr=False)
-
-    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        found = self.copies.get((device, dtype))
-        if found is None:
-            with outside_transforms():
-                found = {
-                    name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-                    for name, tensor in self.tensors.items()
-                }
-            if all([type(tensor) is Tensor for tensor in found.values()]):  # a FakeTensorMode's are good for one call
-                self.copies[device, dtype] = found
-        return found
 
 
 @dataclass(frozen=True)
@@ -128,9 +102,14 @@ def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Sl
             block = torch.arange(where.start, where.stop)
             columns[slot].append(block.view(mul, ir.dim).T.reshape(-1) if layout == "mul_ir" else block)
     order = torch.cat([piece for slot in columns for piece in slot]) if columns else torch.arange(0)
-    is_ordered = torch.equal(order, torch.arange(irreps.dim))
-    constants = None if is_ordered else Constants({"columns": order, "inverse": order.argsort()})
-    return Slots(tuple(widths), tuple(counts), tuple(slot_of), tuple(first), tuple(parts), constants)
+    return Slots(tuple(widths), tuple(counts), tuple(slot_of), tuple(first), tuple(parts), make_order(order))
+
+
+def make_order(columns: Tensor) -> Constants | None:
+    """The column of each element and the inverse; None: the columns are in order."""
+    if torch.equal(columns, torch.arange(len(columns))):
+        return None
+    return Constants({"columns": columns, "inverse": columns.argsort()})
 
 
 def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:

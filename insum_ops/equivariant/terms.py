@@ -20,23 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats import ELL, GroupCOO
+from ..functional import insum
 from .clebsch_gordan import Irreps, clebsch_gordan
-from .compiler.ready import outside_transforms
-from .formats import ELL, GroupCOO
-from .functional import insum
-from .tensor_paths import Instruction
-from .tensor_slots import Constants, Memory, Slots
+from .constants import Constants, Memory, format_on
+from .paths import LETTERS, Instruction, path_shape
+from .slots import Slots
 
-__all__ = ["Beside", "ChannelTerm", "Key", "PathTerm", "channel_term", "coefficients", "path_key", "path_term"]
+__all__ = [
+    "Beside",
+    "ChannelTerm",
+    "Key",
+    "PathTerm",
+    "channel_term",
+    "coefficients",
+    "gathered",
+    "path_key",
+    "path_term",
+]
 
-LETTERS = {  # mode: the second input's channel, the weight's, the output's
-    "uvw": ("v", "uvw", "w"),
-    "uvu": ("v", "uv", "u"),
-    "uvv": ("v", "uv", "v"),
-    "uuw": ("u", "uw", "w"),
-    "uuu": ("u", "u", "u"),
-    "uvuv": ("v", "uv", "uv"),
-}
+GATHERED = "G[b,j,u] += X[SRC[b],j,u]"
 LEAST_GROUP = 16  # a dot is that deep at least: padding a path's entries to it costs nothing
 
 Key = tuple[str, tuple[int, int, int], bool, tuple[int, int, int]]  # mode, multiplicities, has weight, slots
@@ -66,7 +69,7 @@ class PathTerm:
     @cached_property
     def weight_shape(self) -> tuple[int, ...]:
         mode, muls, _, _ = self.key
-        return tuple(muls["uvw".index(letter)] for letter in LETTERS[mode][1])
+        return path_shape(mode, *muls)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.tables.on(device, dtype)
@@ -119,6 +122,11 @@ class Beside:
     @property
     def weight_numel(self) -> int:
         return self.plain.weight_numel
+
+
+def gathered(X: Tensor, SRC: Tensor | None, rows: int) -> Tensor:
+    """`G[b,j,u] += X[SRC[b],j,u]`; without SRC, X as it is."""
+    return X if SRC is None else insum(GATHERED, X=X, SRC=SRC, size=(rows, *X.shape[1:]))
 
 
 @cache
@@ -192,15 +200,9 @@ class ChannelTerm:
         SRC: Tensor | None,  # [b]
         DST: Tensor | None,  # [b]
     ) -> Tensor:
-        CG = self.copies.get((X.device, X.dtype))
-        if CG is None:
-            with outside_transforms():
-                CG = self.CG.to(X.device, X.dtype)
-            if type(CG.values) is Tensor:  # a FakeTensorMode's are good for one call
-                self.copies[X.device, X.dtype] = CG
         X = X.unsqueeze(2) if X.dim() == 2 else X
         Y = Y.unsqueeze(2) if self.has_u and Y.dim() == 2 else Y
-        tensors = {"CG": CG, "X": X, "Y": Y}
+        tensors = {"CG": format_on(X.device, X.dtype, self.CG, self.copies), "X": X, "Y": Y}
         if W is not None and self.is_weighted:
             tensors["W"] = W.view(*W.shape[:-1], W.shape[-1] // self.width, self.width)
         if SRC is not None:

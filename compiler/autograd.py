@@ -24,7 +24,7 @@ from .ready import (
 )
 from .ready_call import PlainCall, SparseCall
 from .recipes import grouping, recipe_for
-from .sparse import SparseFormat, fact_tensors, is_sparse
+from .sparse import SparseFormat, check_pattern, fact_tensors, is_sparse, pattern_of
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 
 __all__ = ["evaluate", "evaluate_anew", "grouped", "recall"]
@@ -199,17 +199,19 @@ class _Sparse(torch.autograd.Function):
         call: SparseCall | None,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.expr, ctx.name, ctx.form = expr, name, form
+        ctx.expr, ctx.name, ctx.form, ctx.pattern = expr, name, form, pattern_of(form)
         ctx.names = [other for other in names if other != name]
         ctx.save_for_backward(*tensors)
         dense = dict(zip(ctx.names, tensors[1:]))
-        if call is not None:
-            return call(form, [dense.get(other, tensors[0]) for other in names])
+        known = None if call is None else call(form, [dense.get(other, tensors[0]) for other in names])
+        if known is not None:
+            return known
         # in the caller's order, by which the call is remembered
         return evaluate(expr, {other: dense.get(other, form) for other in names}, size)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
+        check_pattern(ctx.form, ctx.pattern, ctx.name)
         values, *rest = ctx.saved_tensors
         form = ctx.form if ctx.form.values is values else ctx.form.with_values(values)
         wanted = ctx.needs_input_grad[6:]

@@ -101,7 +101,8 @@ class Express:
     """A kernel with all that stays in place; it takes what comes with a call, in the caller's order.
 
     `fixed` are a plan's tensors and facts, None where one comes; `comes[i]` are the places that the i-th of them takes.
-    `read` are the index tensors that stay, in the version of which it is known which of them are `padded`.
+    `read` are the index tensors that stay, in the version of which it is known which of them are `padded`. None:
+    whoever finds the call has compared all that stays already, as the memory of a format does.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Express:
         padded: tuple[bool, ...],
         fixed: Sequence[Tensor | None],
         comes: Sequence[Sequence[int]],
-        read: Sequence[tuple[Tensor, int]],
+        read: Sequence[tuple[Tensor, int]] | None,
         final: tuple[tuple[int, ...], tuple[int, ...]],
     ) -> None:
         moving = {place: number for number, places in enumerate(comes) for place in places}
@@ -127,8 +128,9 @@ class Express:
         self.unaligned = misaligned(self.arguments[1 : self.end])  # among what stays
         # facts are nobody else's to move
         own: list[tuple[int, Any]] = [(at, fixed[place]) for at, place in known if place < len(plan.names)]
-        self.pointers = [(tensor.data_ptr, self.arguments[at]) for at, tensor in own]
-        self.read = tuple(read)
+        self.pointers = [] if read is None else [(tensor.data_ptr, self.arguments[at]) for at, tensor in own]
+        self.read = tuple(read or ())
+        self.compares = bool(self.read or self.pointers)
         self.pointed = [
             (moving[place], extent, is_padded)
             for (place, extent), is_padded in zip(plan.pointed, padded)
@@ -142,12 +144,13 @@ class Express:
 
     def __call__(self, moving: Sequence[Tensor]) -> Tensor | None:
         """The result; None: something has changed."""
-        for index, version in self.read:
-            if index._version != version:
-                return None
-        for data_ptr, pointer in self.pointers:
-            if data_ptr() != pointer:
-                return None
+        if self.compares:
+            for index, version in self.read:
+                if index._version != version:
+                    return None
+            for data_ptr, pointer in self.pointers:
+                if data_ptr() != pointer:
+                    return None
         for number, extent, is_padded in self.pointed:
             low, high = remembered_range(moving[number])
             if high >= extent or (low < 0) is not is_padded:

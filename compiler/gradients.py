@@ -166,8 +166,9 @@ def gradients_of(
 ) -> list[Tensor | None]:
     """d loss / d values of the format `name`, then d loss / d each dense tensor; None where it is not wanted."""
     key, known = find_backward(expr, form, dense, upstream, wanted)
-    if known is not None:
-        return known(form, dense, upstream)
+    found = None if known is None else known(form, dense, upstream)
+    if found is not None:
+        return found
     d_values = values_gradient(evaluate, expr, name, form, dense, upstream) if wanted[0] else None
     operands = {name: form, **dense}
     grads = [

@@ -123,8 +123,10 @@ class Launcher:
     def into(
         self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
     ) -> Tensor:
-        """The result of a kernel that writes all of it, in a shape of the caller's choice with as many elements."""
+        """The result of a kernel that is plain, in a shape of the caller's choice with as many elements."""
         output = torch.empty_strided(size, strides, dtype=self.sum_dtype, device=self.device)
+        if not self.is_covered:
+            output.zero_()
         self.launch((*tensors, *facts, output))
         return output
 

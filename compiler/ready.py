@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ContextDecorator, ExitStack
+from operator import index
 from typing import Any
 
 import torch
@@ -262,7 +263,20 @@ def _sorted(
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes
             form, place, operand = operand, len(tensors), operand.values
         tensors.append(operand)
-    extents = None if size is None else tuple(size)
+    extents = None if size is None else _extents(size)
     if form is None:
         return _plans, (expr, extents, _dtype(), *operands), None, tensors
     return form.memory, (expr, extents, place, *operands), form, tensors
+
+
+def _extents(size: object) -> tuple[int, ...]:
+    """A size in whole numbers: others may equal it, and so what is remembered by it, and are refused all the same."""
+    if type(size) is tuple:
+        for extent in size:
+            if type(extent) is not int:
+                break
+        else:
+            return size
+    if not isinstance(size, (tuple, list)):
+        raise TypeError
+    return tuple(map(index, size))

@@ -29,6 +29,8 @@ def contiguous(size: tuple[int, ...]) -> Final:
 class _Ready:
     """A plan, and the tensors that stay, in its order; None stands where one comes anew."""
 
+    is_compared = False  # the tensors that stay, by whoever finds the call: they are a format's own coordinates
+
     def __init__(self, plan: Plan, fixed: list[Tensor | None], facts: list[Tensor]) -> None:
         self.plan, self.fixed, self.facts = plan, fixed, facts
         self.is_sum, self.is_half, self.runners = plan.is_sum, plan.is_half, plan.runners
@@ -67,7 +69,8 @@ class _Ready:
                 return None
         if not launcher.is_plain:
             return None
-        return Express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, read, final)
+        compared = None if self.is_compared else read
+        return Express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, compared, final)
 
 
 class PlainCall(_Ready):
@@ -178,7 +181,7 @@ class _Viewed(_Ready):
         for at, name in self.places:
             tensors[at] = operands[name]
         launcher: Any = self.runners.get(self.variant(tensors))
-        if type(launcher) is not Launcher or not launcher.is_alone:
+        if type(launcher) is not Launcher or not launcher.is_plain:
             return None
         output = launcher.into(*final, tensors, self.facts)
         return output, self.express_to(launcher, [self.taken(name) for name in self.names], final)
@@ -207,16 +210,27 @@ class SparseCall(_Viewed):
         values, own = tensors[how.values], _values_of(operands)
         self.reads_through = bool(how.source) and values.data_ptr() == own.data_ptr() and own.is_contiguous()
         self.name = next(name for name, operand in operands.items() if is_sparse(operand))
-        self.takes_values = self.reads_through or operands[self.name].group_dim == group_dim  # as they are
+        self.is_compared = operands[self.name].group_dim == group_dim
+        self.takes_values = self.reads_through or self.is_compared  # as they are
+        # the coordinates of other groups, which whoever has regrouped the format may change
+        others = [] if self.is_compared else self.fixed
+        counted = [index for index in others if index is not None and not index.is_inference()]
+        self.regrouped = [(index, index._version, index.data_ptr()) for index in counted]
         if self.reads_through:  # the values are a view too
             self.moving = (*self.moving, (self.values_at, how.values, (), tuple(values.shape)))
 
-    def __call__(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor:
-        """`tensors` are those of the operands in the caller's order, the format's values among them."""
+    def __call__(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor | None:
+        """`tensors` are those of the operands in the caller's order, the format's values among them.
+
+        None: coordinates have changed, and so have the facts about them.
+        """
         express = self.express
         result = None if express is None else express(tensors)
         if result is not None:
             return result
+        for index, version, pointer in self.regrouped:
+            if index._version != version or index.data_ptr() != pointer:
+                return None
         output = self.run(self.beside(form), dict(zip(self.names, tensors)))
         return output if self.final is not None else self.how.finish(output)
 
@@ -259,6 +273,8 @@ class Standing:
 class ValuesGradient(_Viewed):
     """The gradient of a format's values in one statement, ready for dense tensors and the upstream gradient."""
 
+    is_compared = True
+
     def __init__(
         self,
         plan: Plan,
@@ -288,7 +304,10 @@ class Backward:
     ) -> None:
         self.values, self.dense, self.dtypes = values, dense, dtypes
 
-    def __call__(self, form: SparseFormat, operands: Mapping[str, Tensor], upstream: Tensor) -> list[Tensor | None]:
+    def __call__(
+        self, form: SparseFormat, operands: Mapping[str, Tensor], upstream: Tensor
+    ) -> list[Tensor | None] | None:
+        """None: coordinates have changed."""
         grads: list[Tensor | None] = [None]
         if self.values is not None:
             grads[0] = self.values({**operands, self.values.upstream: upstream})
@@ -302,7 +321,10 @@ class Backward:
                 grads.append(upstream)
                 continue
             given = {**operands, call.name: form.values, upstream_as: upstream}
-            grads.append(call(form, [given[name] for name in call.names]))
+            grad = call(form, [given[name] for name in call.names])
+            if grad is None:
+                return None
+            grads.append(grad)
         for at, dtype in enumerate(self.dtypes):
             grad = grads[at]
             if grad is not None and grad.dtype is not dtype:

@@ -10,10 +10,22 @@ import torch
 from torch import Tensor
 
 from .bind import Bound
+from .errors import OperandError
 from .ir import Access, Statement
 from .rewrite import Shape, rewrite
 
-__all__ = ["Facts", "Kind", "Recipe", "SparseFormat", "best_group_dim", "fact_tensors", "is_sparse", "recipe"]
+__all__ = [
+    "Facts",
+    "Kind",
+    "Recipe",
+    "SparseFormat",
+    "best_group_dim",
+    "check_pattern",
+    "fact_tensors",
+    "is_sparse",
+    "pattern_of",
+    "recipe",
+]
 
 
 class Facts(Protocol):
@@ -62,7 +74,7 @@ class SparseFormat(Protocol):
     @property
     def facts(self) -> Facts | None: ...
     @property
-    def memory(self) -> dict[Any, Any]: ...  # lives as long as the pattern, whatever its values
+    def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
     def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
@@ -73,6 +85,20 @@ class SparseFormat(Protocol):
 
 def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
     return not isinstance(operand, Tensor) and hasattr(operand, "coord_axes")
+
+
+def pattern_of(form: SparseFormat) -> object:
+    """What `check_pattern` tells a pattern by; None for a tracer, which sees no changes."""
+    return None if torch.compiler.is_compiling() else form.memory
+
+
+def check_pattern(form: SparseFormat, before: object, name: str) -> None:
+    """Refuse to differentiate by another pattern than the one that the result was made with."""
+    if before is not None and form.memory is not before:
+        raise OperandError(
+            f"the coordinates of {name} have changed since the call that is differentiated; "
+            "change them after its backward, or change a copy"
+        )
 
 
 Splits = tuple[tuple[int, int], ...]  # (a tensor's dimension, the format's dimension whose blocks it is split into)

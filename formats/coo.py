@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .along import Along
 from .convert import Layout, lay_out_entries, lay_out_groups
-from .sparse_format import Along, SparseFormat
+from .sparse_format import SparseFormat
 
 __all__ = ["COO"]
 

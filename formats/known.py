@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .convert import Gather
 from .facts import RowFacts
+from .stamp import Stamp
 
 __all__ = ["Known", "Regrouped"]
 
@@ -21,11 +22,17 @@ class Known:
 
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
+    stamp: Stamp  # of the coordinates that all of it was worked out of
     facts: RowFacts | None = None
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
+
+    def renew(self, fresh: Known) -> None:
+        """Forget everything but what is `fresh`, for all objects that share it."""
+        fresh.stamp.keep_values()  # coordinates that were written to once may be so at every step
+        vars(self).update(vars(fresh))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: kernels stay behind."""
@@ -39,6 +46,7 @@ class Regrouped:
     coords: tuple[Tensor | None, ...]
     gather: Gather
     known: Known
+    stamp: Stamp  # of its own coordinates when they were made: what is known of them may be renewed
 
     @cached_property
     @torch.inference_mode(False)  # what is kept must be good for training too

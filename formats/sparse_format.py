@@ -10,12 +10,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from .along import Along, facts_of
 from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim
 from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_order
 from .errors import FormatError
-from .facts import RowFacts, row_facts
+from .facts import RowFacts
 from .from_tensors import FromTensors
 from .known import Known, Regrouped
+from .stamp import Stamp
 
 __all__ = ["SparseFormat"]
 
@@ -29,6 +31,9 @@ class SparseFormat(FromTensors):
 
     Where a coordinate is -1 there is no entry, whatever the value there (conversion puts a 0). A blocked
     format's coordinates count blocks, its values end in the axes of a block. Values take part in autograd.
+
+    What is worked out of the coordinates is kept until they change: in place, or by `.data = ...`. They are checked
+    again then, and must still make a format of this kind.
     """
 
     coords: tuple[Tensor | None, ...]
@@ -43,15 +48,21 @@ class SparseFormat(FromTensors):
 
     def __post_init__(self) -> None:
         shape, group_dim, block_size = self._check_options(self.shape, self.group_dim, None, self.block_size)
-        grid, coords = block_grid(shape, block_size), tuple(self.coords)
+        coords = tuple(self.coords)
         if len(coords) != len(shape):
             raise FormatError(f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension")
-        rows = None if self.stores_rows else grid[group_dim]
-        check_parts(type(self).__name__, coords, self.values, rows, group_dim, block_size or (), self.value_axes)
-        num_padding = check_coords(coords, grid, group_dim, can_pad=len(self.value_axes) > 1)
+        vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size)
+        vars(self).update(_known=self._checked())
+
+    def _checked(self) -> Known:
+        """Coordinates and values fit each other and the shape; how many slots there are, and how many entries."""
+        grid = block_grid(self.shape, self.block_size)
+        rows = None if self.stores_rows else grid[self.group_dim]
+        parts = type(self).__name__, self.coords, self.values, rows, self.group_dim
+        check_parts(*parts, self.block_size or (), self.value_axes)
+        num_padding = check_coords(self.coords, grid, self.group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
-        known = Known(num_slots - num_padding, num_slots)
-        vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size, _known=known)
+        return Known(num_slots - num_padding, num_slots, Stamp(self.coords))
 
     @classmethod
     @abstractmethod
@@ -67,14 +78,15 @@ class SparseFormat(FromTensors):
         group_size: int | None,
         blocks: Sizes | None,
     ) -> Format:
-        layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
+        with torch.inference_mode(False):  # coordinates are to count their versions
+            layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
         values = entries.values if layout.gather is None else layout.gather(entries.values)
         # a vector has no coordinate that could say -1, so all its slots are entries
         num_slots = prod(values.shape[: len(cls.value_axes)])
         num_entries = len(entries.values) if len(shape) > 1 else num_slots
         parts = {"coords": layout.coords, "values": values, "shape": shape, "group_dim": group_dim}
         made = object.__new__(cls)  # not __init__: it would read coordinates that are known to be right
-        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots))
+        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots, Stamp(layout.coords)))
         return made
 
     def _with(self: Format, **parts: object) -> Format:
@@ -106,8 +118,10 @@ class SparseFormat(FromTensors):
         check_dtype("values", values)
         if values.device == self.device:
             return self if values is self.values else self._with(values=values)
-        coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
-        return self._with(coords=coords, values=values, _known=Known(self._known.num_entries, self._known.num_slots))
+        with torch.inference_mode(False):
+            coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
+        known = Known(self.known.num_entries, self.known.num_slots, Stamp(coords))
+        return self._with(coords=coords, values=values, _known=known)
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -121,11 +135,11 @@ class SparseFormat(FromTensors):
             return self
         order = list(range(self.ndim))
         order[first], order[second] = second, first
-        values, block_size, known = self.values, self.block_size, self._known
+        values, block_size, known = self.values, self.block_size, self.known
         if block_size is not None:
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
-        swapped = Known(known.num_entries, known.num_slots, known.facts, known.positions)
+        swapped = Known(known.num_entries, known.num_slots, known.stamp, known.facts, known.positions)
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
@@ -153,9 +167,24 @@ class SparseFormat(FromTensors):
         return Along(self, self._pattern_along(group_dim, None), group_dim)
 
     @property
+    def known(self) -> Known:
+        """What is known of the pattern; where its coordinates have changed they are checked, and all else forgotten.
+
+        A tracer sees no changes: what it is to use has to be worked out by an ordinary call.
+        """
+        known = self._known
+        if not torch.compiler.is_compiling() and not known.stamp.is_current():
+            recounted = known.stamp.recounted()
+            if recounted is None:
+                known.renew(self._checked())
+            else:
+                known.stamp = recounted
+        return known
+
+    @property
     def facts(self) -> RowFacts | None:
         """About the rows of the groups, worked out once; None where p is the row."""
-        return _facts(self._known, self.coords, self.group_dim, self.shape, self.block_size)
+        return facts_of(self.known, self.coords, self.group_dim, self.shape, self.block_size)
 
     @property
     def value_source(self) -> Tensor | None:
@@ -164,8 +193,12 @@ class SparseFormat(FromTensors):
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """What is worth remembering as long as the pattern lives, whatever its values."""
-        return self._known.memory
+        """What is worth remembering as long as the pattern stays, whatever its values; not for a tracer."""
+        known = self._known
+        for coord, version, data_ptr, pointer in known.stamp.counted:  # `is_current`, without a call of its own
+            if coord._version != version or data_ptr() != pointer:
+                return self.known.memory
+        return known.memory
 
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:
@@ -174,12 +207,12 @@ class SparseFormat(FromTensors):
 
     @property
     def has_padding(self) -> bool:
-        return self._known.num_entries < self._known.num_slots
+        return self.known.num_entries < self._known.num_slots
 
     @property
     def nnz(self) -> int:
         """The number of stored values, zeros included, padding not; a block counts with all it holds."""
-        return self._known.num_entries * prod(self.block_size or ())
+        return self.known.num_entries * prod(self.block_size or ())
 
     @property
     def ndim(self) -> int:
@@ -206,7 +239,7 @@ class SparseFormat(FromTensors):
     @property
     def padding_share(self) -> float:
         """The share of the entries, or blocks, that is padding."""
-        return 1 - self._known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
+        return 1 - self.known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
 
     @property
     def nbytes(self) -> int:
@@ -264,15 +297,18 @@ class SparseFormat(FromTensors):
 
     def _positions(self) -> Tensor | None:
         """Which of the flattened values are no padding; None: all."""
-        if self._known.positions is None and self.has_padding:
+        known = self.known
+        if known.positions is None and known.num_entries < known.num_slots:
             with torch.inference_mode(False):
-                self._known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
-        return self._known.positions
+                known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
+        return known.positions
 
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
-        found = self._known.regrouped.get((group_dim, group_size))
-        if found is None:
-            found = self._known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
+        known = self.known
+        found = known.regrouped.get((group_dim, group_size))
+        is_tracing = torch.compiler.is_compiling()
+        if found is None or not (is_tracing or found.stamp.is_current()):  # whoever has its coordinates may change them
+            found = known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
         return found
 
     @torch.inference_mode(False)
@@ -285,8 +321,8 @@ class SparseFormat(FromTensors):
         layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
-        known = Known(self._known.num_entries, gather.source.numel())
-        return Regrouped(layout.coords, gather, known)
+        stamp = Stamp(layout.coords)
+        return Regrouped(layout.coords, gather, Known(self._known.num_entries, gather.source.numel(), stamp), stamp)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         if self.ndim != 2 or self.group_dim != 0 or part is None:
@@ -294,37 +330,3 @@ class SparseFormat(FromTensors):
                 f"{name} is a part of a matrix grouped by rows, not of {self!r}; see coords and values"
             )
         return part
-
-
-def _facts(
-    known: Known, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
-) -> RowFacts | None:
-    rows = coords[group_dim]
-    if known.facts is None and rows is not None:
-        with torch.inference_mode(False):  # what is kept must be good for training too
-            known.facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
-    return known.facts
-
-
-class Along:
-    """A format in other groups, its values in place: slot p, q holds values[value_source[p,q]]."""
-
-    def __init__(
-        self, form: SparseFormat, pattern: Regrouped, group_dim: int, value_axes: tuple[str, ...] = ()
-    ) -> None:
-        self.shape, self.block_size, self.value_axes = form.shape, form.block_size, value_axes or form.value_axes
-        self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
-        self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
-        self._known = pattern.known
-
-    @property
-    def coord_axes(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(("p",) if dim == self.group_dim else self.value_axes for dim in range(len(self.shape)))
-
-    @property
-    def has_padding(self) -> bool:
-        return self._known.num_entries < self._known.num_slots
-
-    @property
-    def facts(self) -> RowFacts | None:
-        return _facts(self._known, self.coords, self.group_dim, self.shape, self.block_size)

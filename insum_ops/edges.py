@@ -15,6 +15,7 @@ from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.sparse_format import SparseFormat
+from .formats.stamp import State
 from .remember import ByIdentity
 
 __all__ = ["Edges", "edges_of"]
@@ -25,12 +26,15 @@ class Edges:
     """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
 
     arranged: Arranged
-    version: int | None
+    state: State | None  # of edge_index; None: it does not tell when it changes
     weights: ref[Tensor] | None = None  # whose values `filled` holds
-    weights_version: int | None = None
-    weights_memory: Tensor | None = None  # held, so that no other weights can have its address
+    weights_state: State | None = None
     filled: SparseFormat | None = None
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
+
+    def is_of(self, edge_index: Tensor) -> bool:
+        """Nothing about it has changed since."""
+        return self.state is not None and self.state.is_of(edge_index)
 
     def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
         """The pattern with `edge_weight`, or with ones of `dtype`."""
@@ -42,26 +46,16 @@ class Edges:
             return self.ones[dtype]
         is_known = self.weights is not None and self.weights() is edge_weight
         wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
-        if is_known and not wants_grad and self.filled is not None and self._is_filled_with(edge_weight):
-            return self.filled
+        state, filled = self.weights_state, self.filled
+        if is_known and not wants_grad and filled is not None and state is not None and state.is_of(edge_weight):
+            return filled
         _check_weights(edge_weight, self.arranged)
         if wants_grad or is_wrapped(edge_weight):
             return self.arranged.fill(edge_weight)
         with outside_transforms():
-            memory = edge_weight.detach()
-            filled = self.arranged.fill(memory)
-        if not edge_weight.is_inference():
-            self.weights, self.weights_version, self.filled = ref(edge_weight), edge_weight._version, filled
-            self.weights_memory = memory
+            filled = self.arranged.fill(edge_weight.detach())
+        self.weights, self.weights_state, self.filled = ref(edge_weight), State.of(edge_weight), filled
         return filled
-
-    def _is_filled_with(self, edge_weight: Tensor) -> bool:
-        """The weights are as they were; `.data = ...` gives a tensor other memory and counts no version."""
-        memory = self.weights_memory
-        if memory is None or self.weights_version != edge_weight._version:
-            return False
-        is_same = memory.data_ptr() == edge_weight.data_ptr() and memory.stride() == edge_weight.stride()
-        return is_same and memory.dtype is edge_weight.dtype and memory.shape == edge_weight.shape
 
     def slots(self, edge_weight: Tensor) -> Tensor:
         """The weights over the format's slots; differentiable."""
@@ -92,11 +86,11 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     known = _edges.get(edge_index)
     found = None if known is None else known.get(sizes)
-    if found is not None and found.version == edge_index._version:
+    if found is not None and found.is_of(edge_index):
         return found
     found = _arranged_edges(edge_index, sizes)
-    if found.version is not None:
-        known = known if known is not None and all(e.version == found.version for e in known.values()) else {}
+    if found.state is not None:
+        known = known if known is not None and all(e.is_of(edge_index) for e in known.values()) else {}
         known[sizes] = found
         _edges.keep(edge_index, known)
     return found
@@ -131,9 +125,9 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
             f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
             "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
         )
-    version = None if edge_index.is_inference() else edge_index._version
+    state = State.of(edge_index)
     ones = torch.ones(edge_index.shape[1], device=edge_index.device)
-    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), version)
+    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), state)
 
 
 def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:

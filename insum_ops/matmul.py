@@ -13,6 +13,7 @@ from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.express import PLAIN, is_free, look_up
 from .compiler.gradients import gradients_of
 from .compiler.ready import find, is_transformed, keep, may_autocast, outside_transforms
+from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from .formats.convert import block_grid
@@ -49,7 +50,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     values that a sparse tensor was made of get theirs for every layout).
 
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the
-    tensor's version counter, so not one made through other tensors in the same memory. A scipy array and a tensor
+    tensor's version counter, and other `.data` by its address, so not what is changed through other tensors in the
+    same memory. A scipy array and a tensor
     made in inference mode are converted at every call: make a format of them. `torch.compile` traces formats alone,
     after one ordinary call (and its backward, to train) that works out what is known of their pattern.
 
@@ -165,11 +167,12 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
     Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
     """
     dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
-    shares: Tensor | None = form.memory.get(("shares", dtype))
+    memory = form.known.memory  # `form.memory`, for a tracer too
+    shares: Tensor | None = memory.get(("shares", dtype))
     if shares is None:
         with outside_transforms():
             counts = _entry_counts(form).to(dtype)
-            shares = form.memory["shares", dtype] = torch.where(counts > 0, 1 / counts, 0)
+            shares = memory["shares", dtype] = torch.where(counts > 0, 1 / counts, 0)
     return shares
 
 
@@ -244,13 +247,14 @@ class _Sampled(torch.autograd.Function):
     """A sampled product, whose gradients are products with its pattern, grouped as each of them likes it."""
 
     @staticmethod
-    def forward(ctx: Any, form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
-        ctx.form = form
+    def forward(ctx: Any, form: Any, X: Tensor, Y: Tensor) -> Tensor:
+        ctx.form, ctx.known = form, pattern_of(form)
         ctx.save_for_backward(X, Y)
         return _sample(form, X, Y)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
+        check_pattern(ctx.form, ctx.known, "pattern")
         X, Y = ctx.saved_tensors
         V, dX, dY = ctx.form.with_values(upstream), None, None
         if ctx.needs_input_grad[1]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
-from .compiler.ready import outside_transforms
+from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.sources import torch_entries
@@ -29,13 +29,19 @@ class SparseSource:
     arranged: Arranged
     merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
     version: int | None = None  # of the tensor when the pattern was last known to be its own
+    place: int | None = None  # of a COO tensor's values: it alone has a `.data` to set, which counts no version
+    held: Any = None  # that memory, so that no other values can have its address
     filled: SparseFormat | None = None  # with the values of that version
     calls: dict[Any, Any] = field(default_factory=dict)  # over those values
 
     def is_of(self, A: Tensor) -> bool:
         """Nothing has changed since; a module that is cast or moved gives its parameters other data, uncounted."""
+        if self.version != A._version:
+            return False
+        if self.place is not None:
+            return _place(A) == self.place
         pattern = self.arranged.pattern.values
-        return self.version == A._version and pattern.dtype is A.dtype and pattern.device == A.device
+        return pattern.dtype is A.dtype and pattern.device == A.device
 
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
@@ -79,6 +85,9 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     found = _refreshed(A, found, name)
     if version is not None:  # an inference tensor does not tell when it changes
         found.version = version
+        if A.layout is torch.sparse_coo and A._nnz() and not is_wrapped(A):
+            with outside_transforms():
+                found.place, found.held = _place(A), A._values().untyped_storage()  # not the values, which hold A
         _sources.keep(A, found)
     return found
 
@@ -138,6 +147,15 @@ class _Slots(torch.autograd.Function):
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
     values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
     return values if merged is None else _merge(values, merged)
+
+
+def _place(A: Tensor) -> int:
+    """Where the values of a COO tensor lie."""
+    try:
+        return A._values().data_ptr()
+    except RuntimeError:  # wrapped by a transform, which costs more to ask about beforehand
+        with outside_transforms():
+            return A._values().data_ptr()
 
 
 def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:

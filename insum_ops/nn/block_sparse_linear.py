@@ -97,7 +97,8 @@ Y[t,o] += X[t,i] * W[o,i])
             pattern = random_mask(self.grid, density, allow_empty_rows, generator)
         else:
             check_mask("pattern", pattern, self.grid, place)
-        coords = pattern.nonzero().T.to(torch.int32).contiguous().to(place)
+        with torch.inference_mode(False):  # a change of the pattern is to be counted
+            coords = pattern.nonzero().T.to(torch.int32).contiguous().to(place)
         self.register_buffer("coords", coords)
         self.weight = nn.Parameter(torch.empty(coords.shape[1], *self.block_size, device=device, dtype=dtype))
         self._known: KnownWeight | None = None
@@ -215,8 +216,9 @@ Y[t,o] += X[t,i] * W[o,i])
             )
         if init not in ("zeros", "random"):
             raise OperandError(f"init is {init!r}; choose from 'zeros' and 'random'")
-        with torch.inference_mode(self.weight.is_inference()):  # what can be trained still can, wherever it is changed
+        with torch.inference_mode(False):
             coords = mask.nonzero().T.to(torch.int32).contiguous()
+        with torch.inference_mode(self.weight.is_inference()):  # what can be trained still can, wherever it is changed
             source = sources(self.coords, coords, self.grid)
             remap_optimizer(optimizer, self.weight, source)  # first, so that a wrong optimizer changes nothing
             blocks = take(self.weight.detach(), source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +22,17 @@ class KnownWeight:
     form: BlockCOO
     pattern: Tensor  # the format's own copy of the buffer, which nobody writes to
     coords: Tensor
-    version: int | None
+    version: int | None  # None: coords does not tell when it changes
+    memory: Any  # of coords, held so that no other can have its address
+    pointer: int
 
     def is_of(self, coords: Tensor | None) -> bool:
-        return self.coords is coords and self.version == _version(coords)
+        """The buffer is the same and has not changed."""
+        if coords is None or self.coords is not coords or coords.data_ptr() != self.pointer:
+            return False
+        if self.version is None:
+            return _is_capturing(coords) or self.has_pattern(coords)
+        return self.version == coords._version
 
     def has_pattern(self, coords: Tensor) -> bool:
         mine, other = self.pattern, coords
@@ -40,7 +48,7 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
             "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))"
         )
     if known is not None and known.has_pattern(coords):  # written to, but with what was there
-        return replace(known, coords=coords, version=_version(coords))
+        return replace(known, coords=coords, **_state(coords))
     height, width = weight.shape[1:]
     with outside_transforms(), torch.no_grad():  # the pattern outlives this call
         pattern = coords.clone()
@@ -49,8 +57,14 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
             weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
         _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients
-    return KnownWeight(form, pattern, coords, _version(coords))
+    return KnownWeight(form, pattern, coords, **_state(coords))
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _state(coords: Tensor) -> dict[str, Any]:
+    version = None if coords.is_inference() else coords._version
+    return {"version": version, "memory": coords.untyped_storage(), "pointer": coords.data_ptr()}
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    """A CUDA graph is captured, during which nothing can be read."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import outside_transforms
 from ..formats.kernel_map import KernelMap, map_on
+from ..formats.stamp import State
 from ..formats.voxel_grid import VoxelGrid
 
 __all__ = ["Layout", "SavedMap", "SparseConvTensor", "Voxels"]
@@ -61,16 +62,20 @@ class Voxels:
 
 
 class Stamp:
-    """Tells whether indices were changed in place since; those of a tensor made in inference mode go unseen."""
+    """Tells whether indices have changed since, in place or by `.data = ...`.
 
-    def __init__(self, indices: Tensor) -> None:
-        self.indices, self.version = indices, None if indices.is_inference() else indices._version
+    Changes of a tensor made in inference mode go unseen.
+    """
+
+    def __init__(self, indices: Tensor, is_current: bool = True) -> None:
+        self.indices, self.state = indices, State.of(indices)
+        self.is_outdated = not is_current
 
     def is_current(self) -> bool:
-        return self.version is None or self.version == self.indices._version
+        return not self.is_outdated and (self.state is None or self.state.is_of(self.indices))
 
-    def __reduce__(self) -> tuple[type[Stamp], tuple[Tensor]]:
-        return Stamp, (self.indices,)  # a copy counts its versions anew
+    def __reduce__(self) -> tuple[type[Stamp], tuple[Tensor, bool]]:
+        return Stamp, (self.indices, self.is_current())  # a copy counts its versions anew
 
 
 class Found(NamedTuple):

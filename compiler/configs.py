@@ -150,20 +150,11 @@ def _merged_configs(schedule: Schedule) -> Iterator[Config]:
     def fit(name: str, largest: int) -> int:
         return max(16, min(power_of_two(schedule.extents[name]), largest))
 
-    def config(width: int, warps: int, stages: int, other: int = NARROW, reverse: bool = False) -> Config:
-        blocks = {name: fit(name, width if name == merged.name else other) for name in tiles}
+    def config(width: int, warps: int, stages: int) -> Config:
+        blocks = {name: fit(name, width if name == merged.name else NARROW) for name in tiles}
         blocks |= {name: fit(name, 128 // itemsize) for name in schedule.names("step")}
-        is_wide = other > NARROW  # whose rows are wgmma's then
-        return Config(tuple(blocks.items()), warps, stages, tiles[-1] == merged.name and not is_wide, reverse)
+        return Config(tuple(blocks.items()), warps, stages, swap=tiles[-1] == merged.name)
 
-    if max(schedule.extents[name] for name in tiles if name != merged.name) > NARROW:
-        yield config(128, 4, 4, 256, reverse=True)
-        yield config(128, 4, 5, 128, reverse=True)
-        yield config(128, 8, 4, 256, reverse=True)
-        yield config(64, 4, 5, 256, reverse=True)
-        yield config(64, 4, 4, 256)
-        yield config(64, 4, 5, 128, reverse=True)
-        return
     # reckoned, not measured: with three steps of 64 x (32 + 256) half-precision numbers two programs fit on a core
     widest = min(power_of_two(schedule.extents[merged.name]), 512 // itemsize)
     yield config(widest, 4, 3)

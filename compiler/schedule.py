@@ -237,11 +237,11 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
 def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
     """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once."""
     tiles, steps = narrow.names("tile"), narrow.names("step")
-    if len(tiles) != 2:
+    if len(tiles) != 2 or max(start.extents[name] for name in tiles) > NARROW:
         return ()
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
-            if start.extents[inner] > NARROW or not _may_merge(start, outer, inner, other):
+            if not _may_merge(start, outer, inner, other):
                 continue
             wide = start.side_by_side(outer, inner)
             assert wide.merged is not None

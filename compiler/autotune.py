@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .bind import Bound
+from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, bucket, cache_dir
 from .codegen import emit
 from .configs import configs
@@ -49,6 +50,7 @@ EVEN = 1.05  # times the mean: a config that was tuned on rows of one length doe
 # picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call with
 # one launch took .013; the other two are reckoned.
 HOST = {"": 0.013, "zero": 0.02, "fill": 0.05}
+CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 
 
@@ -81,7 +83,7 @@ class Problem:
 
     def resized(self, known: Launcher) -> Launcher:
         """A launcher for a problem of the same signature, with the sizes of this one."""
-        return known.resized(self.bound, resized(known.schedule, self.bound, self.fact))
+        return _resized(known, self.bound, self.fact)
 
     @cached_property
     def signature(self) -> object:
@@ -160,8 +162,7 @@ class Candidate:
     config: Config
 
     @property
-    def choices(self) -> dict[str, int | str | bool]:
-        """As the cache stores it."""
+    def choices(self) -> Choices:
         config = self.config
         return {
             "strategy": self.schedule.strategy,
@@ -216,7 +217,14 @@ def _cache(folder: str) -> TuningCache:
 def alike(kin: object, bound: Bound, fact: str) -> Launcher | None:
     """The launcher that was chosen for an equal `kin`, resized."""
     known = _launchers.get(kin)
-    return None if known is None else known.resized(bound, resized(known.schedule, bound, fact))
+    return None if known is None else _resized(known, bound, fact)
+
+
+def _resized(known: Launcher, bound: Bound, fact: str) -> Launcher:
+    made = known.resized(bound, resized(known.schedule, bound, fact))
+    if known.captured is not None:
+        made.captured = _resized(known.captured, bound, fact)
+    return made
 
 
 def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], kin: object = None) -> Launcher:
@@ -238,28 +246,57 @@ def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor],
 
 
 def _choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], is_capturing: bool) -> Launcher:
-    known = recall(problem)
+    known = _recalled(problem)
     if known is not None:
-        return problem.launcher(known)
+        return known
     if INTERPRETED or is_capturing or tuning_mode() == "off":
         return problem.launcher(candidates(problem)[0])
     with _cache(str(cache_dir())).lock(problem.key):
-        known = recall(problem)  # another process may have tuned it while this one waited
+        known = _recalled(problem)  # another process may have tuned it while this one waited
         if known is not None:
-            return problem.launcher(known)
+            return known
         return _measure(problem, tensors, facts, full=tuning_mode() == "full")[1]
 
 
 def recall(problem: Problem) -> Candidate | None:
     """The candidate that was measured to be the best, if one was, tuning is on and it is still one of ours."""
-    entry = None if INTERPRETED or tuning_mode() == "off" else _cache(str(cache_dir())).get(problem.key)
-    if entry is None:
-        return None
+    entry = _entry(problem)
+    return None if entry is None else _find(problem, entry.config)
+
+
+def _entry(problem: Problem) -> Entry | None:
+    return None if INTERPRETED or tuning_mode() == "off" else _cache(str(cache_dir())).get(problem.key)
+
+
+def _find(problem: Problem, choices: Choices) -> Candidate | None:
     for full in (False, True):
         for candidate in candidates(problem, full):
-            if candidate.choices == entry.config:
+            if candidate.choices == choices:
                 return candidate
     return None
+
+
+def _recalled(problem: Problem) -> Launcher | None:
+    known = recall(problem)
+    if known is None:
+        return None
+    made, entry = problem.launcher(known), _entry(problem)
+    choices = None if entry is None else _for_captures(entry)
+    other = None if choices is None else _find(problem, choices)
+    return made if other is None else _with_captured(made, problem.launcher(other))
+
+
+def _for_captures(entry: Entry) -> Choices | None:
+    """What takes the device clearly less than the choice for eager calls, which are ranked by the host's time too."""
+    own = next((ms for choices, ms in entry.times if choices == entry.config), 0.0)
+    quickest, ms = entry.times[0] if entry.times else (None, 0.0)
+    return quickest if ms < CLEARLY * own else None
+
+
+def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
+    """It must make its output the same way: in memory that is empty or zero."""
+    best.captured = quickest if best.is_plain and quickest.is_plain else None
+    return best
 
 
 def tune(
@@ -292,7 +329,12 @@ def _measure(
         raise UnsupportedError(f"no config of this statement fits {_device_name(problem.bound.device)}: {best.reason}")
     known = ((timing.candidate.choices, timing.milliseconds) for timing in timings)
     times = tuple(sorted([(choices, ms) for choices, ms in known if ms is not None], key=lambda pair: pair[1]))
-    _cache(str(cache_dir())).put(problem.key, Entry(best.candidate.choices, times))
+    entry = Entry(best.candidate.choices, times)
+    _cache(str(cache_dir())).put(problem.key, entry)
+    choices = _for_captures(entry)
+    for timing, way in measured:
+        if way is not None and timing.candidate.choices == choices:
+            _with_captured(winner, way)
     return timings, winner
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, misaligned
+from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, is_capturing, misaligned
 from .pipeline import Plan
 from .ranges import remembered_range
 
@@ -141,9 +141,15 @@ class Express:
         self.is_zeroed, self.dtype, self.device = not launcher.is_covered, launcher.sum_dtype, launcher.device
         self.size, self.strides = final
         self.empty = _allocator(self.device)
+        self.captured: Express | None = None
+        if launcher.captured is not None:
+            self.captured = Express(plan, launcher.captured, padded, fixed, comes, read, final)
+            self.captured.launcher = launcher  # which is still the plan's
 
     def __call__(self, moving: Sequence[Tensor]) -> Tensor | None:
         """The result; None: something has changed."""
+        if self.captured is not None and is_capturing():
+            return self.captured(moving)
         if self.compares:
             for index, version in self.read:
                 if index._version != version:

@@ -70,6 +70,38 @@ def test_what_waits_for_the_host_takes_one_launch():
     assert rank("owner", 9.0) < autotune._rank(Timing(ways["owner"], None, "spills"), None)
 
 
+def groups():
+    """A product over groups with facts: one launch over owned rows, or zeros and a launch."""
+    AM, AK = torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 2], [0, 2]])
+    tensors = {"AM": AM, "AK": AK, "AV": torch.randn(3, 2), "B": torch.randn(3, 64)}
+    bound = bind(parse("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"), tensors, (2, 64))
+    own = problem_for(bound, tensors, "AM", facts=fact_tensors(row_facts(AM, 2)))
+    return own, {way.schedule.strategy: way for way in candidates(own)}
+
+
+@pytest.mark.usefixtures("problem")  # for its empty cache
+@pytest.mark.parametrize(("ms", "is_other"), [(0.003, True), (0.0055, False)])
+def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other):
+    own, ways = groups()
+    eager, quick = ways["owner"].choices, ways["store-or-atomic"].choices
+    TuningCache().put(own.key, Entry(eager, ((quick, ms), (eager, 0.006))))
+    autotune._launchers.clear()
+    found = choose(own, [], [])
+    assert found.schedule.strategy == "owner"
+    assert (found.captured is not None) is is_other
+    if is_other:
+        assert found.captured.schedule.strategy == "store-or-atomic"
+        assert own.resized(found).captured.kernel is found.captured.kernel
+        assert choose(own, [], []).captured is not None  # from memory
+
+
+def test_what_makes_its_output_another_way_is_not_for_captures():
+    own, ways = groups()
+    eager, quick = (own.launcher(ways[name]) for name in ("owner", "store-or-atomic"))
+    quick.is_plain = False  # as where picked rows are filled
+    assert autotune._with_captured(eager, quick).captured is None
+
+
 def blocks_in(rows):
     """A product with blocks in these rows, as a problem."""
     blocks = len(rows)

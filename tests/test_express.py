@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import conv_forms, insum, nn, spmm
-from insum_ops.compiler import express, ready
+from insum_ops.compiler import autotune, express, launch, pipeline, ready
 from insum_ops.compiler.errors import IndexRangeError, OperandError
+from insum_ops.compiler.launch import Launcher
 from insum_ops.formats import GroupCOO
 from insum_ops.formats.errors import FormatError
 from insum_ops.functional import insum_beside
@@ -507,3 +508,39 @@ def test_a_convolution_layer_takes_the_lane_until_something_of_it_changes(lane, 
     layer(given.replace_feature(features)).features.sum().backward()
     assert features.grad is not None
     warm()
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="tells kernels apart as they are interpreted")
+@pytest.mark.parametrize("kind", ["csr", "layer", "format"])
+def test_while_a_graph_is_captured_the_kernel_for_captures_runs(lane, monkeypatch, kind):
+    seen, compiled, chosen = [], Launcher.compile, autotune._choose
+
+    def compile_(launcher, tensors):
+        run = compiled(launcher, tensors)
+        return lambda *given: (seen.append(launcher.schedule.strategy), run(*given))
+
+    def choose(problem, *rest):
+        best = chosen(problem, *rest)
+        others = [way for way in autotune.candidates(problem) if way.schedule.strategy != best.schedule.strategy]
+        return autotune._with_captured(best, problem.launcher(others[0]))
+
+    monkeypatch.setattr(Launcher, "compile", compile_)
+    monkeypatch.setattr(autotune, "_choose", choose)
+    monkeypatch.setattr(autotune, "_launchers", {})
+    monkeypatch.setattr(pipeline, "_plans", {})
+    case, B = Case(kind), drawn(5, 4)
+
+    def check(captures):
+        for module in (launch, express):
+            monkeypatch.setattr(module, "is_capturing", lambda: captures)
+        seen.clear()
+        case.check(B)
+        return seen
+
+    assert check(captures=False) == check(captures=False) == ["owner"]
+    assert check(captures=True) == ["store-or-atomic"]
+    assert check(captures=False) == ["owner"]
+    case.warm(lane, B)
+    with lane.is_taken(2):  # the lane for captures is one in the other
+        assert check(captures=True) == ["store-or-atomic"]
+    assert check(captures=False) == ["owner"]

@@ -25,7 +25,7 @@ TITLES = {
     "tensor_product_training": "Fully connected tensor product, gradients",
     "equivariant": "Tensor products of models in use",
     "equivariant_training": "Tensor products of models in use, gradients",
-    "shared_product": "Tensor product with shared weights, beside its products with weights by cuBLAS",
+    "shared_product": "Tensor product with shared weights",
     "ablation": "What each idea brings",
     "group_size": "Time against group size",
     "cost": "Before the first result",

@@ -358,7 +358,9 @@ def test_edges_that_change_are_arranged_again(how):
 @every_way
 def test_a_layers_pattern_that_changes_is_read(how, is_inference):
     with torch.inference_mode(is_inference):
-        layer = nn.BlockSparseLinear(8, 8, 2, pattern=torch.eye(4, dtype=torch.bool), bias=False, device=DEVICE)
+        layer = nn.BlockSparseLinear(
+            8, 8, 2, pattern=torch.eye(4, dtype=torch.bool, device=DEVICE), bias=False, device=DEVICE
+        )
         if is_inference:
             layer.coords = layer.coords.clone()  # which counts no versions, as one that is moved here
         x = torch.randn(3, 8, device=DEVICE)

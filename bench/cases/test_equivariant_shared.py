@@ -45,7 +45,7 @@ ROWS = [
 ]
 CHANNELS = mul(64)
 CUBLAS = "torch.matmul"
-LAYER, ALONE = "the layer", "the contraction with the weights alone"
+LAYER, ALONE = "the layer", "its contraction with the weights alone"
 
 
 given = kept(PRODUCTS)

@@ -59,6 +59,8 @@ class _Ready:
 
     def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:
         """To the kernel that has just run; None: it takes more than a launch, or an index tensor hides its changes."""
+        if not launcher.is_plain:
+            return None
         read: list[tuple[Tensor, int]] = []
         for number, _ in self.plan.pointed:
             index = self.fixed[number]
@@ -67,8 +69,6 @@ class _Ready:
                 read.append((index, version))
             elif index is not None:
                 return None
-        if not launcher.is_plain:
-            return None
         compared = None if self.is_compared else read
         return Express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, compared, final)
 

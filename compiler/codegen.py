@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from .broadcast import Value
+from .configs import power_of_two
 from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
@@ -181,10 +182,10 @@ class _Emitter(Winners):
         )
 
     def shared_loop(self) -> str | None:
-        """The loop of which each program has a part: the one with the most turns."""
+        """The loop of which each program has a part: the one with the most turns, by the power of two of its length."""
         if self.config.parts == 1:
             return None
-        return max(self.loops(), key=lambda name: self.schedule.extents[name] / self.step_of(name))
+        return max(self.loops(), key=lambda name: power_of_two(self.schedule.extents[name]) / self.step_of(name))
 
     def part_of(self, turns: str) -> tuple[str, str]:
         """The first turn of this program's part and the one after its last."""

@@ -11,7 +11,7 @@ from .contract import SHORT, dots
 from .kernel import Config
 from .schedule import NARROW, Schedule
 
-__all__ = ["configs"]
+__all__ = ["configs", "power_of_two"]
 
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not measured
 # of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too

@@ -79,6 +79,8 @@ class outside_transforms(ContextDecorator):
 
     def __enter__(self) -> None:
         self.left: ExitStack | None = None
+        if torch.compiler.is_compiling():  # a tracer sees to that itself
+            return
         if torch.is_inference_mode_enabled() or transforms() is not None:
             self.left = ExitStack()
             self.left.enter_context(torch.inference_mode(False))

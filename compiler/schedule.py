@@ -327,6 +327,8 @@ def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
     sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
+    if plain.strategy != start.strategy:  # its last tile is a sum that is cut over programs
+        return None
     tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -138,19 +138,14 @@ class KernelMap:
     _side: int = 0
     _inverse: list[KernelMap] = field(default_factory=list)
     memory: dict[Any, Any] = field(default_factory=dict, init=False)  # what is worth keeping as long as the map lives
+    volume: int = field(init=False)  # how many taps the kernel has
+    num_inputs: int = field(init=False)
+    num_outputs: int = field(init=False)
 
-    @cached_property
-    def volume(self) -> int:
-        """How many taps the kernel has."""
-        return prod(self.kernel_size)
-
-    @cached_property
-    def num_inputs(self) -> int:
-        return self._tables.rows[1 - self._side]
-
-    @cached_property
-    def num_outputs(self) -> int:
-        return self._tables.rows[self._side]
+    def __post_init__(self) -> None:
+        """No cached properties: a tracer does not follow what Python 3.11 locks, and may be the first to ask."""
+        rows, side = self._tables.rows, self._side
+        vars(self).update(volume=prod(self.kernel_size), num_inputs=rows[1 - side], num_outputs=rows[side])
 
     @property
     def num_pairs(self) -> int:
@@ -248,11 +243,13 @@ class KernelMap:
         return found
 
     def has_tiles(self, tile_size: int = 128) -> bool:
-        """Whether `tiled` need not sort; during a capture, whether it need not make anything."""
+        """Whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything."""
         known = self._tables.tiled
         if (self._side, tile_size) in known:
             return True
-        return (self._shared_side, tile_size) in known and not self.is_captured
+        if torch.compiler.is_compiling() or self.is_captured:
+            return False
+        return (self._shared_side, tile_size) in known
 
     def to(self, device: torch.device | str) -> KernelMap:
         """The same map in another device's memory."""

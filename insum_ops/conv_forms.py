@@ -111,11 +111,12 @@ def tiles_pay(kernel_map: KernelMap) -> bool:
 
 
 def groups_pay(kernel_map: KernelMap) -> bool:
-    """The same for groups, of which a tracer assumes that they pay once it is known how many there would be."""
+    """The same for groups."""
+    if GROUP_SIZE in kernel_map.memory:
+        return True
     if torch.compiler.is_compiling():
-        return kernel_map.is_counted
-    is_due = kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
-    return is_due or GROUP_SIZE in kernel_map.memory
+        return False
+    return kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
 
 
 def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap) -> str:
@@ -139,5 +140,9 @@ def settings_of(dtype: torch.dtype) -> Settings:
 
 
 def _is_full(kernel_map: KernelMap) -> bool:
-    """May read from the device how many pairs there are."""
+    """May read from the device how many pairs there are; full as well is what can't be grouped now."""
+    if torch.compiler.is_compiling() and GROUP_SIZE not in kernel_map.memory:
+        return True
+    if not kernel_map.is_counted and kernel_map.is_captured:
+        return True
     return kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume

@@ -198,7 +198,8 @@ def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
         _remember(tiled.TAP, 0, kernel_map.volume)
         remember_segments(tiled.pointers, kernel_map.volume)
         operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
-        known = kernel_map.memory["tiles"] = operands, [tiled.pointers, tiled.order]
+        known = operands, [tiled.pointers, tiled.order]
+        _keep(kernel_map, "tiles", known)
     return known
 
 
@@ -209,7 +210,7 @@ def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
         with outside_transforms():
             known = {"NBR": kernel_map.neighbours}
         _remember(known["NBR"], -1, kernel_map.num_inputs)
-        kernel_map.memory["NBR"] = known
+        _keep(kernel_map, "NBR", known)
     return known
 
 
@@ -225,8 +226,14 @@ def _maps(kernel_map: KernelMap, group_size: int) -> dict[str, Tensor]:
         _remember(grouped.MAPY, -1, kernel_map.num_inputs)
         _remember(grouped.MAPZ, 0, kernel_map.volume)
         known = {"MAPX": grouped.MAPX, "MAPY": grouped.MAPY, "MAPZ": grouped.MAPZ}
-        kernel_map.memory[group_size] = known
+        _keep(kernel_map, group_size, known)
     return known
+
+
+def _keep(kernel_map: KernelMap, key: str | int, known: object) -> None:
+    """A tracer keeps nothing: where it differentiates, it refuses what outlives the call."""
+    if not torch.compiler.is_compiling():
+        kernel_map.memory[key] = known
 
 
 def _remember(index: Tensor, low: int, extent: int) -> None:

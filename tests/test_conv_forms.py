@@ -187,6 +187,18 @@ def test_during_a_capture_what_is_there_is_taken(monkeypatch):
         assert form_of(tiled.inverse, channels, HALF, GPU) is STATIONARY  # its taps would have to be turned round
 
 
+@pytest.mark.usefixtures("_rounds")
+def test_what_was_never_counted_is_not_grouped_during_a_capture(monkeypatch):
+    indices = torch.tensor([[0, 0], [0, 3], [0, 4]])
+    for _ in range(2):
+        scattered = kernel_map(indices, [8], 1, kernel_size=7, stride=7, padding=3, kind="strided")
+    assert not scattered.is_counted
+    capture(monkeypatch)
+    forbid(monkeypatch, "count", "group", "tile")
+    assert scattered.num_pairs < conv_forms.FULL_ENOUGH * scattered.num_outputs * scattered.volume
+    assert form_of(scattered, FEW_CHANNELS + 1, HALF, GPU) is STATIONARY
+
+
 @by_host
 def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
@@ -435,6 +447,51 @@ def test_a_tracer_takes_what_is_there_and_traces_once():
         assert map_of(x).uses == 2
         call(x.features).sum().backward()  # makes the tiles
     assert counter.frame_count == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.usefixtures("often", "_rounds")
+@pytest.mark.parametrize("is_full", [False, True])
+@by_host
+def test_a_tracer_that_differentiates_makes_nothing(monkeypatch, is_full):
+    """Of groups and tiles those that are there are taken: what outlives the call is no business of a trace."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
+    monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.1 if is_full else 0.9)
+    layer, x = submanifold(), cloud()
+    leaves = [x.features, *layer.parameters()]
+
+    def call(features):
+        return layer(x.replace_feature(features)).features
+
+    call(x.features).sum().backward()  # makes the tables of both directions
+    assert map_of(x).num_pairs
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for form in (STATIONARY, TILED if is_full else GROUPED):
+        y, expected = compiled(x.features), expected_of(layer, x, x)
+        assert_matches(y, expected)
+        upstream = torch.randn_like(expected)
+        for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
+            assert_matches(one, other)
+        assert taken(layer, map_of(x)) is form
+        with torch.no_grad():
+            call(x.features)  # makes tiles or groups of one direction alone
+    assert taken(layer, map_of(x).inverse, is_swapped=True) is STATIONARY
+
+
+@by_host
+def test_a_tracer_may_be_the_first_to_use_a_map():
+    torch._dynamo.reset()
+    layer, x = submanifold(), cloud()
+    layer.map(x)
+
+    @torch.no_grad()
+    def call(features):
+        return layer(x.replace_feature(features)).features
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for run in (compiled, call, compiled):
+        assert_matches(run(x.features), expected_of(layer, x, x))
 
 
 @by_host

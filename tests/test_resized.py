@@ -6,16 +6,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import APPLICATIONS, problem
-from statements import DEVICE, IS_INTERPRETED
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import APPLICATIONS, positions, problem, values
+from statements import DEVICE, IS_INTERPRETED, examples, statements
 
 from insum_ops import insum
 from insum_ops.compiler import autotune, pipeline
-from insum_ops.compiler.autotune import candidates
+from insum_ops.compiler.autotune import Candidate, candidates
 from insum_ops.compiler.bind import bind
+from insum_ops.compiler.cache import bucket
 from insum_ops.compiler.errors import IndexRangeError, ShapeError
+from insum_ops.compiler.ir import Var, walk
+from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import plan_for, problem_for
+from insum_ops.compiler.scatter import known_divisor
 from insum_ops.compiler.schedule import resized
 
 FACTS = (
@@ -66,6 +72,83 @@ def test_sizes_that_count_alike_share_every_kernel(name, least, more):
         assert again.runners is known.runners
         for fact in FACTS:
             assert getattr(again, fact) == getattr(fresh, fact), fact
+
+
+LENGTHS = st.one_of(
+    st.integers(65, 5000), *[st.integers(1, 5000 // step).map(step.__mul__) for step in (16, 128, 1024)]
+)
+VALUE_TYPES = (torch.float16, torch.float32, torch.float64)
+
+
+@st.composite
+def pairs_of_problems(draw):
+    """A random statement over lengths that count alike, and what one of its kernels may rely on drawn as well."""
+    statement = parse(draw(statements(is_plain=True, reductions=("sum", "sum", "max"))).expr)
+    roots = statement.output, *statement.accesses
+    inner = [access for root in roots for access in walk(root)]
+    later = {str(index) for access in inner for index in access.indices[1:]}
+    firsts = {str(access.indices[0]) for access in inner if access.indices and isinstance(access.indices[0], Var)}
+    varying = sorted(firsts - later)[:2]
+    lengths = {name: draw(LENGTHS) for name in ("", *varying)}
+    fixed = {name: draw(st.sampled_from((1, 3, 8, 16, 32))) for name in statement.names}
+    dtype, is_seeded = draw(st.sampled_from(VALUE_TYPES)), statement.op == "+=" and draw(st.booleans())
+    scattered = statement.output.indirections[0].name if len(statement.output.indirections) == 1 else ""
+    fact = draw(st.sampled_from((*[scattered] * 3, *[f"{scattered} once"] * bool(scattered), "")))
+    padded = draw(st.sampled_from((None, frozenset())))
+    flags = Flags(padded=padded, wants_winners=not statement.is_sum and draw(st.booleans()))
+
+    def made(extents, behind):
+        """`behind`: how long a first dimension is that no index runs over."""
+
+        def shape(access):
+            sizes = [
+                extents[str(i)] if isinstance(i, Var) else 7 if dim else behind for dim, i in enumerate(access.indices)
+            ]
+            return tuple(sizes)
+
+        given = {a.name: values(*shape(a), dtype=dtype) for a in statement.accesses}
+        given |= {a.name: positions(*shape(a)) for a in inner if a.name not in (*given, statement.output.name)}
+        size = shape(statement.output)
+        given |= {statement.output.name: values(*size, dtype=dtype)} if is_seeded else {}
+        own = problem(str(statement), given, size, fact, flags)
+        return replace(own, bound=replace(own.bound, statement=statement), rows=(100, 3) if fact else (0, 0))
+
+    def other(length):
+        """Another length that counts alike."""
+        step, most = known_divisor(length), bucket(length)
+        if length <= 64:
+            return length
+        found = step * draw(st.integers(most // 2 // step + 1, most // step))
+        return found if known_divisor(found) == step else length
+
+    again = {name: other(length) for name, length in lengths.items()}
+    return tuple(made({**fixed, **{name: own[name] for name in varying}}, own[""]) for own in (lengths, again))
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="runs no kernel")
+@settings(max_examples=examples(120, 1))
+@given(pairs_of_problems())
+def test_no_source_of_a_random_statement_holds_a_length_that_varies(pair):
+    one, other = pair
+    assert one.signature == other.signature
+    for mine in candidates(one):
+        again = other.resized(one.launcher(mine))
+        own = replace(mine.schedule, bound=other.bound, extents=resized(mine.schedule, other.bound, other.fact))
+        fresh = other.launcher(Candidate(own, mine.config))
+        assert again.kernel == fresh.kernel
+        for fact in FACTS:
+            assert getattr(again, fact) == getattr(fresh, fact), fact
+
+
+def test_which_loop_programs_share_does_not_depend_on_lengths_that_count_alike():
+    def sources(first, second):
+        given = {"E": positions(first), "A": values(first, 16), "F": positions(second), "B": values(second, 16)}
+        own = problem("C[()] += A[E[p],c] * B[F[q],c]", {**given, "A": values(9, 16), "B": values(9, 16)})
+        ways = candidates(own)
+        assert any(way.config.parts > 1 for way in ways)
+        return [own.launcher(way).kernel.source for way in ways]
+
+    assert sources(2140, 3555) == sources(3540, 2475)
 
 
 def test_sizes_that_a_source_would_tell_apart_have_other_signatures():

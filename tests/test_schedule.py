@@ -82,6 +82,14 @@ def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
     assert dict(scheduled(strict, "store").roles) == {"i": "step"}
 
 
+@pytest.mark.parametrize("expr", ["C[()] += A[r,p] * W[r]", "C[i] += B[i,r,p] * W[r]", "C[i] += B[i,r,p]"])
+def test_every_way_to_cut_a_sum_adds_its_parts(expr: str) -> None:
+    given = {"A": values(8, 8192), "B": values(3, 8, 8192), "W": values(8)}
+    own = problem(expr, {name: tensor for name, tensor in given.items() if f"{name}[" in expr[4:]})
+    for way in schedules(own.bound, own.strides, "store"):
+        assert way.is_atomic or set(way.names("grid", "tile")) <= set(way.free)
+
+
 def test_programs_share_sums_where_results_are_few() -> None:
     expr = "dW[u,w] += T[b,u] * dZ[b,w]"
     tensors = {"T": values(50_000, 64), "dZ": values(50_000, 64)}

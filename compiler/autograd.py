@@ -15,6 +15,7 @@ from .pipeline import has_kernels
 from .ready import (
     as_autocast,
     find,
+    followed,
     is_transformed,
     is_watched,
     may_autocast,
@@ -64,6 +65,8 @@ def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int
                 return evaluate(expr, {name: _cast(operand, dtype) for name, operand in operands.items()}, size)
     if not torch.compiler.is_compiling():
         operands = as_memory(operands)
+    else:
+        operands = {name: _followed(operand) for name, operand in operands.items()}
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if sparse:
         return _evaluate_sparse(expr, operands, sparse, size)
@@ -78,6 +81,10 @@ def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
     if not is_sparse(operand):
         return as_autocast(operand, dtype)
     return operand.with_values(operand.values.to(dtype)) if operand.dtype == torch.float32 else operand
+
+
+def _followed(operand: Operand) -> Operand:
+    return operand.with_values(followed(operand.values)) if is_sparse(operand) else followed(operand)
 
 
 def _evaluate_plain(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .batch import batched
 from .bind import bind
@@ -35,7 +36,7 @@ def _with_gradients(operator: Any) -> Any:
     """What an operator does to tensors that want a gradient: none do, unless a compiled transform hid it from us."""
 
     def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
             raise UnsupportedError(
                 f"{expr!r} is to be differentiated as an operator, as torch.func inside torch.compile does, which has "
                 "no gradient; leave out torch.compile, or compile what is inside the transform"
@@ -44,6 +45,13 @@ def _with_gradients(operator: Any) -> Any:
             return operator(expr, names, size, tensors, fact, facts)
 
     return checked
+
+
+def _has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Derivatives are carried forward, by one of them."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 @torch.library.register_fake("insum_ops::run", lib=_library)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from .errors import UnsupportedError
 from .express import PLAIN, Key, entry, is_free, look_up, may_autocast, modes, transforms
 from .pipeline import plan_for
 from .ranges import is_wrapped
@@ -27,6 +29,7 @@ __all__ = [
     "find_like",
     "find_pinned",
     "find_values_gradient",
+    "followed",
     "is_free",
     "is_transformed",
     "is_watched",
@@ -65,6 +68,34 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def _transforms() -> str:
+    """What torch.func or forward mode does, as in "Vmap of Grad"; a tracer asks once and keeps the answer."""
+    kinds = [interpreter.key().name for interpreter in functorch.get_interpreter_stack() or ()]
+    if forward_ad._current_level >= 0 and "Jvp" not in kinds:
+        kinds.append("Jvp")
+    return " of ".join(kinds)
+
+
+setattr(_transforms, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+
+
+def followed(tensor: Any) -> Any:
+    """The same tensor, or None, for a tracer inside a transform: a first gradient and batches are all it can follow.
+
+    Whether one of the transform's own inputs wants a gradient it does not know, and would take it for a constant, but
+    it knows of what it has made itself.
+    """
+    kinds = _transforms()
+    if "Grad" not in kinds and "Jvp" not in kinds:
+        return tensor
+    if kinds != "Grad":
+        raise UnsupportedError(
+            f"{kinds} is inside torch.compile, which can follow a single Grad of torch.func; "
+            "leave out torch.compile, or compile what is inside the transform"
+        )
+    return tensor.view_as(tensor) if tensor is not None and tensor.is_floating_point() else tensor
 
 
 class outside_transforms(ContextDecorator):

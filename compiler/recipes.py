@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
@@ -31,8 +32,13 @@ def recipe_for(
     is_odd = [isinstance(o, Tensor) and _is_odd(o) for o in dense.values()]
     if any(is_odd):
         bind(parse(expr), {name: form, **dense}, size)  # says what is wrong with it
-    others = [(key, tuple(o.shape), o.dtype, o.device, is_sparse(o)) for key, o in dense.items()]
-    return Recipe(*_recipe(expr, None if size is None else tuple(size), name, Kind.of(form), tuple(others)))
+    others = [(key, _numbers(o.shape), o.dtype, o.device, is_sparse(o)) for key, o in dense.items()]
+    return Recipe(*_recipe(expr, None if size is None else _numbers(size), name, Kind.of(form), tuple(others)))
+
+
+def _numbers(size: Sequence[int]) -> tuple[int, ...]:
+    """A recipe is for one size: a tracer that has met several is to trace each of them, and not to keep them open."""
+    return tuple([index(extent) for extent in size]) if torch.compiler.is_compiling() else tuple(size)
 
 
 @lru_cache(maxsize=4096)

@@ -20,6 +20,8 @@ from .remember import ByIdentity
 
 __all__ = ["Edges", "edges_of"]
 
+SIZES = 64  # of one graph kept before starting afresh, so that another one every call does not fill memory
+
 
 @dataclass(eq=False)
 class Edges:
@@ -90,7 +92,8 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
         return found
     found = _arranged_edges(edge_index, sizes)
     if found.state is not None:
-        known = known if known is not None and all(e.is_of(edge_index) for e in known.values()) else {}
+        if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
+            known = {}
         known[sizes] = found
         _edges.keep(edge_index, known)
     return found

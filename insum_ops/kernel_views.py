@@ -78,7 +78,8 @@ class KernelViews:
         return weight.shape == self.shape and weight.stride() == self.strides
 
     def take(self, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-        self.weight, self.bias = weight, bias
+        self.weight = None  # until all of it is there: another thread may ask
+        self.bias = bias
         self.at, self.shape, self.strides = weight.data_ptr(), weight.shape, weight.stride()
         if bias is not None:
             self.bias_at, self.bias_dtype, self.bias_shape = bias.data_ptr(), bias.dtype, bias.shape
@@ -86,5 +87,5 @@ class KernelViews:
             self.plain = statement_weight(weight, groups)
             self.swapped = statement_weight(weight, groups, is_swapped=True)
         self.plain_key, self.swapped_key = call_key(self.plain), call_key(self.swapped)
-        if self.plain.data_ptr() != self.at:  # axes in an order that has no such view: copies, for this call alone
-            self.weight = None
+        if self.plain.data_ptr() == self.at:  # else its axes have no such view: copies, for this call alone
+            self.weight = weight

@@ -12,7 +12,7 @@ from .compiler.autograd import evaluate
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.express import PLAIN, is_free, look_up
 from .compiler.gradients import gradients_of
-from .compiler.ready import find, is_transformed, keep, may_autocast, outside_transforms
+from .compiler.ready import find, followed, is_transformed, keep, may_autocast, outside_transforms
 from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
@@ -51,9 +51,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
 
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the
     tensor's version counter, and other `.data` by its address, so not what is changed through other tensors in the
-    same memory. A scipy array and a tensor
-    made in inference mode are converted at every call: make a format of them. `torch.compile` traces formats alone,
-    after one ordinary call (and its backward, to train) that works out what is known of their pattern.
+    same memory. A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
+    `torch.compile` traces formats alone, after one ordinary call (and its backward, to train) that works out what is
+    known of their pattern.
 
     >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
     >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
@@ -238,6 +238,8 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             raise OperandError(
                 f"pattern is on {form.device} but {name} is on {operand.device}; move them to one device"
             )
+    if torch.compiler.is_compiling():
+        X, Y = followed(X), followed(Y)
     if torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)

@@ -11,7 +11,7 @@ from . import conv_forms as forms
 from .compiler.errors import ShapeError
 from .compiler.express import Key, again
 from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import as_autocast, is_transformed, keep, may_autocast, outside_transforms, pinned
+from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, outside_transforms, pinned
 from .compiler.ready_call import PlainCall
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum, insum_beside, insum_once, insum_owned
@@ -62,6 +62,8 @@ def convolve(
         _check(features, weight, kernel_map, bias, groups)
         if views is not None:
             views.take(weight, bias, groups)
+    if torch.compiler.is_compiling():
+        features, weight, bias = followed(features), followed(weight), followed(bias)
     if (views is None and torch.compiler.is_compiling()) or may_autocast():  # a layer that is traced has no views
         device = features.device.type
         if torch.is_autocast_enabled(device):

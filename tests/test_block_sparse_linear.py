@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from weakref import ref
 
 import pytest
 import torch
@@ -368,3 +369,31 @@ def test_it_compiles_into_one_graph_after_one_ordinary_call(features):
         assert_matches(layer.bias.grad, twin.bias.grad)
         torch.testing.assert_close(dense_weight(layer, layer.weight.grad), twin.weight.grad, **TOLERANCE[torch.float64])
         layer.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
+@pytest.mark.skipif(IS_INTERPRETED, reason="tracing never reaches a kernel")
+def test_compiled_it_runs_without_gradients_at_every_length_and_after_a_checkpoint_is_loaded():
+    torch._dynamo.reset()
+    layer = made(32, 48, 16)
+    layer(random_input(layer, 3))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for length in (3, 5, 7):
+        x = random_input(layer, length)
+        with torch.no_grad():
+            assert_matches(compiled(x), MaskedLinear(layer)(x.cpu()))
+    other = {name: value * 2 if value.is_floating_point() else value for name, value in layer.state_dict().items()}
+    layer.load_state_dict(other)
+    with torch.no_grad():
+        assert_matches(compiled(x), MaskedLinear(layer)(x.cpu()))
+
+
+def test_values_of_one_call_do_not_outlive_it():
+    layer = made(32, 48, 16)
+    x, weight = random_input(layer, 3), layer.weight.detach().clone().requires_grad_()
+    doubled = weight * 2  # holds a graph
+    torch.func.functional_call(layer, {"weight": doubled}, (x,)).sum().backward()
+    known = ref(doubled)
+    del doubled
+    assert known() is None
+    assert_matches(layer(x), MaskedLinear(layer)(x.cpu()))

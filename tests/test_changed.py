@@ -14,6 +14,7 @@ from sparse_inputs import SPARSE_WARNINGS, edges, random_matrix
 from statements import DEVICE
 from tolerances import assert_matches
 
+from insum_ops import edges as edges_module
 from insum_ops import insum, nn, sddmm, spmm
 from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
@@ -311,6 +312,15 @@ def test_what_is_remembered_of_tensors_keeps_none_alive():
     del A, edge_index, weight
     gc.collect()
     assert [owner() for owner in owners] == [None] * 3
+
+
+def test_a_graph_in_many_sizes_does_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(edges_module, "SIZES", 3)
+    edge_index, weight, _ = edges(random_matrix(4, 4))
+    for size in (*range(4, 12), 4):
+        B = torch.randn(size, 2, dtype=torch.float64, device=DEVICE)
+        assert_matches(spmm((edge_index, weight, size), B), graph(edge_index, weight, (size, size)) @ B)
+        assert len(edges_module._edges.get(edge_index)) <= 3
 
 
 def graph(edge_index, weight, size):

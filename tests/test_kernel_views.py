@@ -12,7 +12,7 @@ import pytest
 import torch
 from tolerances import assert_matches
 
-from insum_ops import nn, sparse_conv3d
+from insum_ops import kernel_views, nn, sparse_conv3d
 from insum_ops.compiler.errors import ShapeError
 
 
@@ -199,3 +199,18 @@ def test_a_bias_that_has_become_shorter_is_refused(length):
         layer.bias.data = layer.bias.data[:length]
         with pytest.raises(ShapeError, match=rf"^bias is \[{length}\] but weight has 4 output channels;"):
             layer(x)
+
+
+def test_another_thread_sees_views_that_are_all_there_or_none(monkeypatch):
+    layer, x = nn.SubMConv2d(4, 6, 3).double(), cloud()
+    views, real = layer.views(), kernel_views.statement_weight
+
+    def watched(weight, *given, **options):
+        assert not views.has(layer.weight, layer.bias)  # as another thread would ask in the middle
+        return real(weight, *given, **options)
+
+    monkeypatch.setattr(kernel_views, "statement_weight", watched)
+    for change in (lambda: None, lambda: replace_parameters(layer)):
+        change()
+        layer(x)
+        assert views.has(layer.weight, layer.bias)

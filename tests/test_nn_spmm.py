@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from weakref import ref
 
 import pytest
 import torch
@@ -278,3 +279,54 @@ def test_a_regrouped_layer_compiles():
     assert_matches(compiled(B), dense.double() @ B.double())
     layer.AV.mul_(2)
     assert_matches(compiled(B), 2 * dense.double() @ B.double())
+
+
+@pytest.mark.parametrize("size", [None, 8], ids=["own groups", "other groups"])
+@pytest.mark.parametrize("trainable", [True, False])
+def test_values_of_one_call_do_not_outlive_it(trainable, size):
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(GroupCOO.from_dense(A), trainable)
+    layer._gpu_size = size  # as on a GPU that likes larger groups
+    call = lambda values: torch.func.functional_call(layer, {"AV": values}, (B,))
+    values = layer.AV.detach().clone().requires_grad_()
+    doubled = values * 2  # holds a graph
+    call(doubled).sum().backward()
+    known = ref(doubled)
+    del doubled
+    assert known() is None
+    values = values.detach()
+    assert_matches(torch.func.vmap(call)(torch.stack([values, 2 * values])), torch.stack([A @ B, 2 * A @ B]))
+    assert_matches(copy.deepcopy(layer)(B), A @ B)  # which could not copy a tensor of a transform
+    assert_matches(torch.func.jvp(call, (values,), (2 * values,))[1], 2 * A @ B)
+    assert_matches(pickle.loads(pickle.dumps(layer))(B), A @ B)
+    layer.AM = layer.AM.clone()  # known anew inside a transform
+    assert_matches(torch.func.vmap(call)(torch.stack([values, 2 * values])), torch.stack([A @ B, 2 * A @ B]))
+    assert_matches(copy.deepcopy(layer)(B), A @ B)
+
+
+def test_a_copy_keeps_no_addresses_of_the_original():
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(GroupCOO.from_dense(A))
+    layer._gpu_size = 8
+    layer(B)
+    assert layer._last is not None
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert twin._last is None
+        assert_matches(twin(B), A @ B)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_compiled_it_runs_after_a_checkpoint_is_loaded(reduce):
+    torch._dynamo.reset()
+    A, B = random_matrix(6, 4), random_dense(4, 3).requires_grad_()
+    layer = SpMM(csr(A), trainable=True)
+    layer(B, reduce).sum().backward()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compiled(B, reduce)
+    layer.load_state_dict(SpMM(csr(2 * A), trainable=True).state_dict())
+    counts = (A != 0).sum(1, keepdim=True).clamp(min=1) if reduce == "mean" else 1
+    actual = compiled(B, reduce)
+    assert_matches(actual, 2 * A @ B / counts)
+    (d_B,) = torch.autograd.grad(actual.sum(), B)
+    assert_matches(d_B, (2 * A / counts).sum(0)[:, None].expand(4, 3))

@@ -11,7 +11,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from ..compiler.ready import outside_transforms
+from ..compiler.ready import followed, outside_transforms
 from ..formats import GroupCOO
 from ..functional import insum
 from .clebsch_gordan import Irreps
@@ -120,6 +120,8 @@ class TensorPlan:
         """The same by statements that are differentiable one by one."""
         first, second, out = self.slots
         num_products = y.shape[0]
+        if torch.compiler.is_compiling():
+            x, y, weight = followed(x), followed(y), followed(weight)
         if self.channels is not None:
             (X,) = first.split(x)
             Y = y if second is None else second.split(y)[0]

@@ -295,7 +295,9 @@ Y[t,o] += X[t,i] * W[o,i])
             lists[2].append(problem)
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        self._known = None
+        known, self._known = self._known, None
+        if known is not None and known.has_pattern(self.coords):  # the next call may be a compiled one
+            self._known = known_weight(self.coords, self.weight, self.grid, known)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but what can be worked out again."""

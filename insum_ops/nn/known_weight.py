@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..compiler.errors import UnsupportedError
 from ..compiler.ready import is_wrapped, outside_transforms
@@ -53,7 +53,7 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
     with outside_transforms(), torch.no_grad():  # the pattern outlives this call
         pattern = coords.clone()
         rows, columns = pattern
-        if is_wrapped(weight):  # by a transform, inside of which alone it may be read
+        if not isinstance(weight, nn.Parameter):  # of one call, as by torch.func: it may not outlive it
             weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
         _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients

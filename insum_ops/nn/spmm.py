@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import ShapeError, UnsupportedError
-from ..compiler.ready import is_wrapped
+from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import GroupCOO
 from ..formats.group_size import gpu_group_size
 from ..formats.sparse_format import SparseFormat
@@ -80,8 +80,10 @@ class SpMM(nn.Module):
         rows, columns = form.coords
         if rows is not buffers["AM"] or columns is not buffers["AK"]:
             form = self._form = self._rebuilt()
-        elif form.values is not AV:
-            form = self._form = form.with_values(AV)
+        if form.values is not AV:
+            form = form.with_values(AV)
+            if torch.compiler.is_compiling() or _lasts(AV):
+                self._form = form
         return form if self._gpu_size is None else self._regrouped(form, self._gpu_size)
 
     @property
@@ -104,13 +106,18 @@ class SpMM(nn.Module):
                 "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
                 "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))"
             )
-        made = type(form)((self.AM, self.AK), self.AV, form.shape, form.group_dim, form.block_size)
+        values = self.AV
+        if not _lasts(values):
+            with outside_transforms():
+                values = torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
+        made = type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
         self._gpu_size = _other_size(made)
         return made
 
     def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
         """`form` in groups of another size; a matrix that does not change is regrouped once."""
-        if torch.compiler.is_compiling() or form.values.requires_grad or form.values.is_inference():
+        values = form.values
+        if torch.compiler.is_compiling() or values.requires_grad or values.is_inference() or is_wrapped(values):
             return form.regroup(form.group_dim, size)
         parts = [part for part in (*form.coords, form.values) if part is not None]
         state = [(part._version, part.data_ptr()) for part in parts]
@@ -124,9 +131,26 @@ class SpMM(nn.Module):
         self._last = _Regrouped(form, state, [part.detach() for part in parts], grouped)
         return grouped
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what is compared by addresses, which a copy has no part in."""
+        return {**vars(self), "_last": None}
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        form, known = self._form, self._form._known
+        if known.stamp.is_current():
+            known.stamp.keep_values()
         super()._load_from_state_dict(*args, **kwargs)  # which copies other coordinates into the same tensors
-        self._form = self._rebuilt()
+        is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
+        stamp = known.stamp.recounted() if is_own else None
+        if stamp is None:
+            self._form = self._rebuilt()
+        else:  # the pattern is what it was: the next call may be a compiled one
+            known.stamp = stamp
+
+
+def _lasts(values: Tensor) -> bool:
+    """They are the layer's own; those of one call by torch.func are not, and kept they would keep its graph alive."""
+    return values.is_leaf and not is_wrapped(values)
 
 
 def _other_size(form: SparseFormat) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from .autograd import grouped
-from .autotune import Timing, candidates, recall
+from .autotune import Timing, recall
 from .bind import Bound, bind
 from .errors import UnsupportedError
 from .ir import Statement
@@ -20,6 +20,7 @@ from .lower import lower
 from .parse import parse
 from .pipeline import plan_for, problem_for
 from .pipeline import tune as tune_plan
+from .problem import candidates
 from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .scatter import strategies

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .autotune import candidates
 from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
 from .pipeline import has_kernels, plan_for
+from .problem import candidates
 from .ranges import remember_range
 from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
 from .ready_call import Backward, SparseCall

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autotune import Problem, Timing, alike, choose, is_uneven, rough, tuning_mode
+from .autotune import Timing, alike, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
@@ -22,6 +22,7 @@ from .kernel import Flags
 from .launch import INTERPRETED
 from .lower import lower, placeholders
 from .parse import parse
+from .problem import Problem, is_uneven, rough, tuning_mode
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .scatter import strategies
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
+from insum_ops.compiler.problem import Problem
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:

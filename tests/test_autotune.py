@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from insum_ops.compiler import autotune
-from insum_ops.compiler.autotune import Timing, candidates, choose, recall, tuning_mode
+from insum_ops.compiler.autotune import Timing, choose, recall
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.problem import candidates, tuning_mode
 from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats.facts import row_facts
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
 
-from insum_ops.compiler.autotune import Problem, candidates
 from insum_ops.compiler.codegen import emit
 from insum_ops.compiler.kernel import Config, Flags, Kernel
+from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.compiler.schedule import schedules
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,7 +13,7 @@ from torch import fx
 
 import insum_ops
 from insum_ops import explain, insum, tune
-from insum_ops.compiler.autotune import Candidate, Problem, Timing, candidates
+from insum_ops.compiler.autotune import Timing
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
 from insum_ops.compiler.errors import IndexRangeError, UnsupportedError
@@ -22,6 +22,7 @@ from insum_ops.compiler.kernel import Config
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.compiler.schedule import Schedule
 from insum_ops.formats import BlockGroupCOO, GroupCOO
 

@@ -16,6 +16,7 @@ from insum_ops import conv_forms, insum, nn, spmm
 from insum_ops.compiler import autotune, express, launch, pipeline, ready
 from insum_ops.compiler.errors import IndexRangeError, OperandError
 from insum_ops.compiler.launch import Launcher
+from insum_ops.compiler.problem import candidates
 from insum_ops.formats import GroupCOO
 from insum_ops.formats.errors import FormatError
 from insum_ops.functional import insum_beside
@@ -521,7 +522,7 @@ def test_while_a_graph_is_captured_the_kernel_for_captures_runs(lane, monkeypatc
 
     def choose(problem, *rest):
         best = chosen(problem, *rest)
-        others = [way for way in autotune.candidates(problem) if way.schedule.strategy != best.schedule.strategy]
+        others = [way for way in candidates(problem) if way.schedule.strategy != best.schedule.strategy]
         return autotune._with_captured(best, problem.launcher(others[0]))
 
     monkeypatch.setattr(Launcher, "compile", compile_)

@@ -17,10 +17,10 @@ from statements import IS_INTERPRETED as INTERPRETED
 from tolerances import assert_matches, assert_within, bound
 
 from insum_ops.compiler import scatter, schedule
-from insum_ops.compiler.autotune import Candidate
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
+from insum_ops.compiler.problem import Candidate
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
 from insum_ops.compiler.sparse import fact_tensors

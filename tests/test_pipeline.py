@@ -8,10 +8,10 @@ from tolerances import TOLERANCE
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline, ready
-from insum_ops.compiler.autotune import candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.parse import parse
+from insum_ops.compiler.problem import candidates
 from insum_ops.formats import GroupCOO
 
 SPMM = "C[AM[p],n] += AV[p] * B[AK[p],n]"

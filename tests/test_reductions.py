@@ -18,11 +18,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import insum
 from insum_ops.compiler import ranges
-from insum_ops.compiler.autotune import Candidate
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.op import call_with_winners
+from insum_ops.compiler.problem import Candidate
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
 from insum_ops.compiler.sparse import fact_tensors

@@ -8,9 +8,9 @@ import pytest
 import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
-from insum_ops.compiler.autotune import Problem
 from insum_ops.compiler.contract import Product
 from insum_ops.compiler.parse import parse
+from insum_ops.compiler.problem import Problem
 from insum_ops.compiler.scatter import Merged, owned_by, strategies
 from insum_ops.compiler.schedule import Schedule, schedules
 

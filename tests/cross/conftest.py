@@ -16,9 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from insum_ops.compiler.autotune import Candidate, Problem
 from insum_ops.compiler.kernel import Parameter
 from insum_ops.compiler.launch import Launcher, load
+from insum_ops.compiler.problem import Candidate, Problem
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 ALIGNED = 16  # bytes or elements: what Triton's launcher tells the compiler about pointers and strides

@@ -13,12 +13,12 @@ import pytest
 import torch
 from statements import IS_INTERPRETED
 
-from insum_ops.compiler.autotune import Candidate, Problem, candidates
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.tables import PRODUCT, W_GRADIENT, Y_GRADIENT
 from insum_ops.functional import OWNED
 

@@ -1,0 +1,171 @@
+"""All that decides which kernel runs a statement best, and the ways there are to run it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+
+from .bind import Bound
+from .cache import Config as Choices
+from .cache import Key, bucket
+from .codegen import emit
+from .configs import configs
+from .errors import UnsupportedError
+from .kernel import CODEGEN_VERSION, Config, Flags
+from .launch import TRITON_VERSION, Launcher, launcher
+from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
+from .schedule import Schedule, Strides, resized, schedules
+
+__all__ = ["Candidate", "Problem", "candidates", "device_name", "is_uneven", "resize", "rough", "tuning_mode"]
+
+NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
+EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
+
+
+def tuning_mode() -> str:
+    """INSUM_TUNE: `default` times a handful of configs, `full` a grid of them, `off` none."""
+    mode = os.environ.get("INSUM_TUNE", "default")
+    if mode not in ("default", "full", "off"):
+        raise UnsupportedError(f"INSUM_TUNE is {mode!r}; it must be one of default, full, off")
+    return mode
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that decides which kernel is best."""
+
+    bound: Bound
+    strides: Strides
+    names: tuple[str, ...]
+    fact: str
+    flags: Flags
+    deterministic: bool
+    rows: tuple[int, int] = (0, 0)  # with facts: how many output rows there are, and the most groups of one
+    has_order: bool = False  # among the facts is the order of rows by their length
+
+    def launcher(self, candidate: Candidate) -> Launcher:
+        kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
+        sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
+        wants_winners = self.flags.wants_winners
+        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+
+    def resized(self, known: Launcher) -> Launcher:
+        """A launcher for a problem of the same signature, with the sizes of this one."""
+        return resize(known, self.bound, self.fact)
+
+    @cached_property
+    def signature(self) -> object:
+        """All that a kernel's source and its tuned config depend on; sizes that vary count roughly where they are long.
+
+        A tensor's first dimension varies from call to call, and no source holds how long it is: only whether blocks
+        divide it, whether it is longer than they are, and whether addresses need 64 bits.
+        """
+        bound = self.bound
+        shapes = [rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
+        settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
+        winners = None if bound.statement.is_sum else bound.winner_dtype
+        output = rough(bound.size, self.strides[""]), self.strides.get(" seed"), winners
+        rows = *map(bucket, self.rows), self.has_order, self.is_uneven
+        return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        return self.has_order and is_uneven(self.bound, self.fact, self.rows)
+
+    @cached_property
+    def key(self) -> Key:
+        """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
+        bound, statement = self.bound, self.bound.statement
+        varying = {
+            str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
+        }
+        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
+        layout = ";".join(
+            f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
+        )
+        return Key(
+            f"{statement} seeded={bound.is_seeded} fact={self.fact}",
+            CODEGEN_VERSION,
+            tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
+            (*extents, *zip((" rows", " longest"), map(bucket, self.rows)), (" uneven", int(self.is_uneven))),
+            layout,
+            device_name(bound.device),
+            TRITON_VERSION,
+            str(self.flags),
+            self.deterministic,
+        )
+
+
+def resize(known: Launcher, bound: Bound, fact: str) -> Launcher:
+    """The same launcher for tensors of other lengths, with what it has for captures."""
+    made = known.resized(bound, resized(known.schedule, bound, fact))
+    if known.captured is not None:
+        made.captured = resize(known.captured, bound, fact)
+    return made
+
+
+def is_uneven(bound: Bound, fact: str, rows: tuple[int, int]) -> bool:
+    """Some row has clearly more groups than the mean, so that the order of rows matters."""
+    count, longest = rows
+    return longest * count > EVEN * bound.shapes[tensors_of(fact)[-1]][0]
+
+
+def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
+    """A shape and its strides; of a long first dimension its power of two and what is known to divide it."""
+    length, span = shape[0] if shape else 0, 0
+    if length <= SHORT_LENGTH:
+        return shape, strides
+    for size, stride in zip(shape, strides):
+        span += (size - 1) * stride
+    if span >= NEAR:
+        return shape, strides
+    return bucket(length), known_divisor(length), shape[1:], strides
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    known = torch.cuda.get_device_properties(device)
+    return f"{known.name} sm_{known.major}{known.minor} {known.multi_processor_count} SMs"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a statement."""
+
+    schedule: Schedule
+    config: Config
+
+    @property
+    def choices(self) -> Choices:
+        config = self.config
+        return {
+            "strategy": self.schedule.strategy,
+            "dot": self.schedule.uses_dot,
+            **{f"block_{name}": block for name, block in config.blocks},
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "swap": config.swap,
+            "reverse": config.reverse,
+            "parts": config.parts,
+            "longest_first": config.longest_first,
+        }
+
+    def __str__(self) -> str:
+        schedule = self.schedule
+        product = "dot" if schedule.uses_dot else "fma" if schedule.is_sum else schedule.reduction
+        return f"{schedule.strategy} {product} {self.config}"
+
+
+def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
+    """Ways to run the problem, the most promising first."""
+    ways = [
+        [Candidate(schedule, config) for config in configs(schedule, full, problem.has_order)]
+        for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
+        for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
+    ]
+    return tuple(candidate for way in ways for candidate in way)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 
 import pytest
 import torch
 
-from insum_ops.formats import FormatError, KernelMap, kernel_map, voxel_sort
+from insum_ops.formats import FormatError, KernelMap, kernel_map, map_tables, voxel_sort
 from insum_ops.formats.voxel_grid import VoxelGrid
 
-kernel_maps = sys.modules[kernel_map.__module__]  # the function hides its module
 SHAPES = {1: [9], 2: [5, 7], 3: [4, 5, 6], 4: [3, 4, 3, 4]}
 # kind, kernel_size, stride, padding, dilation, output_padding
 GEOMETRIES = [
@@ -212,7 +210,7 @@ def test_permuting_the_voxels_permutes_the_map():
 
 def test_voxels_are_looked_at_once_and_again_after_a_change(monkeypatch):
     looks = []
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     monkeypatch.setattr(VoxelGrid, "check_inside", lambda self, indices: looks.append(len(indices)))
     indices = voxels(SHAPES[2])
     down = made(indices, SHAPES[2], GEOMETRIES[3])
@@ -329,7 +327,7 @@ def test_pairs_are_counted_once():
 
 def test_groups_of_every_size_need_one_count(monkeypatch):
     found = made(voxels(SHAPES[2]), SHAPES[2], ("strided", 3, 2, 1, 1, 0))
-    maker = kernel_maps._maker(found.indices)
+    maker = map_tables.maker(found.indices)
     calls, count = [], maker.count
     monkeypatch.setattr(maker, "count", lambda table: calls.append(table) or count(table))
     back = found.inverse
@@ -340,7 +338,7 @@ def test_groups_of_every_size_need_one_count(monkeypatch):
     assert len(calls) == expected
 
 
-@pytest.mark.skipif(not kernel_maps.INTERPRETED, reason="sorting reads as it goes")
+@pytest.mark.skipif(not map_tables.INTERPRETED, reason="sorting reads as it goes")
 @pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=lambda geometry: geometry[0])
 def test_faults_and_pairs_are_one_read(geometry, monkeypatch):
     reads, tolist = [], torch.Tensor.tolist

@@ -11,10 +11,9 @@ from tolerances import assert_matches
 from torch.nn import functional
 
 from insum_ops import conv_forms, nn, sparse_conv3d
-from insum_ops.formats import FormatError, kernel_map, voxel_sort
+from insum_ops.formats import FormatError, kernel_map, map_tables, voxel_sort
 from insum_ops.formats import kernel_map as build
 
-kernel_maps = sys.modules["insum_ops.formats.kernel_map"]
 functionals = sys.modules["insum_ops.functional"]
 needs_hash = pytest.mark.skipif(
     not IS_INTERPRETED and DEVICE == "cpu", reason="the hash needs a GPU or the interpreter"
@@ -42,7 +41,7 @@ def test_hashing_finds_what_sorting_finds(monkeypatch, geometry, dtype):
     kind, *sizes = geometry
     indices = voxels().to(dtype).T.contiguous().T
     found = build(indices, [4, 5, 6], 2, *sizes, kind=kind)
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     expected = build(indices.clone(), [4, 5, 6], 2, *sizes, kind=kind)
     assert torch.equal(found.out_indices, expected.out_indices)
     assert torch.equal(found.neighbours, expected.neighbours)
@@ -56,7 +55,7 @@ def test_hashing_knows_other_numbers_of_axes(monkeypatch, ndim):
     shape = [3, 4, 3, 4][:ndim]
     indices = voxels(shape, density=0.3)
     found = [build(indices, shape, 2, 3, kind="subm"), build(indices, shape, 2, 2, 2, kind="strided")]
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     expected = [build(indices, shape, 2, 3, kind="subm"), build(indices, shape, 2, 2, 2, kind="strided")]
     for one, other in zip(found, expected):
         assert torch.equal(one.neighbours, other.neighbours)

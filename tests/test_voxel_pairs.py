@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from statements import DEVICE
 from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
-from insum_ops.formats import kernel_map, voxel_pairs, voxel_sort
+from insum_ops.formats import kernel_map, map_tables, voxel_pairs, voxel_sort
 
-kernel_maps = sys.modules[kernel_map.__module__]
 every_maker = makers(voxel_pairs)
 # rows, taps, share of pairs
 TABLES = [(1, 1, 1.0), (1, 27, 0.5), (7, 1, 0.4), (150, 27, 0.3), (20, 33, 0.7), (9, 125, 0.1), (3, 343, 0.2)]
@@ -114,7 +111,7 @@ def test_both_routes_make_the_same_map(monkeypatch, ndim, kind):
     sizes = (3, 1, 0, 1) if kind == "subm" else (2, 2, 1, 1)
     found = kernel_map(indices, shape, 2, *sizes, kind=kind)
     assert len(found.grouped(6).MAPZ) * 6 >= found.num_pairs > 0
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     expected = kernel_map(indices.clone(), shape, 2, *sizes, kind=kind)
     assert found.num_pairs == expected.num_pairs == expected.pairs.shape[1]
     for one, other in ((found, expected), (found.inverse, expected.inverse)):

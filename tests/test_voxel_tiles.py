@@ -10,7 +10,7 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
-from insum_ops.formats import FormatError, kernel_map, voxel_sort, voxel_tiles
+from insum_ops.formats import FormatError, kernel_map, map_tables, voxel_sort, voxel_tiles
 from insum_ops.formats.geometry import Geometry
 
 kernel_maps = sys.modules[kernel_map.__module__]
@@ -199,7 +199,7 @@ def test_both_routes_make_the_same_tiles(monkeypatch, ndim, kind):
     geometry = next(geometry for geometry in GEOMETRIES if geometry[0] == kind)
     found = made(ndim, geometry)
     tiles = found.tiled(16), found.inverse.tiled(16)
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     expected = made(ndim, geometry, found.indices.clone())
     for one, other in zip(tiles, (expected.tiled(16), expected.inverse.tiled(16))):
         for name, wanted in vars(other).items():
@@ -222,7 +222,7 @@ def test_a_submanifold_and_its_inverse_share_rows_and_neighbours(is_inverse_firs
 def test_tiles_are_made_once_and_not_moved_with_a_map(monkeypatch):
     calls = []
     tile = voxel_sort.tile
-    monkeypatch.setattr(kernel_maps, "_maker", lambda indices: voxel_sort)
+    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
     monkeypatch.setattr(voxel_sort, "tile", lambda *given: calls.append(given[2]) or tile(*given))
     found = made(2, ("strided", 2, 2, 0, 1))
     assert found.tiled(8) is found.tiled(8)

@@ -1,0 +1,116 @@
+"""What is known about a kernel map, in the forms that statements read: a table, pairs in groups, outputs in tiles."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from . import voxel_sort
+from .facts import longest_first
+
+try:
+    from . import voxel_hash
+except ImportError:  # no Triton, not on Linux: sorting does it
+    voxel_hash = None  # type: ignore[assignment]
+
+__all__ = ["GroupedMap", "Tables", "TiledMap", "maker"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedMap:
+    """`Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]`: pairs in groups of one tap each."""
+
+    MAPX: Tensor  # [P, Q]  int32: output voxel of each pair; padding is -1
+    MAPY: Tensor  # [P, Q]  int32: input voxel of each pair; padding is -1
+    MAPZ: Tensor  # [P]     int32: tap of each group, ascending
+
+    def by_tap(self, volume: int) -> Tensor:
+        """MAPP[z,s], int32 [V, S]: the groups of tap z, padded with -1; reads from the device how many the most are."""
+        count, device = len(self.MAPZ), self.MAPZ.device
+        taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
+        first = torch.searchsorted(self.MAPZ, taps, out_int32=True)
+        most = int(first.diff().max()) if count else 0
+        found = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
+        return torch.where(found < first[1:, None], found, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledMap:
+    """`Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]`: outputs that need the same taps side by side.
+
+    ROW holds every output once, those of a tile in a row of its own. p counts the taps that a tile needs: of all
+    rows times all taps a third or less, where a cloud is a surface.
+    """
+
+    ROW: Tensor  # [T, Q]  int32: output voxels of each tile; a last tile that is not full ends in -1
+    TILE: Tensor  # [P]     int32, ascending
+    NBR: Tensor  # [P, Q]  int32: input voxel of each row, -1 where it has none
+    TAP: Tensor  # [P]     int32
+    pointers: Tensor  # [T+1]   int32: tile t has the taps pointers[t] to pointers[t+1] - 1
+    order: Tensor  # [T]     int32: the tiles, those with the most taps first
+
+
+@dataclass(eq=False)
+class Tables:
+    """What is known about a map, by side: 0 gathers for its outputs, 1 for its inputs."""
+
+    rows: tuple[int, int]
+    is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
+    neighbours: list[Tensor | None]
+    num_pairs: int | None = None
+    counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
+    grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
+    tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
+    uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
+
+    def of(self, side: int) -> Tensor:
+        found = self.neighbours[side]
+        if found is None:
+            found = self.neighbours[side] = self.swapped(side)
+        return found
+
+    @torch.inference_mode(False)  # what is kept must be good for training too
+    def swapped(self, side: int) -> Tensor:
+        """The table of a side, from that of the other."""
+        other = self.of(1 - side)
+        return other.flip(1) if self.is_symmetric else maker(other).swap(other, self.rows[side])
+
+    @torch.inference_mode(False)
+    def count(self) -> tuple[Tensor, list[int]]:
+        """The pairs of each tap, read from the device once: groups of any size need no other read."""
+        if self.counts is None:
+            table = self.of(0)
+            counts = maker(table).count(table)
+            self.counts = counts, counts[0].tolist()
+        return self.counts
+
+    @torch.inference_mode(False)
+    def group(self, group_size: int) -> GroupedMap:
+        table, (counts, per_tap) = self.of(0), self.count()
+        self.num_pairs = sum(per_tap)
+        groups = sum(-(-pairs // group_size) for pairs in per_tap)
+        return GroupedMap(*maker(table).group(table, counts, groups, group_size))
+
+    @torch.inference_mode(False)
+    def tile(self, side: int, rarity: tuple[int, ...], tile_size: int) -> TiledMap:
+        table = self.of(side)
+        ROW, TILE, NBR, TAP, pointers = maker(table).tile(table, rarity, tile_size)
+        return TiledMap(ROW, TILE, NBR, TAP, pointers, longest_first(pointers))
+
+
+def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
+    """The module that finds and groups neighbours on this device."""
+    has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
+    return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
+
+
+@cache
+def _is_young(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= OLDEST_GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import ceil, floor
 from pathlib import Path
 
 from .case import OURS
@@ -103,10 +104,15 @@ def _summary(points: Points, peer: str) -> str:
         ends = f"{curve[0][1]:.2f}x at {curve[0][0]:.0%} to {curve[-1][1]:.2f}x at {curve[-1][0]:.0%}"
         if curve[0][1] > curve[-1][1]:
             pays = crossover([(-x, ratio) for x, ratio in curve])
-            return f"{ends}; {'never pays' if pays is None else f'pays up to {-pays:.0%}'}"
+            return f"{ends}; {'never pays' if pays is None else f'pays up to {floor(-_percent(pays))}%'}"
         pays = crossover(curve)
-        return f"{ends}; {'never pays' if pays is None else f'pays from {pays:.0%} on'}"
+        return f"{ends}; {'never pays' if pays is None else f'pays from {ceil(_percent(pays))}% on'}"
     return f"{geomean(ratios):.2f}x geomean, least {min(ratios):.2f}x, of {len(ratios)}"
+
+
+def _percent(share: float) -> float:
+    """Not a hair beside a whole number; what pays is rounded to where it does."""
+    return round(100 * share, 6)
 
 
 def _noted(run: Run) -> Iterator[tuple[str, str, str, str, str]]:

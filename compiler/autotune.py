@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from .bind import Bound
 from .cache import Config as Choices
-from .cache import Entry, TuningCache, cache_dir
+from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
 from .launch import INTERPRETED, Launcher
 from .problem import Candidate, Problem, candidates, device_name, resize, tuning_mode
 
-__all__ = ["Timing", "alike", "choose", "recall", "tune"]
+__all__ = ["HOST", "Timing", "alike", "choose", "fastest", "recall", "tune"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -174,6 +174,38 @@ def _measure(
     return timings, winner
 
 
+def fastest(
+    key: Key,
+    first: Sequence[str],
+    others: Mapping[str, Sequence[str]],  # to be timed after one of the first that won
+    start: Callable[[str], tuple[Callable[[], object], float]],
+) -> str:
+    """Of several calls that come to the same, by name, the one that takes the least; remembered as configs are.
+
+    `start` gives a call and the milliseconds for which it keeps the host busy.
+    """
+    known = _cache(str(cache_dir()))
+    found = known.get(key)
+    way = None if found is None else found.config.get("way")
+    if way in first or any(way in added for added in others.values()):
+        return str(way)
+    times: dict[str, float] = {}
+    names: Sequence[str] = first
+    while names:
+        calls = {name: start(name) for name in names}
+        for call, _ in calls.values():
+            call()  # compiles and tunes
+        with known.lock(key):
+            for name, (call, host) in calls.items():
+                limit = HOPELESS * min(times.values(), default=float("inf"))
+                times[name] = max(_time(call, limit), host)
+        best = min(times, key=lambda name: times[name])
+        names = [name for name in others.get(best, ()) if name not in times]
+    ranked = sorted(times.items(), key=lambda pair: pair[1])
+    known.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
+    return best
+
+
 def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
     """By what a call takes, of the device or the host, whichever is slower; of equal ones by the device's time."""
     if timing.milliseconds is None or way is None:
@@ -214,7 +246,7 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate, as loaders do
         for _ in range(TIMED_CALLS):
             call()
     graph.replay()

@@ -161,6 +161,16 @@ class KernelMap:
             return False
         return (self._shared_side, tile_size) in known
 
+    def has_parts(self, kind: str, size: int) -> bool:
+        """Whether some direction has its "groups" or "tiles" of that size."""
+        known = self._tables.parts(kind)
+        return (0, size) in known or (1, size) in known
+
+    def drop_parts(self, kind: str, size: int) -> None:
+        """Free those of both directions; they are made again when they are asked for."""
+        for side in (0, 1):
+            self._tables.parts(kind).pop((side, size), None)
+
     def to(self, device: torch.device | str) -> KernelMap:
         """The same map in another device's memory."""
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +76,10 @@ class Tables:
             found = self.neighbours[side] = self.swapped(side)
         return found
 
+    def parts(self, kind: str) -> dict[tuple[int, int], Any]:
+        """The "groups" or the "tiles" that there are."""
+        return self.tiled if kind == "tiles" else self.grouped
+
     @torch.inference_mode(False)  # what is kept must be good for training too
     def swapped(self, side: int) -> Tensor:
         """The table of a side, from that of the other."""
@@ -111,6 +115,11 @@ def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
     return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
 
 
-@cache
 def _is_young(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    known = _young.get(device)
+    if known is None:
+        known = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    return known
+
+
+_young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns

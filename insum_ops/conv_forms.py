@@ -10,6 +10,7 @@ from .formats.kernel_map import MOST_TAPS, KernelMap
 __all__ = [
     "GROUPED",
     "GROUP_SIZE",
+    "GROUP_SIZE_OF_HALF_SUMS",
     "GROUP_SIZE_OF_PARTS",
     "GROUP_SIZE_OF_SUMS",
     "GROUP_SUMS",
@@ -23,7 +24,9 @@ __all__ = [
     "awaited",
     "form_of",
     "is_due",
+    "lasts",
     "settings_of",
+    "size_of_sums",
 ]
 
 Form = tuple[str, str, str]  # channels: dense, in groups, one by one
@@ -62,17 +65,22 @@ TAP_SUMS: Form = (
 )
 HALF = (torch.float16, torch.bfloat16)
 
-# One H200, float16, 3^3 submanifolds, 64 / 128 channels, milliseconds on the device. A room of 65,667 voxels, whose
-# table is 38 % full: tiles .029 / .069, a table .038 / .098, groups .041 / .100; at 262,901 voxels .089 / .22,
-# .15 / .38 and .17 / .47. Scans of 18, 13 and 10 %: tiles .030 / .071, .045 / .108, .029 / .059, groups .028 / .064,
-# .045 / .119, .018 / .040, which add in float16. Where sums must not be rounded on the way, and in tf32, tiles win or
-# draw on all. Multiply-adds spend as much on an absent pair as on a present one: in full float32 the room took 1.1 ms
-# in groups, 1.8 in tiles and 2.6 in a table at 128 channels.
+# These rules hold for maps that are new, and where nothing may be timed; conv_choice.py times the forms over maps that
+# last. One H200, 3^3 submanifolds at 5 cm, 64 / 256 channels, milliseconds on the device. float16, a room of 65,667
+# voxels whose table is 38 % full: tiles .023 / .22, a table .040 / .37, groups .041 / .32, which add in float16. A scan
+# of 79,943 voxels, 18 % full: tiles .023 / .18, a table .047 / .46, groups .027 / .18. Where sums must not be rounded
+# on the way, and in tf32 but for gradients of features, tiles win by more. Multiply-adds spend as much on an absent
+# pair as on a present one: in full float32 the room took .33 in groups, .39 in tiles, .75 in a table at 64 channels.
 STATIONARY_CHANNELS = 128
 FULL_ENOUGH = 0.25  # of a table's entries
 GROUP_SIZE = 128
 TILE_SIZE = 128
-GROUP_SIZE_OF_SUMS = 512  # a weight's gradient adds one tile for each group, so groups are long; no measured choice
+# A weight's gradient adds one tile for each group, so groups are long. On the same room at 64 / 256 channels groups of
+# 512 took .029 / .31 in float16 and .068 / .82 in tf32, groups of 2048 .027 / .26 and .098 / .87; of 128 .044 / .53 and
+# .074 / 1.12.
+GROUP_SIZE_OF_SUMS = 512
+GROUP_SIZE_OF_HALF_SUMS = 2048  # in half precision from this many channels on
+WIDE_SUMS = 64
 GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
 # The table is there once a map is, its rows must be sorted into tiles: about .15 ms for the smaller room, of which a
@@ -95,16 +103,19 @@ def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: to
     is_exact = dtype not in HALF or not may_round_sums(dtype)
     if kernel_map.volume > MOST_TAPS:
         return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
-    is_tiled = tiles_pay(kernel_map)
-    if not is_exact and (is_tiled or channels > FEW_CHANNELS or groups_pay(kernel_map)) and not _is_full(kernel_map):
-        return GROUPED
-    return TILED if is_tiled else STATIONARY
+    if tiles_pay(kernel_map):
+        return TILED
+    is_grouped = not is_exact and (channels > FEW_CHANNELS or groups_pay(kernel_map)) and not _is_full(kernel_map)
+    return GROUPED if is_grouped else STATIONARY
 
 
 def tiles_pay(kernel_map: KernelMap) -> bool:
     """Whether the map has tiles, or has been used so often that they are worth making, and they can be made now."""
-    if kernel_map.has_tiles(TILE_SIZE):
-        return True
+    return kernel_map.has_tiles(TILE_SIZE) or lasts(kernel_map)
+
+
+def lasts(kernel_map: KernelMap) -> bool:
+    """Whether the map has been used so often that time spent on it pays, and can be spent now."""
     if torch.compiler.is_compiling():  # before the uses are read: a tracer would trace anew for each number
         return False
     return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
@@ -119,6 +130,11 @@ def groups_pay(kernel_map: KernelMap) -> bool:
     return kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
 
 
+def size_of_sums(dtype: torch.dtype, channels: int) -> int:
+    """Of the groups that a weight's gradient sums."""
+    return GROUP_SIZE_OF_HALF_SUMS if dtype in HALF and channels >= WIDE_SUMS else GROUP_SIZE_OF_SUMS
+
+
 def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap) -> str:
     """What a table stands in for, "groups" or "tiles", until it pays: such uses of a map are counted. "": nothing."""
     if form != STATIONARY or kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled():
@@ -129,7 +145,9 @@ def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap
 
 
 def is_due(what: str, kernel_map: KernelMap) -> bool:
-    """Whether what was `awaited` pays by now."""
+    """Whether what was `awaited` pays by now; "ways": to time all of them."""
+    if what == "ways":
+        return lasts(kernel_map)
     return tiles_pay(kernel_map) or (what == "groups" and groups_pay(kernel_map))
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from . import conv_forms as forms
 from .compiler.errors import ShapeError
 from .compiler.express import Key, again
-from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, outside_transforms, pinned
+from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, pinned
 from .compiler.ready_call import PlainCall
+from .conv_choice import Way, may_choose, size_of_sums, way_of
+from .conv_operands import groups_by_tap, maps, operands_of
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum, insum_beside, insum_once, insum_owned
 from .kernel_views import (
@@ -27,7 +28,7 @@ from .kernel_views import (
     statement_weight,
 )
 
-__all__ = ["convolve", "neighbours", "sparse_conv3d"]
+__all__ = ["convolve", "sparse_conv3d"]
 
 FIRST = "first"  # marks the memory of a call that was made once
 
@@ -177,70 +178,14 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
     channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
-    form = forms.form_of(kernel_map, channels, features.dtype, features.device)
-    facts: list[Tensor] = []
-    if form == forms.TILED:  # not `is`: what a tracer finds by two paths are two tuples to it
-        operands, facts = _tiles(kernel_map)
-    else:
-        operands = neighbours(kernel_map) if form == forms.STATIONARY else _maps(kernel_map, forms.GROUP_SIZE)
-    settings = forms.settings_of(features.dtype)
-    awaits = forms.awaited(form, channels, features.dtype, kernel_map)
-    return _Call(form[kind], shape, operands, settings, {}, facts, awaits)
-
-
-def _tiles(kernel_map: KernelMap) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The map in tiles, for a statement, and its facts."""
-    known: tuple[dict[str, Tensor], list[Tensor]] | None = kernel_map.memory.get("tiles")
-    if known is None:
-        with outside_transforms():
-            tiled = kernel_map.tiled(forms.TILE_SIZE)
-        _remember(tiled.ROW, -1 if kernel_map.num_outputs % forms.TILE_SIZE else 0, kernel_map.num_outputs)
-        _remember(tiled.TILE, 0, len(tiled.ROW))
-        _remember(tiled.NBR, -1, kernel_map.num_inputs)
-        _remember(tiled.TAP, 0, kernel_map.volume)
-        remember_segments(tiled.pointers, kernel_map.volume)
-        operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
-        known = operands, [tiled.pointers, tiled.order]
-        _keep(kernel_map, "tiles", known)
-    return known
-
-
-def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
-    """The map's table, for a statement."""
-    known: dict[str, Tensor] | None = kernel_map.memory.get("NBR")
-    if known is None:
-        with outside_transforms():
-            known = {"NBR": kernel_map.neighbours}
-        _remember(known["NBR"], -1, kernel_map.num_inputs)
-        _keep(kernel_map, "NBR", known)
-    return known
-
-
-def _maps(kernel_map: KernelMap, group_size: int) -> dict[str, Tensor]:
-    """The pairs in groups, for a statement; no more in a group than a tap can have."""
-    known: dict[str, Tensor] | None = kernel_map.memory.get(group_size)
-    if known is None:
-        voxels = min(kernel_map.num_inputs, kernel_map.num_outputs)
-        fitting = group_size if voxels >= group_size else max(16, 1 << (voxels - 1).bit_length())
-        with outside_transforms():
-            grouped = kernel_map.grouped(fitting)
-        _remember(grouped.MAPX, -1, kernel_map.num_outputs)
-        _remember(grouped.MAPY, -1, kernel_map.num_inputs)
-        _remember(grouped.MAPZ, 0, kernel_map.volume)
-        known = {"MAPX": grouped.MAPX, "MAPY": grouped.MAPY, "MAPZ": grouped.MAPZ}
-        _keep(kernel_map, group_size, known)
-    return known
-
-
-def _keep(kernel_map: KernelMap, key: str | int, known: object) -> None:
-    """A tracer keeps nothing: where it differentiates, it refuses what outlives the call."""
-    if not torch.compiler.is_compiling():
-        kernel_map.memory[key] = known
-
-
-def _remember(index: Tensor, low: int, extent: int) -> None:
-    if not torch.compiler.is_compiling():
-        remember_range(index, low, extent - 1)
+    way = way_of(features, Weight, kernel_map, kind, shape)
+    awaits = ""
+    if way is None:
+        form = forms.form_of(kernel_map, channels, features.dtype, features.device)
+        way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
+        awaits = forms.awaited(form, channels, features.dtype, kernel_map) or ("ways" if may_choose(features) else "")
+    operands, facts = operands_of(kernel_map, *way)
+    return _Call(way.form[kind], shape, operands, forms.settings_of(features.dtype), {}, facts, awaits)
 
 
 class _Convolution(torch.autograd.Function):
@@ -288,30 +233,20 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
     if torch.are_deterministic_algorithms_enabled():
-        maps = _maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
-        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=maps["MAPX"], MAPY=maps["MAPY"])
-        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=_groups_by_tap(kernel_map, maps["MAPX"].shape[1]))
+        parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
+        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=parts["MAPX"], MAPY=parts["MAPY"])
+        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=groups_by_tap(kernel_map, parts["MAPX"].shape[1]))
     else:
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
-        maps = _maps(kernel_map, forms.GROUP_SIZE_OF_SUMS)
         size = (kernel_map.volume, *channels)
+        operands = maps(kernel_map, size_of_sums(In, dOut, kernel_map, kind, size))
         statement, memory, mark = forms.WEIGHT_GRADIENT[kind], kernel_map.memory, (FIRST, size)
         if mark in memory or torch.compiler.is_compiling():
-            dWeight = insum_beside(memory, statement, maps, size, In=In, dOut=dOut)
+            dWeight = insum_beside(memory, statement, operands, size, In=In, dOut=dOut)
         else:
             memory[mark] = True
-            dWeight = insum_once(statement, size, {"In": In, "dOut": dOut, **maps})
+            dWeight = insum_once(statement, size, {"In": In, "dOut": dOut, **operands})
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
-
-
-def _groups_by_tap(kernel_map: KernelMap, group_size: int) -> Tensor:
-    known: Tensor | None = kernel_map.memory.get("MAPP")
-    if known is None:
-        grouped = kernel_map.grouped(group_size)
-        with outside_transforms():
-            known = kernel_map.memory["MAPP"] = grouped.by_tap(kernel_map.volume)
-        _remember(known, -1, len(grouped.MAPZ))
-    return known
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

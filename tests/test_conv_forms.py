@@ -76,7 +76,7 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
     assert form_of(few, 64, HALF, GPU) is TILED  # where sums must not be rounded on the way, as in these tests
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
     assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
-    assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is GROUPED
+    assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is TILED
     assert form_of(large, 64, HALF, GPU) is STATIONARY
     assert form_of(large, 256, HALF, GPU) is GROUPED
     assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
@@ -122,7 +122,7 @@ def test_few_channels_over_a_new_map_wait_for_no_count(monkeypatch):
     with monkeypatch.context() as patch:
         forbid(patch, "count", "group", "tile")
         assert form_of(few, FEW_CHANNELS, HALF, GPU) is STATIONARY
-    assert form_of(use(few), FEW_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
+    assert form_of(use(few, GROUPS_PAY_AFTER), FEW_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
     assert few.is_counted
 
 
@@ -317,8 +317,10 @@ def test_a_call_over_tiles_is_not_looked_at_again(monkeypatch):
 
 @pytest.mark.usefixtures("often", "_rounds")
 @by_host
-def test_a_map_that_proves_sparse_is_grouped_once_tiles_would_pay(monkeypatch):
+def test_a_map_that_proves_sparse_is_grouped_once_that_pays(monkeypatch):
     monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 9)
+    monkeypatch.setattr(conv_forms, "GROUPS_PAY_AFTER", 2)
     monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.9)
     layer, x, forms = submanifold(), cloud(), []
     kernel_map(x.indices, SHAPE, 2, 3)  # so that the layer's own map is not counted
@@ -458,6 +460,8 @@ def test_a_tracer_that_differentiates_makes_nothing(monkeypatch, is_full):
     torch._dynamo.reset()
     monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
     monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.1 if is_full else 0.9)
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2 if is_full else 9)
+    monkeypatch.setattr(conv_forms, "GROUPS_PAY_AFTER", 2)
     layer, x = submanifold(), cloud()
     leaves = [x.features, *layer.parameters()]
 

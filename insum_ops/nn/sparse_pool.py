@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
+from ..conv_operands import neighbours
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
-from ..sparse_conv import neighbours
 from .sparse_conv_tensor import Layout, SparseConvTensor
 from .sparse_convolution import Size, SparseModule
 

@@ -1,0 +1,157 @@
+"""Which form a convolution takes over a map that lasts, in groups or tiles of which size: whichever is the fastest.
+
+The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
+Until a map has proved that it lasts, and where nothing may be timed, the rules of conv_forms.py hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .compiler.autotune import HOST, fastest
+from .compiler.cache import Key, bucket
+from .compiler.express import is_free
+from .compiler.kernel import CODEGEN_VERSION
+from .compiler.launch import INTERPRETED, TRITON_VERSION
+from .compiler.problem import device_name, tuning_mode
+from .conv_forms import (
+    GROUP_SIZE,
+    GROUP_SIZE_OF_HALF_SUMS,
+    GROUP_SIZE_OF_SUMS,
+    GROUPED,
+    STATIONARY,
+    TILE_SIZE,
+    TILED,
+    WEIGHT_GRADIENT,
+    Form,
+    lasts,
+    settings_of,
+)
+from .conv_forms import size_of_sums as usual_size_of_sums
+from .conv_operands import drop, has, operands_of
+from .formats.kernel_map import MOST_TAPS, KernelMap
+from .functional import OWNED, insum_beside, insum_owned
+
+__all__ = ["Way", "known_way", "may_choose", "size_of_sums", "way_of"]
+
+# timed where the form wins at the size that the rules take
+OTHER_SIZES = {TILED: (TILE_SIZE // 2, TILE_SIZE * 2), GROUPED: (GROUP_SIZE // 2, GROUP_SIZE * 2)}
+SIZES_OF_SUMS = GROUP_SIZE_OF_SUMS, GROUP_SIZE_OF_HALF_SUMS
+
+Mark = tuple[Any, ...]
+
+
+class Way(NamedTuple):
+    """A form and the size of its groups or tiles; a table has none."""
+
+    form: Form
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """By which it is remembered."""
+        return "table" if self.form == STATIONARY else f"{'tiles' if self.form == TILED else 'groups'} of {self.size}"
+
+
+def may_choose(features: Tensor) -> bool:
+    """Whether convolutions of such features may be timed: on a GPU, unless tuning is off or a result must not vary."""
+    if INTERPRETED or not features.is_cuda or torch.are_deterministic_algorithms_enabled():
+        return False
+    return not torch.compiler.is_compiling() and tuning_mode() != "off"
+
+
+def known_way(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> Way | None:
+    """The one that was the fastest over this map; a tracer may ask."""
+    known: Way | None = kernel_map.memory.get(_mark("way", features, Weight.shape))
+    return known
+
+
+def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:
+    """The fastest, timed if need be; `shape` is the result's. None: nobody knows, and this is no time to find out."""
+    known = known_way(features, Weight, kernel_map)
+    if known is not None or not _may_time(features, kernel_map):
+        return known
+    first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
+    if kernel_map.volume <= MOST_TAPS:
+        first.insert(1, Way(TILED, TILE_SIZE))
+    others = {way: [Way(way.form, size) for size in OTHER_SIZES.get(way.form, ())] for way in first}
+    In = features if len(shape) == 2 else features.unflatten(1, (shape[1], -1))
+    given = {"In": In.detach(), "Weight": Weight.detach()}
+    return _fastest(first, others, given, kernel_map, kind, shape, _mark("way", features, Weight.shape))
+
+
+def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:
+    """Of the groups that a weight's gradient sums, which is of `shape`."""
+    mark = _mark("sums", In, shape)
+    known: Way | None = kernel_map.memory.get(mark)
+    if known is None and _may_time(In, kernel_map):
+        ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
+        given = {"In": In.detach(), "dOut": dOut.detach()}
+        known = _fastest(ways, {}, given, kernel_map, kind, shape, mark)
+    return usual_size_of_sums(In.dtype, max(shape[1:])) if known is None else known.size
+
+
+def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:
+    """By which a map knows the fastest way for a layer shape."""
+    return word, *settings_of(features.dtype), *shape
+
+
+def _may_time(features: Tensor, kernel_map: KernelMap) -> bool:
+    return may_choose(features) and lasts(kernel_map) and kernel_map.num_outputs > 0 and is_free()
+
+
+@torch.inference_mode(False)  # what is kept must be good for training too
+@torch.no_grad()
+def _fastest(
+    first: Sequence[Way],
+    others: dict[Way, list[Way]],  # after one that won
+    given: dict[str, Tensor],
+    kernel_map: KernelMap,
+    kind: int,
+    shape: tuple[int, ...],
+    mark: Mark,
+) -> Way:
+    ways = {way.name: way for way in [*first, *[other for added in others.values() for other in added]]}
+    had = {way for way in ways.values() if has(kernel_map, *way)}
+
+    def start(name: str) -> tuple[Callable[[], object], float]:
+        form, size = ways[name]
+        operands, facts = operands_of(kernel_map, form, size)
+        memory: dict[Any, Any] = {}
+        if facts:
+            return lambda: insum_owned(memory, form[kind], operands, shape, OWNED, facts, **given), HOST[""]
+        adds = form not in (STATIONARY, TILED)
+        return lambda: insum_beside(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
+
+    name = fastest(
+        _key(first, given, kernel_map, kind, mark),
+        [way.name for way in first],
+        {way.name: [other.name for other in added] for way, added in others.items()},
+        start,
+    )
+    best = kernel_map.memory[mark] = ways[name]
+    for way in ways.values():
+        if way != best and way not in had:
+            drop(kernel_map, *way)
+    return best
+
+
+def _key(ways: Sequence[Way], given: dict[str, Tensor], kernel_map: KernelMap, kind: int, mark: Mark) -> Key:
+    """A layer shape; lengths that vary from cloud to cloud count by their power of two."""
+    lengths = {"inputs": kernel_map.num_inputs, "outputs": kernel_map.num_outputs, "pairs": kernel_map.num_pairs}
+    word, dtype, is_deterministic, setting, *shape = mark
+    return Key(
+        "; ".join(dict.fromkeys(way.form[kind] for way in ways)),
+        CODEGEN_VERSION,
+        tuple(f"{name}={tensor.dtype}" for name, tensor in given.items()),
+        (*[(name, bucket(length)) for name, length in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]),
+        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in given.items()),
+        device_name(kernel_map.indices.device),
+        TRITON_VERSION,
+        f"{word} {dtype} {setting}",
+        is_deterministic,
+    )

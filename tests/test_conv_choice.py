@@ -1,0 +1,314 @@
+"""The fastest form of a convolution, over a map that lasts: what is timed, when, and what is remembered of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+from tolerances import assert_matches
+from torch.nn import functional
+
+from insum_ops import conv_choice, conv_forms, nn, sparse_conv
+from insum_ops.compiler import autotune
+from insum_ops.compiler.cache import Key
+from insum_ops.conv_choice import Way
+from insum_ops.conv_forms import GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
+from insum_ops.formats import KernelMap
+
+SHAPE = [12]
+DOUBLE = torch.float64
+by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
+
+# `fastest`, of calls that return how long they take
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Nothing is remembered yet, and a call takes as many milliseconds as it returns."""
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(autotune, "_time", lambda call, hopeless: call())
+    return tmp_path
+
+
+def key_of(statement="a"):
+    return Key(statement, "", (), (), "", "cpu", "", "", False)
+
+
+def contest(times, first, others=None, host=0.0, statement="a"):
+    """The winner and the names that were started, in their order."""
+    started = []
+
+    def start(name):
+        started.append(name)
+        return lambda: times[name], host
+
+    return autotune.fastest(key_of(statement), list(first), others or {}, start), started
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_one_that_takes_the_least_wins():
+    assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc") == ("b", ["a", "b", "c"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_others_are_timed_only_after_the_one_that_they_vary():
+    others = {"a": ["x"], "b": ["y", "z"]}
+    times = {"a": 3.0, "b": 2.0, "x": 0.0, "y": 1.0, "z": 1.5}
+    assert contest(times, "ab", others) == ("y", ["a", "b", "y", "z"])
+    assert contest({**times, "y": 2.5, "z": 2.5}, "ab", others, statement="b") == ("b", ["a", "b", "y", "z"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_waits_for_the_host_anyway_is_as_good_as_any_and_the_first_wins():
+    assert contest({"a": 3.0, "b": 1.0}, "ab", host=5.0) == ("a", ["a", "b"])
+
+
+def test_a_winner_is_remembered_with_the_times_of_all(folder):
+    assert contest({"a": 3.0, "b": 1.0}, "ab")[0] == "b"
+    assert contest({}, "ab") == ("b", [])
+    (file,) = (folder / "tuning").glob("*.json")
+    stored = json.loads(file.read_text())
+    assert (stored["config"], stored["times"]) == ({"way": "b"}, [[{"way": "b"}, 1.0], [{"way": "a"}, 3.0]])
+    autotune._cache.cache_clear()  # another process
+    assert contest({}, "ab") == ("b", [])
+    assert contest({}, "a", {"a": ["b"]}) == ("b", [])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_name_that_there_is_no_more_is_timed_anew():
+    assert contest({"a": 3.0, "b": 1.0}, "ab")[0] == "b"
+    assert contest({"a": 3.0, "c": 4.0}, "ac") == ("a", ["a", "c"])
+
+
+# the choice of a form, on the route of this device
+
+
+class Contests(list):
+    """A stand-in for `fastest`: which ways were asked for; every one of them runs, and `winner` wins."""
+
+    winner = "table"
+
+    def __call__(self, key, first, others, start):
+        names = [*first, *[name for added in others.values() for name in added]]
+        self.append((key, names))
+        self.results = [start(name)[0]() for name in names]
+        assert_matches(torch.stack(self.results), torch.stack(self.results[:1] * len(names)))
+        return self.winner if self.winner in names else names[-1]
+
+
+@pytest.fixture
+def contests(monkeypatch):
+    """A map lasts from its second use on, and is small: tiles and groups of 4, 8 and 16."""
+    made = Contests()
+    monkeypatch.setattr(conv_choice, "fastest", made)
+    monkeypatch.setattr(conv_choice, "may_choose", lambda features: not torch.are_deterministic_algorithms_enabled())
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2)
+    monkeypatch.setattr(conv_choice, "TILE_SIZE", 8)
+    monkeypatch.setattr(conv_choice, "GROUP_SIZE", 8)
+    monkeypatch.setattr(conv_choice, "OTHER_SIZES", {TILED: (4, 16), GROUPED: (4, 16)})
+    monkeypatch.setattr(conv_choice, "SIZES_OF_SUMS", (8, 16))
+    monkeypatch.setattr(sparse_conv, "may_choose", lambda features: conv_choice.may_choose(features))
+    return made
+
+
+def cloud(channels=4, voxels=18):
+    indices = torch.cartesian_prod(torch.arange(2), torch.arange(*SHAPE)).int()
+    indices = indices[torch.randperm(len(indices))[:voxels]].to(DEVICE)
+    features = torch.randn(voxels, channels, dtype=DOUBLE, device=DEVICE, requires_grad=True)
+    return nn.SparseConvTensor(features, indices, SHAPE, 2)
+
+
+def submanifold(channels=4, out=4, **options):
+    return nn.SubMConv1d(channels, out, 3, indice_key="own", **options).double().to(DEVICE)
+
+
+def strided(channels=4, out=4, **options):
+    return nn.SparseConv1d(channels, out, 2, 2, 1, indice_key="own", **options).double().to(DEVICE)
+
+
+def expected_of(layer, x, y):
+    batch, *position = x.indices.long().T
+    dense = torch.zeros(2, *SHAPE, x.features.shape[1], dtype=DOUBLE, device=DEVICE)
+    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
+    made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
+    batch, *position = y.indices.long().T
+    return made.movedim(1, -1)[(batch, *position)]
+
+
+def step(layer, x):
+    """Values and gradients are right."""
+    y = layer(x)
+    expected = expected_of(layer, x, y)
+    assert_matches(y.features, expected)
+    upstream, leaves = torch.randn_like(expected), [x.features, *layer.parameters()]
+    for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y.features, expected))):
+        assert_matches(one, other)
+    return y.indice_dict["own"].kernel_map
+
+
+def statement_of(layer, found):
+    return found.memory[layer._views.plain_key].statement
+
+
+WAYS = ["table", "tiles of 8", "groups of 8", "tiles of 4", "tiles of 16", "groups of 4", "groups of 16"]
+
+
+@pytest.mark.parametrize("winner", WAYS)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(submanifold, {}), (submanifold, dict(groups=2)), (submanifold, dict(groups=4)), (strided, {})],
+    ids=["submanifold", "groups", "depthwise", "strided"],
+)
+def test_a_map_that_lasts_takes_what_won(contests, make, options, winner):
+    contests.winner = winner
+    layer, x = make(**options), cloud()
+    for _ in range(4):
+        found = step(layer, x)
+    form = {"tab": STATIONARY, "til": TILED, "gro": GROUPED}[winner[:3]]
+    assert statement_of(layer, found) in form
+    kind, _, size = winner.partition(" of ")
+    for other in WAYS[1:]:
+        own_kind, _, own_size = other.partition(" of ")
+        is_made = found.has_parts(own_kind, int(own_size))
+        assert is_made is (other == winner or (own_kind == "groups" and is_made))  # sums of weights are grouped too
+    assert size == "" or found.has_parts(kind, int(size))
+
+
+@by_host
+def test_each_layer_shape_is_asked_for_once(contests):
+    x, layers = cloud(), [submanifold(), submanifold(), submanifold(out=6)]
+    for _ in range(5):
+        for layer in layers:
+            step(layer, x)
+    asked = [(key.statement, dict(key.extents)) for key, _ in contests]
+    shapes = [tuple(extents[str(at)] for at in range(3)) for statement, extents in asked if "dWeight" not in statement]
+    assert sorted(shapes) == [(3, 4, 4), (3, 4, 4), (3, 4, 6), (3, 6, 4)]  # features and, transposed, their gradients
+    sums = [extents for statement, extents in asked if "dWeight" in statement]
+    assert sorted(extents["2"] for extents in sums) == [4, 6]
+    assert {key.layout for key, _ in contests if "dWeight" not in key.statement} == {
+        "In:2,1;Weight:2,1,2",
+        "In:2,1;Weight:2,2,1",
+    }
+
+
+@by_host
+def test_a_key_counts_voxels_and_pairs_by_their_power_of_two(contests):
+    keys = []
+    for voxels in (17, 18, 20):
+        layer, x = submanifold(bias=False), cloud(voxels=voxels)
+        with torch.no_grad():
+            for _ in range(3):
+                layer(x)
+        keys.append(contests[-1][0])
+        lengths = dict(keys[-1].extents)
+        assert lengths["inputs"] == lengths["outputs"] == 32
+    assert {dict(key.extents)["pairs"] for key in keys} <= {32, 64}
+    assert len(contests) == 3
+
+
+@by_host
+def test_a_large_kernel_has_no_tiles(contests):
+    layer, x = nn.SubMConv3d(2, 2, 5, indice_key="own").double().to(DEVICE), cloud(2)
+    indices = torch.nn.functional.pad(x.indices, (0, 2))
+    x = nn.SparseConvTensor(x.features, indices, [12, 1, 1], 2)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    ((_, names),) = contests
+    assert names == ["table", "groups of 8", "groups of 4", "groups of 16"]
+
+
+@by_host
+@pytest.mark.parametrize("why", ["new", "captured", "off", "deterministic", "watched", "empty"])
+def test_nothing_is_timed_where_it_must_not_be(contests, monkeypatch, why):
+    layer, x = submanifold(), cloud(voxels=0 if why == "empty" else 18)
+    if why == "captured":
+        monkeypatch.setattr(KernelMap, "is_captured", True)
+    elif why == "off":
+        monkeypatch.setattr(conv_choice, "may_choose", lambda features: False)
+    torch.use_deterministic_algorithms(why == "deterministic")
+    try:
+        for _ in range(2 if why == "new" else 5):
+            with torch.no_grad():
+                if why == "watched":
+                    torch.func.vmap(lambda features: layer(x.replace_feature(features)).features)(x.features[None])
+                else:
+                    layer(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not contests
+
+
+@by_host
+def test_calls_on_a_cpu_or_with_tuning_off_choose_nothing(monkeypatch):
+    features = torch.empty(1, 1)
+    assert not conv_choice.may_choose(features)
+
+    class OnGPU:
+        is_cuda = True
+
+    monkeypatch.setattr(conv_choice, "INTERPRETED", False)
+    for mode, expected in (("default", True), ("full", True), ("off", False)):
+        monkeypatch.setenv("INSUM_TUNE", mode)
+        assert conv_choice.may_choose(OnGPU()) is expected
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not conv_choice.may_choose(OnGPU())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@by_host
+def test_a_choice_made_in_inference_mode_serves_training(contests):
+    contests.winner = "groups of 4"
+    layer, x = submanifold(), cloud()
+    with torch.inference_mode():
+        for _ in range(4):
+            layer(x)
+    found = step(layer, x)
+    assert statement_of(layer, found) in GROUPED
+    assert found.memory[layer._views.plain_key].operands["MAPX"].shape[1] == 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.parametrize("winner", ["tiles of 4", "groups of 16", "table"])
+@by_host
+def test_a_tracer_takes_what_won(contests, winner):
+    torch._dynamo.reset()
+    contests.winner = winner
+    layer, x = submanifold(), cloud()
+    for _ in range(4):
+        found = step(layer, x)
+    assert len(contests) == 3
+
+    def call(features):
+        return layer(x.replace_feature(features)).features
+
+    seen = []
+
+    def backend(graph, _):
+        seen.append(graph.print_readable(print_output=False))
+        return graph
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        assert_matches(compiled(x.features), expected_of(layer, x, x))
+    assert statement_of(layer, found) in "".join(seen)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    y, expected = compiled(x.features), expected_of(layer, x, x)
+    upstream, leaves = torch.randn_like(expected), [x.features, *layer.parameters()]
+    for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
+        assert_matches(one, other)
+    assert len(contests) == 3
+
+
+def test_the_names_of_ways():
+    assert [way.name for way in (Way(STATIONARY), Way(TILED, 64), Way(GROUPED, 256), Way(WEIGHT_GRADIENT, 512))] == [
+        "table",
+        "tiles of 64",
+        "groups of 256",
+        "groups of 512",
+    ]

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .case import DEVICE, LIMIT, LIMIT_TF32, PEER_FAILURES, Call, held
+from insum_ops.conv_forms import PAYS_AFTER
+
+from .case import DEVICE, LIMIT, LIMIT_TF32, PEER_FAILURES, Call, held, on
 from .harness import wall_ms
 from .inputs import cloud_loaders, submanifold_map, voxels
 from .peers import installed
@@ -23,6 +25,7 @@ __all__ = [
     "FLOAT16_FULL",
     "FLOAT32",
     "LOADERS",
+    "OFTEN",
     "PLAIN",
     "SPCONV",
     "TF32",
@@ -44,6 +47,7 @@ KEY = "map"  # under which the layers keep it
 ALGORITHMS = ("MaskImplicitGemm", "MaskSplitImplicitGemm", "Native")
 CHECKED_ROWS = 2000  # of a result, spread evenly: what float64 works out again
 LOADERS = cloud_loaders()
+OFTEN = on(PAYS_AFTER + 1, 1)  # calls from which on a library does nothing new for a map
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ def contests(monkeypatch):
     monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2)
     monkeypatch.setattr(conv_choice, "TILE_SIZE", 8)
     monkeypatch.setattr(conv_choice, "GROUP_SIZE", 8)
-    monkeypatch.setattr(conv_choice, "OTHER_SIZES", {TILED: (4, 16), GROUPED: (4, 16)})
+    monkeypatch.setattr(conv_choice, "FULL_SIZES", {TILED: (4, 16), GROUPED: (4, 16)})
+    monkeypatch.setattr(conv_choice, "OTHER_SIZES", {GROUPED: (4, 16)})
+    monkeypatch.setenv("INSUM_TUNE", "full")
     monkeypatch.setattr(conv_choice, "SIZES_OF_SUMS", (8, 16))
     monkeypatch.setattr(sparse_conv, "may_choose", lambda features: conv_choice.may_choose(features))
     return made
@@ -206,6 +208,17 @@ def test_a_key_counts_voxels_and_pairs_by_their_power_of_two(contests):
         assert lengths["inputs"] == lengths["outputs"] == 32
     assert {dict(key.extents)["pairs"] for key in keys} <= {32, 64}
     assert len(contests) == 3
+
+
+@by_host
+def test_tiles_of_other_sizes_are_for_a_full_search(contests, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    ((_, names),) = contests
+    assert names == ["table", "tiles of 8", "groups of 8", "groups of 4", "groups of 16"]
 
 
 @by_host

@@ -17,6 +17,7 @@ from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
 from ..conftest import Measure
 from ..convolutions import (
     LOADERS,
+    OFTEN,
     PLAIN,
     SPCONV,
     Scene,
@@ -117,7 +118,10 @@ class Convolution:
         """A layer that trains on a cloud whose map it has; ours can be captured."""
         In, layer = self.In.clone().requires_grad_(), new_layer(library, self.Weight, **options)
         x = with_map(layer, new_tensor(library, self.scene, In))
-        return self.gradients(lambda: layer(x).features, In, layer.weight)
+        call = self.gradients(lambda: layer(x).features, In, layer.weight)
+        for _ in range(OFTEN):
+            call.run()
+        return call
 
     def tap_by_tap(self) -> Call:
         In, Weight = (given.clone().requires_grad_() for given in (self.In, self.Weight))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from insum_ops import nn as ours
-from insum_ops.conv_forms import PAYS_AFTER
 
 from ..case import OURS, Call, Case, held, on
 from ..conftest import Measure
@@ -21,6 +20,7 @@ from ..convolutions import (
     FLOAT16_FULL,
     FLOAT32,
     LOADERS,
+    OFTEN,
     PLAIN,
     SPCONV,
     TF32,
@@ -41,7 +41,6 @@ SIZES = on((0.05, 0.02), (0.25,))  # of a voxel, in metres
 WIDTHS = on((16, 32, 64, 128, 256), (16, 32))  # channels
 PRECISIONS = on((FLOAT16, FLOAT16_FULL, TF32, FLOAT32), (FLOAT32,))
 PLAIN_CHANNELS = on((64,), (16, 32))
-OFTEN = on(PAYS_AFTER + 1, 1)  # calls from which on a library does nothing new for a map
 FEW = on((32, 128), WIDTHS)  # channels, of the larger voxels, at which full float32 is measured
 
 

@@ -110,7 +110,9 @@ class Tables:
 
 
 def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
-    """The module that finds and groups neighbours on this device."""
+    """The module that finds and groups neighbours on this device; a tracer follows torch's operations alone."""
+    if torch.compiler.is_compiling():
+        return voxel_sort
     has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
     return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
 

@@ -20,7 +20,6 @@ from .compiler.launch import INTERPRETED, TRITON_VERSION
 from .compiler.problem import device_name, tuning_mode
 from .conv_forms import (
     GROUP_SIZE,
-    GROUP_SIZE_OF_HALF_SUMS,
     GROUP_SIZE_OF_SUMS,
     GROUPED,
     STATIONARY,
@@ -31,7 +30,6 @@ from .conv_forms import (
     lasts,
     settings_of,
 )
-from .conv_forms import size_of_sums as usual_size_of_sums
 from .conv_operands import drop, has, operands_of
 from .formats.kernel_map import MOST_TAPS, KernelMap
 from .functional import OWNED, insum_beside, insum_owned
@@ -42,7 +40,7 @@ __all__ = ["Way", "known_way", "may_choose", "size_of_sums", "way_of"]
 # full float32 and drew elsewhere; other tiles drew but for 16 channels in tf32 (1.1), so only a full search has them.
 OTHER_SIZES = {GROUPED: (GROUP_SIZE // 2, GROUP_SIZE * 2)}
 FULL_SIZES = {**OTHER_SIZES, TILED: (TILE_SIZE // 2, TILE_SIZE * 2)}
-SIZES_OF_SUMS = GROUP_SIZE_OF_SUMS, GROUP_SIZE_OF_HALF_SUMS
+SIZES_OF_SUMS = GROUP_SIZE_OF_SUMS, GROUP_SIZE_OF_SUMS * 4
 
 Mark = tuple[Any, ...]
 
@@ -95,7 +93,7 @@ def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, sha
         ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
         given = {"In": In.detach(), "dOut": dOut.detach()}
         known = _fastest(ways, {}, given, kernel_map, kind, shape, mark)
-    return usual_size_of_sums(In.dtype, max(shape[1:])) if known is None else known.size
+    return GROUP_SIZE_OF_SUMS if known is None else known.size
 
 
 def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:

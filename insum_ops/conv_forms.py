@@ -10,7 +10,6 @@ from .formats.kernel_map import MOST_TAPS, KernelMap
 __all__ = [
     "GROUPED",
     "GROUP_SIZE",
-    "GROUP_SIZE_OF_HALF_SUMS",
     "GROUP_SIZE_OF_PARTS",
     "GROUP_SIZE_OF_SUMS",
     "GROUP_SUMS",
@@ -26,7 +25,6 @@ __all__ = [
     "is_due",
     "lasts",
     "settings_of",
-    "size_of_sums",
 ]
 
 Form = tuple[str, str, str]  # channels: dense, in groups, one by one
@@ -77,10 +75,8 @@ GROUP_SIZE = 128
 TILE_SIZE = 128
 # A weight's gradient adds one tile for each group, so groups are long. On the same room at 64 / 256 channels groups of
 # 512 took .029 / .31 in float16 and .068 / .82 in tf32, groups of 2048 .027 / .26 and .098 / .87; of 128 .044 / .53 and
-# .074 / 1.12.
+# .074 / 1.12. One size for all layers over a new map: a second one is made in more time than it saves.
 GROUP_SIZE_OF_SUMS = 512
-GROUP_SIZE_OF_HALF_SUMS = 2048  # in half precision from this many channels on
-WIDE_SUMS = 64
 GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
 # The table is there once a map is, its rows must be sorted into tiles: about .15 ms for the smaller room, of which a
@@ -128,11 +124,6 @@ def groups_pay(kernel_map: KernelMap) -> bool:
     if torch.compiler.is_compiling():
         return False
     return kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
-
-
-def size_of_sums(dtype: torch.dtype, channels: int) -> int:
-    """Of the groups that a weight's gradient sums."""
-    return GROUP_SIZE_OF_HALF_SUMS if dtype in HALF and channels >= WIDE_SUMS else GROUP_SIZE_OF_SUMS
 
 
 def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap) -> str:

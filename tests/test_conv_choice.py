@@ -212,7 +212,7 @@ def test_a_key_counts_voxels_and_pairs_by_their_power_of_two(contests):
 
 @by_host
 def test_tiles_of_other_sizes_are_for_a_full_search(contests, monkeypatch):
-    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(conv_choice, "tuning_mode", lambda: "default")
     layer, x = submanifold(), cloud()
     with torch.no_grad():
         for _ in range(3):

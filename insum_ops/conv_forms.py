@@ -85,9 +85,8 @@ GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the
 # these figures, not measured.
 PAYS_AFTER = 32  # convolutions over a map
 # Groups need another kernel and a wait for the host of about .07 ms, of which a call on a scan gets back .01 to .02 up
-# to this many channels. Reckoned from these figures too.
+# to this many channels: they wait as tiles do. Reckoned from these figures too.
 FEW_CHANNELS = 64
-GROUPS_PAY_AFTER = 8
 
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
@@ -101,8 +100,8 @@ def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: to
         return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
     if tiles_pay(kernel_map):
         return TILED
-    is_grouped = not is_exact and (channels > FEW_CHANNELS or groups_pay(kernel_map)) and not _is_full(kernel_map)
-    return GROUPED if is_grouped else STATIONARY
+    may_group = not is_exact and (channels > FEW_CHANNELS or GROUP_SIZE in kernel_map.memory)
+    return GROUPED if may_group and not _is_full(kernel_map) else STATIONARY
 
 
 def tiles_pay(kernel_map: KernelMap) -> bool:
@@ -117,29 +116,15 @@ def lasts(kernel_map: KernelMap) -> bool:
     return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
 
 
-def groups_pay(kernel_map: KernelMap) -> bool:
-    """The same for groups."""
-    if GROUP_SIZE in kernel_map.memory:
-        return True
-    if torch.compiler.is_compiling():
-        return False
-    return kernel_map.uses >= GROUPS_PAY_AFTER and not kernel_map.is_captured
-
-
-def awaited(form: Form, channels: int, dtype: torch.dtype, kernel_map: KernelMap) -> str:
-    """What a table stands in for, "groups" or "tiles", until it pays: such uses of a map are counted. "": nothing."""
-    if form != STATIONARY or kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled():
-        return ""
-    may_group = dtype in HALF and may_round_sums(dtype) and channels <= FEW_CHANNELS and not groups_pay(kernel_map)
-    is_known_full = kernel_map.is_counted and _is_full(kernel_map)
-    return "groups" if may_group and not is_known_full else "tiles"
+def awaited(form: Form, kernel_map: KernelMap) -> str:
+    """What a table stands in for, "tiles", until they pay: such uses of a map are counted. "": nothing."""
+    is_settled = kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled()
+    return "" if form != STATIONARY or is_settled else "tiles"
 
 
 def is_due(what: str, kernel_map: KernelMap) -> bool:
     """Whether what was `awaited` pays by now; "ways": to time all of them."""
-    if what == "ways":
-        return lasts(kernel_map)
-    return tiles_pay(kernel_map) or (what == "groups" and groups_pay(kernel_map))
+    return tiles_pay(kernel_map) if what == "tiles" else lasts(kernel_map)
 
 
 def settings_of(dtype: torch.dtype) -> Settings:

@@ -183,7 +183,7 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     if way is None:
         form = forms.form_of(kernel_map, channels, features.dtype, features.device)
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
-        awaits = forms.awaited(form, channels, features.dtype, kernel_map) or ("ways" if may_choose(features) else "")
+        awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, facts = operands_of(kernel_map, *way)
     return _Call(way.form[kind], shape, operands, forms.settings_of(features.dtype), {}, facts, awaits)
 

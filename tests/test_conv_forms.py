@@ -16,7 +16,6 @@ from insum_ops import conv_forms, nn, sparse_conv, sparse_conv3d
 from insum_ops.conv_forms import (
     FEW_CHANNELS,
     GROUPED,
-    GROUPS_PAY_AFTER,
     PAYS_AFTER,
     STATIONARY,
     TILED,
@@ -93,13 +92,13 @@ def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
     for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)
         assert form is STATIONARY
-        assert awaited(form, channels, dtype, found) == "tiles"
+        assert awaited(form, found) == "tiles"
         assert not conv_forms.is_due("tiles", found)
         found.count_use()
     assert conv_forms.is_due("tiles", found)
     form = form_of(found, channels, dtype, GPU)
     assert form is TILED
-    assert not awaited(form, channels, dtype, found)
+    assert not awaited(form, found)
 
 
 def test_tiles_that_are_there_are_taken_at_once():
@@ -122,31 +121,15 @@ def test_few_channels_over_a_new_map_wait_for_no_count(monkeypatch):
     with monkeypatch.context() as patch:
         forbid(patch, "count", "group", "tile")
         assert form_of(few, FEW_CHANNELS, HALF, GPU) is STATIONARY
-    assert form_of(use(few, GROUPS_PAY_AFTER), FEW_CHANNELS, HALF, GPU) is GROUPED  # by now it is worth it
+        assert awaited(STATIONARY, few) == "tiles"
+    few.memory[conv_forms.GROUP_SIZE] = {}  # some other layer's
+    assert form_of(few, FEW_CHANNELS, HALF, GPU) is GROUPED
     assert few.is_counted
 
 
 @pytest.mark.usefixtures("_rounds")
-def test_few_channels_over_a_map_that_is_used_a_few_times_are_grouped_for_none_of_them():
-    few, full = cube(apart=9), cube()
-    assert few.num_pairs < full.num_pairs
-    for _ in range(GROUPS_PAY_AFTER):
-        form = form_of(few, FEW_CHANNELS, HALF, GPU)
-        assert form is form_of(full, FEW_CHANNELS, HALF, GPU) is STATIONARY
-        assert awaited(form, FEW_CHANNELS, HALF, few) == "groups"
-        assert awaited(form, FEW_CHANNELS, HALF, full) == "tiles"  # of which it is known that they are what it needs
-        assert not conv_forms.is_due("groups", few)
-        use(few, 1)
-        use(full, 1)
-    assert conv_forms.is_due("groups", few)
-    assert not conv_forms.is_due("tiles", few)
-    assert form_of(few, FEW_CHANNELS, HALF, GPU) is GROUPED
-    assert form_of(full, FEW_CHANNELS, HALF, GPU) is STATIONARY
-
-
-@pytest.mark.usefixtures("_rounds")
 def test_groups_that_are_there_are_taken_at_once_and_none_are_made_during_a_capture(monkeypatch):
-    known, often = cube(apart=9), use(cube(apart=9), GROUPS_PAY_AFTER)
+    known, often = cube(apart=9), use(cube(apart=9))
     assert known.num_pairs == often.num_pairs  # counted
     known.memory[conv_forms.GROUP_SIZE] = {}
     capture(monkeypatch)
@@ -171,7 +154,7 @@ def test_multiply_adds_and_large_kernels_have_nothing_to_wait_for():
         use(large, times)
         assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
         assert form_of(large, 64, HALF, GPU) is STATIONARY
-        assert not awaited(STATIONARY, 64, HALF, large)
+        assert not awaited(STATIONARY, large)
 
 
 @pytest.mark.usefixtures("_rounds")
@@ -207,7 +190,7 @@ def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
         use(full, times)
         assert form_of(full, 64, HALF, GPU) is form_of(full, 64, DOUBLE, GPU) is TILED
         assert form_of(large, 64, HALF, GPU) is form_of(full, 64, HALF, CPU) is STATIONARY
-        assert not awaited(STATIONARY, 64, HALF, full)
+        assert not awaited(STATIONARY, full)
 
 
 def test_the_directions_of_a_submanifold_count_as_one_and_others_for_themselves():
@@ -317,19 +300,19 @@ def test_a_call_over_tiles_is_not_looked_at_again(monkeypatch):
 
 @pytest.mark.usefixtures("often", "_rounds")
 @by_host
-def test_a_map_that_proves_sparse_is_grouped_once_that_pays(monkeypatch):
+def test_layers_of_many_channels_over_a_sparse_map_group_it_and_others_take_that(monkeypatch):
     monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
-    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 9)
-    monkeypatch.setattr(conv_forms, "GROUPS_PAY_AFTER", 2)
     monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.9)
-    layer, x, forms = submanifold(), cloud(), []
-    kernel_map(x.indices, SHAPE, 2, 3)  # so that the layer's own map is not counted
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 9)
+    monkeypatch.setattr(conv_forms, "FEW_CHANNELS", 4)
+    x, forms = cloud(), []
     with torch.no_grad():
-        for _ in range(4):
-            y = layer(x)
-            assert_matches(y.features, expected_of(layer, x, y))
-            forms.append(taken(layer, map_of(x)))
-    assert forms == [STATIONARY, STATIONARY, GROUPED, GROUPED]
+        for layer in (submanifold(), submanifold(8), submanifold(2)):
+            of_layer = x.replace_feature(x.features.repeat(1, 2)[:, : layer.in_channels])
+            y = layer(of_layer)
+            assert_matches(y.features, expected_of(layer, of_layer, y))
+            forms.append(taken(layer, map_of(y)))
+    assert forms == [STATIONARY, GROUPED, GROUPED]
 
 
 @pytest.mark.usefixtures("often")
@@ -453,15 +436,11 @@ def test_a_tracer_takes_what_is_there_and_traces_once():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
 @pytest.mark.usefixtures("often", "_rounds")
-@pytest.mark.parametrize("is_full", [False, True])
 @by_host
-def test_a_tracer_that_differentiates_makes_nothing(monkeypatch, is_full):
-    """Of groups and tiles those that are there are taken: what outlives the call is no business of a trace."""
+def test_a_tracer_that_differentiates_makes_nothing(monkeypatch):
+    """Tiles that are there are taken: what outlives the call is no business of a trace."""
     torch._dynamo.reset()
     monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
-    monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.1 if is_full else 0.9)
-    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2 if is_full else 9)
-    monkeypatch.setattr(conv_forms, "GROUPS_PAY_AFTER", 2)
     layer, x = submanifold(), cloud()
     leaves = [x.features, *layer.parameters()]
 
@@ -471,7 +450,7 @@ def test_a_tracer_that_differentiates_makes_nothing(monkeypatch, is_full):
     call(x.features).sum().backward()  # makes the tables of both directions
     assert map_of(x).num_pairs
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for form in (STATIONARY, TILED if is_full else GROUPED):
+    for form in (STATIONARY, TILED):
         y, expected = compiled(x.features), expected_of(layer, x, x)
         assert_matches(y, expected)
         upstream = torch.randn_like(expected)
@@ -479,7 +458,7 @@ def test_a_tracer_that_differentiates_makes_nothing(monkeypatch, is_full):
             assert_matches(one, other)
         assert taken(layer, map_of(x)) is form
         with torch.no_grad():
-            call(x.features)  # makes tiles or groups of one direction alone
+            call(x.features)  # makes tiles of one direction alone
     assert taken(layer, map_of(x).inverse, is_swapped=True) is STATIONARY
 
 

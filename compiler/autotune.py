@@ -182,7 +182,8 @@ def fastest(
 ) -> str:
     """Of several calls that come to the same, by name, the one that takes the least; remembered as configs are.
 
-    `start` gives a call and the milliseconds for which it keeps the host busy.
+    `start` gives a call and the milliseconds for which it keeps the host busy. Without the memory for all of them the
+    choice is for now.
     """
     known = _cache(str(cache_dir()))
     found = known.get(key)
@@ -190,19 +191,26 @@ def fastest(
     if way in first or any(way in added for added in others.values()):
         return str(way)
     times: dict[str, float] = {}
-    names: Sequence[str] = first
+    names, best, has_room = first, first[0], True
     while names:
-        calls = {name: start(name) for name in names}
-        for call, _ in calls.values():
-            call()  # compiles and tunes
+        calls = {}
+        for name in names:
+            try:
+                call, host = start(name)
+                call()  # compiles and tunes
+            except torch.OutOfMemoryError:  # what runs already must go on
+                has_room = False
+            else:
+                calls[name] = call, host
         with known.lock(key):
             for name, (call, host) in calls.items():
                 limit = HOPELESS * min(times.values(), default=float("inf"))
                 times[name] = max(_time(call, limit), host)
-        best = min(times, key=lambda name: times[name])
-        names = [name for name in others.get(best, ()) if name not in times]
-    ranked = sorted(times.items(), key=lambda pair: pair[1])
-    known.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
+        best = min(times, key=lambda name: times[name], default=best)
+        names = [name for name in others.get(best, ()) if name not in times and has_room]
+    if has_room:
+        ranked = sorted(times.items(), key=lambda pair: pair[1])
+        known.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
     return best
 
 

@@ -82,6 +82,24 @@ def test_a_name_that_there_is_no_more_is_timed_anew():
     assert contest({"a": 3.0, "c": 4.0}, "ac") == ("a", ["a", "c"])
 
 
+def test_without_memory_for_all_the_rest_decide_for_now(folder):
+    def start(name):
+        def call():
+            if name in missing[0]:
+                raise torch.OutOfMemoryError
+            return times[name]
+
+        return call, 0.0
+
+    times = {"a": 3.0, "b": 1.0, "c": 2.0, "x": 0.0}
+    missing = [""]
+    for missing[0], winner in (("b", "c"), ("abc", "a")):
+        assert autotune.fastest(key_of(), ["a", "b", "c"], {"c": ["x"]}, start) == winner
+        assert not [*(folder / "tuning").glob("*.json")]
+    missing[0] = ""
+    assert autotune.fastest(key_of(), ["a", "b", "c"], {"c": ["x"]}, start) == "b"
+
+
 # the choice of a form, on the route of this device
 
 

@@ -46,7 +46,11 @@ def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | Non
         return None
     call, form, tensors = found
     if not wants_gradient(tensors):
-        return call(tensors) if form is None else call(form, tensors)  # type: ignore[no-any-return]
+        lane = call.express
+        result: Tensor | None = None if lane is None else lane(tensors)
+        if result is not None:
+            return result
+        return call.anew(tensors) if form is None else call.anew(form, tensors)  # type: ignore[no-any-return]
     if not call.is_sum:
         return None
     if form is None:

@@ -2,11 +2,12 @@
 
 All that a kernel depends on is compared, in two steps, each at its cheapest:
 
-- `is_free` and `look_up`, by which a call is found: nobody follows, casts or differentiates it; torch's settings;
-  and each tensor's type, shape, strides, dtype, device and sign. Whoever looks a call up asks about gradients too.
-- `Express`, which is what was found: no index tensor has changed (by its version counter, or its known range if it
-  comes with the call), the plan's kernel is still the same one (until it is tuned, or torch's flags of how sums are
-  rounded change), and which pointers are aligned.
+- `is_free` and `look_up`, or both in `again`, by which a call is found: nobody follows, casts or differentiates it;
+  torch's settings; and each tensor's type, shape, strides, dtype, device and sign, for a few layouts in one question to
+  torch, for more by a key. Whoever looks a call up asks about gradients too.
+- the lane that `express` makes, which is what was found: no index tensor has changed (by its version counter, or its
+  known range if it comes with the call), the plan's kernel is still the same one (until it is tuned, or torch's flags
+  of how sums are rounded change), and which pointers are aligned.
 
 What stays between calls is held here, so its memory is not given away; where it lies is compared too.
 Where anything differs the answer is None, and the long way, which checks everything, finds out what.
@@ -14,7 +15,8 @@ Where anything differs the answer is None, and the long way, which checks everyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,11 +26,26 @@ from torch.autograd import forward_ad
 from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, is_capturing, misaligned
 from .pipeline import Plan
 from .ranges import remembered_range
+from .recognise import recogniser
 
-__all__ = ["PLAIN", "Express", "Key", "again", "entry", "is_free", "look_up", "may_autocast", "modes", "transforms"]
+__all__ = [
+    "PLAIN",
+    "SETTINGS",
+    "Key",
+    "Lane",
+    "again",
+    "express",
+    "is_free",
+    "look_up",
+    "may_autocast",
+    "modes",
+    "remember_call",
+    "transforms",
+]
 
 PLAIN = (Tensor, torch.nn.Parameter)
 Key = tuple[Any, ...]
+Lane = Callable[[Sequence[Tensor]], "Tensor | None"]
 
 # asked at every call, so without the Python functions around them
 modes = torch._C._len_torch_dispatch_stack
@@ -37,6 +54,9 @@ may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # wh
 _precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+SETTINGS = ("marks", "tensors", "precision", "is_deterministic")  # with which each key begins
+LAYOUT = ("shape", "strides", "dtype", "device")  # of each tensor, in which it goes on
+RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
 _quick = None if INTERPRETED else getattr(torch._C, "_dynamo", None)
 
@@ -48,15 +68,53 @@ def is_free() -> bool:
     return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
 
 
-def look_up(memory: Mapping[Any, Any], marks: object, tensors: Sequence[Tensor]) -> tuple[Key | None, Any]:
+def look_up(memory: dict[Any, Any], marks: object, tensors: Sequence[Tensor]) -> tuple[Key | None, Any]:
     """By what a call is remembered, None: not at all; and what is remembered of one like it."""
+    settings: Key = (marks, len(tensors), _precision(), _is_deterministic())
+    recent = memory.get(settings)
+    if recent:
+        for recognises, key, call in recent:
+            if recognises(*tensors):
+                return key, call
+    return _by_key(memory, settings, recent, tensors)
+
+
+def again(
+    memory: dict[Any, Any], marks: object, tensors: Sequence[Tensor], given: Sequence[Tensor]
+) -> tuple[Key | None, Any, Tensor | None]:
+    """`look_up` where a call `is_free`, and its result if it goes by the lane over what is `given`.
+
+    Whoever asks has asked about gradients, and about tracers too, to whom no memory is open. Both functions are written
+    out here: most calls come this way, and each would cost them as much as a comparison.
+    """
+    if modes() or forward_ad._current_level >= 0:
+        return None, None, None
+    settings: Key = (marks, len(tensors), _precision(), _is_deterministic())
+    recent = memory.get(settings)
+    if recent:
+        for recognises, key, call in recent:
+            if recognises(*tensors):  # and so nobody casts or transforms them
+                lane = call.express
+                return key, call, None if lane is None else lane(given)
+    if transforms() is not None or may_autocast():
+        return None, None, None
+    known, call = _by_key(memory, settings, recent, tensors)
+    lane = None if call is None else call.express
+    return known, call, None if lane is None else lane(given)
+
+
+def _by_key(
+    memory: dict[Any, Any], settings: Key, recent: tuple[Any, ...] | None, tensors: Sequence[Tensor]
+) -> tuple[Key | None, Any]:
+    """`look_up` for a call that is none of the `recent` ones."""
+    key = settings
     try:
-        layouts = [(one.shape, one.stride(), one.dtype, one.device) for one in tensors if type(one) in PLAIN]
+        for one in tensors:
+            if type(one) not in PLAIN:
+                return None, None
+            key += (one.shape, one.stride(), one.dtype, one.device)
     except RuntimeError:  # a tensor without strides: others say so
         return None, None
-    if len(layouts) != len(tensors):
-        return None, None
-    key = (marks, _precision(), _is_deterministic(), *layouts)
     known = memory.get(key)
     if known is None:
         return (None if any([tensor.is_neg() for tensor in tensors]) else key), None
@@ -64,29 +122,35 @@ def look_up(memory: Mapping[Any, Any], marks: object, tensors: Sequence[Tensor])
     for number in spaced:
         if tensors[number].is_neg():
             return None, None
+    if recent != () and is_free():
+        memory[settings] = _with_recent(recent or (), key, call, tensors)
     return key, call
 
 
-def again(memory: Mapping[Any, Any], marks: object, tensors: Sequence[Tensor]) -> tuple[Key | None, Tensor | None]:
-    """By what a call is remembered, None: not at all; and its result if it goes by the lane. Asks for no gradient."""
-    if not is_free():
-        return None, None
-    key, call = look_up(memory, marks, tensors)
-    express = None if call is None else call.express
-    return key, None if express is None else express(tensors)
+def remember_call(memory: dict[Any, Any], key: Key, call: object) -> None:
+    """`look_up` finds it from now on, and nothing that it found by this key before.
 
-
-def entry(key: Key, call: object) -> tuple[object, list[int]]:
-    """What `look_up` finds: a call, and which of its tensors may have memory that holds the negatives of their values.
-
-    The imaginary part of a conjugate is such a tensor, and no two of its elements are neighbours.
+    With it is kept which of its tensors may have memory that holds the negatives of their values. The imaginary part
+    of a conjugate is such a tensor, and no two of its elements are neighbours.
     """
-    layouts: Sequence[Any] = key[3:]
-    return call, [
+    settings, layouts = key[: len(SETTINGS)], key[len(SETTINGS) :]
+    shapes, strides = layouts[0 :: len(LAYOUT)], layouts[1 :: len(LAYOUT)]
+    spaced = [
         number
-        for number, (shape, strides, *_) in enumerate(layouts)
-        if all([stride != 1 or extent == 1 for extent, stride in zip(shape, strides)])
+        for number, (shape, steps) in enumerate(zip(shapes, strides))
+        if all([step != 1 or extent == 1 for extent, step in zip(shape, steps)])
     ]
+    memory.pop(settings, None)
+    memory[key] = call, spaced
+
+
+def _with_recent(recent: tuple[Any, ...], key: Key, call: object, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The few calls that are recognised before any key is made; none of them where there are more than a few.
+
+    A recogniser compares all that a key does, and more, in a fraction of the time.
+    """
+    recognises = recogniser(tensors) if len(recent) < RECENT else None
+    return () if recognises is None else (*recent, (recognises, key, call))
 
 
 def _allocator(device: torch.device) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
@@ -97,98 +161,104 @@ def _allocator(device: torch.device) -> Callable[[tuple[int, ...], tuple[int, ..
     return lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device)
 
 
-class Express:
+def express(
+    plan: Plan,
+    launcher: Launcher,
+    padded: tuple[bool, ...],
+    fixed: Sequence[Tensor | None],
+    comes: Sequence[Sequence[int]],
+    read: Sequence[tuple[Tensor, int]] | None,
+    final: tuple[tuple[int, ...], tuple[int, ...]],
+    kernel_of: Launcher | None = None,
+    is_current: bool = not SEVERAL_GPUS,
+) -> Lane:
     """A kernel with all that stays in place; it takes what comes with a call, in the caller's order.
 
     `fixed` are a plan's tensors and facts, None where one comes; `comes[i]` are the places that the i-th of them takes.
     `read` are the index tensors that stay, in the version of which it is known which of them are `padded`. None:
-    whoever finds the call has compared all that stays already, as the memory of a format does.
+    whoever finds the call has compared all that stays already, as the memory of a format does. The plan's own kernel
+    is `launcher`, and what runs is that of `kernel_of`, None: the same. `is_current`: the device need not be asked for.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        launcher: Launcher,
-        padded: tuple[bool, ...],
-        fixed: Sequence[Tensor | None],
-        comes: Sequence[Sequence[int]],
-        read: Sequence[tuple[Tensor, int]] | None,
-        final: tuple[tuple[int, ...], tuple[int, ...]],
-    ) -> None:
-        moving = {place: number for number, places in enumerate(comes) for place in places}
-        order = list(enumerate(launcher.order, 1))  # after the number of programs
-        known = [(at, place) for at, place in order if place >= 0 and place not in moving]
-        self.stays: list[tuple[int, Any]] = [(at, fixed[place]) for at, place in known]
-        self.places = [(at, moving[place]) for at, place in order if place in moving]
-        (self.output_at,) = [at for at, place in order if place < 0]
-        self.arguments: list[Any] = [launcher.programs, *[0] * len(order), *launcher.numbers]
-        for at, tensor in self.stays:
-            self.arguments[at] = tensor.data_ptr()
-        self.end = len(order) + 1
-        self.unaligned = misaligned(self.arguments[1 : self.end])  # among what stays
-        # facts are nobody else's to move
-        own: list[tuple[int, Any]] = [(at, fixed[place]) for at, place in known if place < len(plan.names)]
-        self.pointers = [] if read is None else [(tensor.data_ptr, self.arguments[at]) for at, tensor in own]
-        self.read = tuple(read or ())
-        self.compares = bool(self.read or self.pointers)
-        self.pointed = [
-            (moving[place], extent, is_padded)
+    runs = launcher if kernel_of is None else kernel_of
+    moving_at = {place: number for number, places in enumerate(comes) for place in places}
+    order = list(enumerate(runs.order))
+    stays: list[tuple[int, Any]] = [(at, fixed[place]) for at, place in order if place >= 0 and place not in moving_at]
+    moves = tuple([(at, moving_at[place]) for at, place in order if place in moving_at])
+    is_pair = len(comes) == 2 and sorted([number for _, number in moves]) == [0, 1]
+    (one_at, _), (other_at, _) = sorted(moves, key=itemgetter(1)) if is_pair else ((0, 0), (0, 0))
+    (output_at,) = [at for at, place in order if place < 0]
+    template: list[Any] = [*[0] * len(order), *runs.numbers]
+    for at, tensor in stays:
+        template[at] = tensor.data_ptr()
+    pointers_end = len(order)
+    unaligned = misaligned(template[:pointers_end])  # among what stays
+    # facts are nobody else's to move
+    own = [] if read is None else [(at, tensor) for at, tensor in stays if runs.order[at] < len(plan.names)]
+    pointers = tuple([(tensor.data_ptr, template[at]) for at, tensor in own])
+    versions = tuple(read or ())
+    pointed = tuple(
+        [
+            (moving_at[place], extent, is_padded)
             for (place, extent), is_padded in zip(plan.pointed, padded)
-            if place in moving
+            if place in moving_at
         ]
-        self.plan, self.padded, self.launcher = plan, padded, launcher
-        self.is_half, self.runners, self.kernels = plan.is_half, plan.runners, launcher.runners
-        self.is_zeroed, self.dtype, self.device = not launcher.is_covered, launcher.sum_dtype, launcher.device
-        self.size, self.strides = final
-        self.empty = _allocator(self.device)
-        self.captured: Express | None = None
-        if launcher.captured is not None:
-            self.captured = Express(plan, launcher.captured, padded, fixed, comes, read, final)
-            self.captured.launcher = launcher  # which is still the plan's
+    )
+    compares = bool(versions or pointers or pointed)
+    # in cells, not on an object: a call reads each of them
+    is_half, variants, with_rounding, kernels = plan.is_half, plan.runners, plan.with_rounding, runs.runners
+    programs, is_zeroed, dtype, device = runs.programs, not runs.is_covered, runs.sum_dtype, runs.device
+    usual = kernels.get(unaligned)
+    (size, strides), empty = final, _allocator(device)
+    # lanes of their own: one that called itself would hold its tensors until the cycle collector came
+    captured = elsewhere = None
+    if runs.captured is not None:
+        captured = express(plan, launcher, padded, fixed, comes, read, final, runs.captured, is_current)
+    if not is_current:
+        elsewhere = express(plan, launcher, padded, fixed, comes, read, final, kernel_of, True)
 
-    def __call__(self, moving: Sequence[Tensor]) -> Tensor | None:
+    def lane(moving: Sequence[Tensor]) -> Tensor | None:
         """The result; None: something has changed."""
-        if self.captured is not None and is_capturing():
-            return self.captured(moving)
-        if self.compares:
-            for index, version in self.read:
+        if captured is not None and is_capturing():
+            return captured(moving)
+        if compares:
+            for index, version in versions:
                 if index._version != version:
                     return None
-            for data_ptr, pointer in self.pointers:
+            for data_ptr, pointer in pointers:
                 if data_ptr() != pointer:
                     return None
-        for number, extent, is_padded in self.pointed:
-            low, high = remembered_range(moving[number])
-            if high >= extent or (low < 0) is not is_padded:
-                return None
-        if self.runners.get(self.plan.with_rounding(self.padded) if self.is_half else self.padded) is not self.launcher:
+            for number, extent, is_padded in pointed:
+                low, high = remembered_range(moving[number])
+                if high >= extent or (low < 0) is not is_padded:
+                    return None
+        if variants.get(with_rounding(padded) if is_half else padded) is not launcher:
             return None
-        if SEVERAL_GPUS and self.device.index != _current_device():
-            with torch.cuda.device(self.device):
-                return self(moving)
-        arguments, bits = self.arguments.copy(), 0
-        for at, number in self.places:
-            arguments[at] = pointer = moving[number].data_ptr()
+        if elsewhere is not None and device.index != _current_device():
+            with torch.cuda.device(device):
+                return elsewhere(moving)
+        arguments = template.copy()
+        if is_pair:  # as most are: a matrix' values and a dense tensor
+            one, other = moving
+            arguments[one_at] = pointer = one.data_ptr()
+            arguments[other_at] = bits = other.data_ptr()
             bits |= pointer
-        output = self.empty(self.size, self.strides, self.dtype)
-        arguments[self.output_at] = pointer = output.data_ptr()
+        else:
+            bits = 0
+            for at, number in moves:
+                arguments[at] = pointer = moving[number].data_ptr()
+                bits |= pointer
+        output = empty(size, strides, dtype)
+        arguments[output_at] = pointer = output.data_ptr()
         is_unaligned = (bits | pointer) & 15
-        kernel = self.kernels.get(misaligned(arguments[1 : self.end]) if is_unaligned else self.unaligned)
+        kernel = kernels.get(misaligned(arguments[:pointers_end])) if is_unaligned else usual
         if kernel is None:
             return None
-        if self.is_zeroed:
+        if is_zeroed:
             output.zero_()
-        if INTERPRETED:
-            arguments = self.as_tensors(moving, output)
-        kernel(*arguments)
+        if INTERPRETED:  # which takes no pointers
+            for at, tensor in (*stays, *[(at, moving[number]) for at, number in moves], (output_at, output)):
+                arguments[at] = tensor
+        kernel(programs, arguments)
         return output
 
-    def as_tensors(self, moving: Sequence[Tensor], output: Tensor) -> list[Any]:
-        """The arguments for the interpreter, which takes no pointers."""
-        arguments = self.arguments.copy()
-        for at, tensor in self.stays:
-            arguments[at] = tensor
-        for at, number in self.places:
-            arguments[at] = moving[number]
-        arguments[self.output_at] = output
-        return arguments
+    return lane

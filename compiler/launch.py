@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -20,6 +20,7 @@ except ImportError:  # not on Linux: the FX graph runs everything
 
 from .bind import Bound, row_major
 from .cache import write_source
+from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
 from .kernel import NUMBERS, Kernel, Parameter
 from .schedule import Schedule
@@ -43,6 +44,8 @@ SMALL = 8 * 2**20
 FACTS = ("pointers", "order", "is_shared", "rows_to_zero")  # as they arrive after the tensors; some know the first two
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
+# whether calls are recorded into a CUDA graph; asked at every call, so without the Python function around it
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
 # what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
@@ -77,8 +80,8 @@ class Launcher:
     seed: int  # the output tensor's number among the tensors, -1 without a seed
     wants_winners: bool = False  # a second result: where each of a max's or min's winners is
     # by which pointers are not aligned; shared by launchers of one kernel for other sizes
-    runners: dict[int, Callable[..., None]] = field(default_factory=dict)
-    placed_runners: dict[tuple[int, ...], dict[int, Callable[..., None]]] = field(default_factory=dict)
+    runners: dict[int, Runner] = field(default_factory=dict)
+    placed_runners: dict[tuple[int, ...], dict[int, Runner]] = field(default_factory=dict)
     # what takes its place while a graph is captured: faster on the device, where the host does not count
     captured: Launcher | None = None
 
@@ -177,12 +180,12 @@ class Launcher:
         if runner is None:
             runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
-        arguments = [pool[position] for position in self.order] if INTERPRETED else pointers
+        arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *self.numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):
-                runner(self.programs, *arguments, *self.numbers)
+                runner(self.programs, arguments)
         else:
-            runner(self.programs, *arguments, *self.numbers)
+            runner(self.programs, arguments)
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
@@ -205,10 +208,10 @@ class Launcher:
             default=0,
         )
 
-    def compile(self, tensors: list[Tensor]) -> Callable[..., None]:
+    def compile(self, tensors: list[Tensor]) -> Runner:
         function = load(self.kernel.source, self.kernel.name)
         if INTERPRETED:
-            return lambda programs, *arguments: function[(programs,)](*arguments)
+            return lambda programs, arguments: function[(programs,)](*arguments)
         options = {"num_warps": self.kernel.num_warps, "num_stages": self.kernel.num_stages}
         try:
             compiled = function.warmup(*tensors, *self.numbers, grid=(self.programs,), **options)
@@ -218,15 +221,8 @@ class Launcher:
                 f"the kernel of {self.bound.statement} could not be built ({type(error).__name__}); "
                 f"its source is in {write_source(self.kernel.source)}"
             ) from error
-        device = self.bound.device.index
-        run, kernel, metadata = compiled.run, compiled.function, compiled.packed_metadata
         stream_of = triton.runtime.driver.active.get_current_stream
-
-        def launch(programs: int, *arguments: object) -> None:
-            run(programs, 1, 1, stream_of(device), kernel, metadata, None, None, None, *arguments)
-
-        launch.compiled = compiled  # type: ignore[attr-defined]  # freeing it would unload the kernel
-        return launch
+        return enqueue(compiled, self.bound.device.index, stream_of, TRITON_VERSION)
 
 
 def launcher(
@@ -261,11 +257,6 @@ def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
 
 def _is_output_stride(number: Parameter) -> bool:
     return number.kind == "stride" and not number.name
-
-
-def is_capturing() -> bool:
-    """Calls are recorded into a CUDA graph."""
-    return torch.cuda.is_current_stream_capturing()
 
 
 def misaligned(pointers: Sequence[int]) -> int:

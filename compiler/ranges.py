@@ -60,9 +60,13 @@ def remember_range(index: Tensor, low: int, high: int) -> None:
 
 
 def _known(index: Tensor) -> tuple[int, int] | None:
-    known = getattr(index, _REMEMBERED, None)
-    is_own = known and known[0]() is index and known[1] == index._version and known[2] == _address(index)
-    return known[3] if is_own else None  # type: ignore[index]
+    known: _Read | None = getattr(index, _REMEMBERED, None)
+    if not known:  # nor what a pickle has of it
+        return None
+    owner, version, pointer, values = known
+    if owner() is not index or version != index._version:
+        return None
+    return values if pointer == (0 if is_wrapped(index) else index.data_ptr()) else None  # `_address`, without a call
 
 
 def _address(index: Tensor) -> int:

@@ -13,7 +13,7 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from .errors import UnsupportedError
-from .express import PLAIN, Key, entry, is_free, look_up, may_autocast, modes, transforms
+from .express import PLAIN, Key, is_free, look_up, may_autocast, modes, remember_call, transforms
 from .pipeline import plan_for
 from .ranges import is_wrapped
 from .ready_call import Backward, PlainCall, SparseCall, ValuesGradient
@@ -223,7 +223,7 @@ def remember_backward(key: Key, form: SparseFormat, backward: Backward) -> None:
 
 
 def find_pinned(
-    memory: Mapping[Any, Any], expr: str, moving: Mapping[str, Tensor]
+    memory: dict[Any, Any], expr: str, moving: Mapping[str, Tensor]
 ) -> tuple[Key | None, PlainCall | None, list[Tensor]]:
     """A call over plain tensors of which all but the `moving` ones stay as long as `memory`."""
     tensors = list(moving.values())
@@ -232,14 +232,14 @@ def find_pinned(
     return *look_up(memory, ("pinned", expr), tensors), tensors
 
 
-def find_kept(memory: Mapping[Any, Any], marks: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[object, Any]:
+def find_kept(memory: dict[Any, Any], marks: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[object, Any]:
     """What tensors like these are remembered by, None: no kernel can read one of them; and what is remembered."""
     given = [tensor for tensor in tensors if tensor is not None]
     return look_up(memory, ("kept", *marks, *[tensor is None for tensor in tensors]), given)
 
 
 def remember_kept(memory: dict[Any, Any], key: Any, kept: object) -> None:
-    memory[key] = entry(key, kept)
+    remember_call(memory, key, kept)
 
 
 def remember_pinned(
@@ -274,7 +274,7 @@ def pinned(
 def keep(memory: dict[Any, Any], key: Key, call: object) -> None:
     if len(memory) >= CALLS:
         memory.clear()
-    memory[key] = entry(key, call)
+    remember_call(memory, key, call)
 
 
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -290,7 +290,8 @@ def _sorted(
 ) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor]]:
     """Where a call is remembered and by what; its format, and its operands' tensors, the format's values among them."""
     form: SparseFormat | None = None
-    place, tensors = -1, list[Tensor]()
+    place = -1
+    tensors: list[Tensor] = []
     for operand in operands.values():
         if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
             # the values are asked each time: a Parameter stays the same object when its dtype or device changes

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .bind import row_major
-from .express import Express
+from .express import Lane, express
 from .launch import Launcher
 from .pipeline import Plan
 from .ranges import known_version
@@ -37,7 +37,7 @@ class _Ready:
         # index tensors that stay, in the version and the place in memory that `padded` is of
         self.read: list[tuple[Tensor, int, int]] | None = None
         self.padded: tuple[bool, ...] = ()
-        self.express: Express | None = None  # once a call has found its kernel
+        self.express: Lane | None = None  # once a call has found its kernel
 
     def variant(self, tensors: list[Any]) -> object:
         """`plan.variant`, by version counters and addresses alone where every index tensor stays."""
@@ -57,7 +57,7 @@ class _Ready:
         self.read = read if len(read) == len(self.plan.pointed) else None
         return self.plan.with_rounding(self.padded) if self.is_half else self.padded
 
-    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:
+    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Lane | None:
         """To the kernel that has just run; None: it takes more than a launch, or an index tensor hides its changes."""
         if not launcher.is_plain:
             return None
@@ -70,7 +70,7 @@ class _Ready:
             elif index is not None:
                 return None
         compared = None if self.is_compared else read
-        return Express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, compared, final)
+        return express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, compared, final)
 
 
 class PlainCall(_Ready):
@@ -82,10 +82,12 @@ class PlainCall(_Ready):
         self.placed: tuple[Launcher, tuple[int, ...], Launcher | None] | None = None  # for which strides of the output
 
     def __call__(self, moving: Sequence[Tensor]) -> Tensor:
-        express = self.express
-        result = None if express is None else express(moving)
-        if result is not None:
-            return result
+        lane = self.express
+        result = None if lane is None else lane(moving)
+        return self.anew(moving) if result is None else result
+
+    def anew(self, moving: Sequence[Tensor]) -> Tensor:
+        """The same where the express lane has been tried."""
         tensors, runner = self.prepared(moving)
         output = runner(tensors, self.facts)
         if type(runner) is Launcher:
@@ -171,7 +173,7 @@ class _Viewed(_Ready):
 
     def launch(
         self, tensors: list[Any], operands: Mapping[str, Any], final: Final
-    ) -> tuple[Tensor, Express | None] | None:
+    ) -> tuple[Tensor, Lane | None] | None:
         """The result in any shape of its length, and the way to it from now on; None: no kernel alone does it.
 
         A kernel sees memory, not shapes, so a tensor stands for its views here.
@@ -224,10 +226,12 @@ class SparseCall(_Viewed):
 
         None: coordinates have changed, and so have the facts about them.
         """
-        express = self.express
-        result = None if express is None else express(tensors)
-        if result is not None:
-            return result
+        lane = self.express
+        result = None if lane is None else lane(tensors)
+        return self.anew(form, tensors) if result is None else result
+
+    def anew(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The same where the express lane has been tried."""
         for index, version, pointer in self.regrouped:
             if index._version != version or index.data_ptr() != pointer:
                 return None
@@ -243,7 +247,7 @@ class SparseCall(_Viewed):
             tensors[self.values_at] = form.flat_values if self.how.source else form.regroup(self.group_dim).values
         return tensors
 
-    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Express | None:
+    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Lane | None:
         return super().express_to(launcher, comes, final) if self.takes_values else None
 
     def taken(self, name: str) -> list[int]:
@@ -255,12 +259,12 @@ class Standing:
 
     def __init__(self, call: SparseCall, final: Final) -> None:
         self.call, self.final = call, final
-        self.express: Express | None = None
+        self.express: Lane | None = None
 
     def __call__(self, form: SparseFormat, tensors: Sequence[Tensor]) -> Tensor | None:
         """The result in its own shape; None: no kernel alone does it."""
-        express = self.express
-        result = None if express is None else express(tensors)
+        lane = self.express
+        result = None if lane is None else lane(tensors)
         if result is not None:
             return result
         launched = self.call.launch(self.call.beside(form), dict(zip(self.call.names, tensors)), self.final)
@@ -289,8 +293,8 @@ class ValuesGradient(_Viewed):
         self.upstream = upstream  # its name among the operands
 
     def __call__(self, operands: Mapping[str, Tensor]) -> Tensor:
-        express = self.express
-        result = None if express is None else express([operands[name] for name in self.names])
+        lane = self.express
+        result = None if lane is None else lane([operands[name] for name in self.names])
         if result is not None:
             return result
         return self.run(self.fixed.copy(), operands)

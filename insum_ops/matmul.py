@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from .compiler.autograd import evaluate
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
-from .compiler.express import PLAIN, is_free, look_up
+from .compiler.express import PLAIN, again
 from .compiler.gradients import gradients_of
 from .compiler.ready import find, followed, is_transformed, keep, may_autocast, outside_transforms
 from .compiler.sparse import check_pattern, pattern_of
@@ -67,9 +68,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
             [ 0.,  0.],
             [ 2., 20.]])
     """
-    again = _again(A, B, reduce)
-    if again is not None:
-        return again
+    known = _again(A, B, reduce)
+    if known is not None:
+        return known
     statements = STATEMENTS.get(reduce)
     if statements is None:
         raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
@@ -77,9 +78,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
         raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
     if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not torch.compiler.is_compiling():
-        known = remembered_format(A)
-        if known is not None:
-            return insum(statements[B.ndim - 1], A=known, B=B)
+        filled = remembered_format(A)
+        if filled is not None:
+            return insum(statements[B.ndim - 1], A=filled, B=B)
     if isinstance(A, SparseFormat):
         form = A
     else:
@@ -105,24 +106,25 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
 
 def _again(A: Any, B: Tensor, reduce: str) -> Tensor | None:
     """The product of a torch tensor or a format that has been multiplied like this before; None: it has not."""
-    if type(B) not in PLAIN or reduce == "mean" or (B.requires_grad and torch.is_grad_enabled()) or not is_free():
+    if type(B) not in PLAIN or reduce == "mean" or is_compiling() or (B.requires_grad and torch.is_grad_enabled()):
         return None
     if type(A) is Tensor:
         source = remembered_source(A)
         if source is None or (A.requires_grad and torch.is_grad_enabled()):
             return None
         form: Any = source.filled
-        memory: dict[Any, Any] = source.calls
+        values, memory = form.values, source.calls
         tensors: tuple[Tensor, ...] = (B,)  # the values are the source's own
     elif type(A) in FORMATS:
-        form, memory, tensors = A, A.memory, (A.values, B)
-        if A.values.requires_grad and torch.is_grad_enabled():
+        form, values, memory = A, A.values, A.memory
+        tensors = (values, B)
+        if values.requires_grad and torch.is_grad_enabled():
             return None
     else:
         return None
-    key, call = look_up(memory, reduce, tensors)
+    key, call, result = again(memory, reduce, tensors, (values, B))
     if call is not None:
-        return call(form, (form.values, B))  # type: ignore[no-any-return]
+        return call.anew(form, (values, B)) if result is None else result
     if key is not None and reduce in STATEMENTS and 0 < B.ndim <= 3:
         found = find(STATEMENTS[reduce][B.ndim - 1], {"A": form, "B": B}, None)
         if found is not None:

@@ -27,21 +27,21 @@ class ByIdentity(Generic[Kept]):
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[ref[object], Kept]] = {}
+        self.kept: dict[int, tuple[ref[object], Kept]] = {}
 
     def get(self, owner: object) -> Kept | None:
-        kept = self._kept.get(id(owner))
+        kept = self.kept.get(id(owner))
         return kept[1] if kept is not None and kept[0]() is owner else None
 
     def keep(self, owner: object, value: Kept) -> None:
         key = id(owner)
 
         def drop(dead: ref[object]) -> None:
-            kept = self._kept.get(key)
+            kept = self.kept.get(key)
             if kept is not None and kept[0] is dead:  # another object may have the same address by now
-                del self._kept[key]
+                del self.kept[key]
 
-        self._kept[key] = ref(owner, drop), value
+        self.kept[key] = ref(owner, drop), value
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)

@@ -112,8 +112,10 @@ def _run(
     tensors = (features, Weight) if bias is None else (features, Weight, bias)
     is_flat = len(call.shape) == 2
     is_first = not call.memory
-    # they stand for views of them: a kernel reads memory alone
-    known, Out = (None, None) if is_first else again(call.memory, "standing", tensors)
+    known, Out = None, None
+    if not (is_first or torch.compiler.is_compiling()):
+        # they stand for views of them: a kernel reads memory alone
+        known, _, Out = again(call.memory, "standing", tensors, tensors)
     if Out is None:
         moving = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight}
         if bias is not None:

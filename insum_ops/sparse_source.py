@@ -34,14 +34,17 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values of that version
     calls: dict[Any, Any] = field(default_factory=dict)  # over those values
 
+    def __post_init__(self) -> None:
+        pattern = self.arranged.pattern.values
+        self.dtype, self.device = pattern.dtype, pattern.device
+
     def is_of(self, A: Tensor) -> bool:
         """Nothing has changed since; a module that is cast or moved gives its parameters other data, uncounted."""
         if self.version != A._version:
             return False
         if self.place is not None:
             return _place(A) == self.place
-        pattern = self.arranged.pattern.values
-        return pattern.dtype is A.dtype and pattern.device == A.device
+        return self.dtype is A.dtype and self.device == A.device
 
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
@@ -66,8 +69,15 @@ class SparseSource:
 
 def remembered_source(A: Tensor) -> SparseSource | None:
     """What is known of A, filled with its values, if nothing has changed since."""
-    found = _sources.get(A)
-    return None if found is None or found.filled is None or not found.is_of(A) else found
+    kept = _kept.get(id(A))
+    if kept is None or kept[0]() is not A:
+        return None
+    found = kept[1]
+    if found.filled is None or found.version != A._version:
+        return None
+    if found.place is None:  # `_sources.get` and `is_of`, without calls of their own
+        return found if found.dtype is A.dtype and found.device == A.device else None
+    return found if found.is_of(A) else None
 
 
 def remembered_format(A: Tensor) -> SparseFormat | None:
@@ -186,3 +196,4 @@ def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
 
 
 _sources: ByIdentity[SparseSource] = ByIdentity()
+_kept = _sources.kept

@@ -9,6 +9,7 @@ from weakref import ref
 import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight, element_mask
+from remembered import calls
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import DTYPES, TOLERANCE, assert_matches
 from torch import Tensor, nn
@@ -89,7 +90,9 @@ def test_rows_of_many_narrow_blocks(block_size):
         assert_equals_twin(layer, random_input(layer, 19))
     if IS_INTERPRETED or DEVICE == "cuda":
         (gradient,) = (
-            str(call.plan.bound.statement) for key, (call, _) in layer.as_format().memory.items() if "values" in key[0]
+            str(call.plan.bound.statement)
+            for key, call in calls(layer.as_format().memory).items()
+            if "values" in key[0]
         )
         assert gradient == "dWV[WS[p,q],bo,bi] += dY[t,WO[p],bo] * X[t,WI[p,q],bi]"
 

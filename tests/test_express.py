@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import gc
+from contextlib import contextmanager, nullcontext
+from weakref import ref
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import conv_forms, insum, nn, spmm
-from insum_ops.compiler import autotune, express, launch, pipeline, ready
+from insum_ops.compiler import autotune, express, launch, pipeline, ready, ready_call
 from insum_ops.compiler.errors import IndexRangeError, OperandError
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.problem import candidates
@@ -55,15 +57,21 @@ class Lane:
 
 @pytest.fixture
 def lane(monkeypatch):
-    counted, original = Lane(), express.Express.__call__
+    counted, original = Lane(), express.express
 
-    def call(self, moving):
-        result = original(self, moving)
-        counted.taken += result is not None
-        counted.left += result is None
-        return result
+    def counting(*given):
+        run = original(*given)
 
-    monkeypatch.setattr(express.Express, "__call__", call)
+        def call(moving):
+            result = run(moving)
+            counted.taken += result is not None
+            counted.left += result is None
+            return result
+
+        return call
+
+    for module in (express, ready_call):
+        monkeypatch.setattr(module, "express", counting)
     ready._plans.clear()
     return counted
 
@@ -152,6 +160,18 @@ def test_memory_that_is_not_aligned_has_its_own_kernel(lane, kind):
 
 
 @every_kind
+def test_the_first_memory_may_be_the_one_that_is_not_aligned(lane, kind):
+    case, B = Case(kind), drawn(5, 4)
+    shifted = torch.cat([B.flatten(), B.flatten()])[1:21].view(5, 4)
+    case.warm(lane, shifted)
+    case.check(B)
+    case.check(B)
+    with lane.is_taken(2):
+        case.check(B)
+        case.check(shifted)
+
+
+@every_kind
 def test_pointers_of_freed_tensors_are_not_kept(lane, kind):
     case = Case(kind)
     case.warm(lane, drawn(5, 4))
@@ -162,6 +182,79 @@ def test_pointers_of_freed_tensors_are_not_kept(lane, kind):
         del B
     case.format = case.format.with_values(case.format.values.clone())
     case.check(drawn(5, 4))
+
+
+@every_kind
+@pytest.mark.parametrize("layouts", [express.RECENT, express.RECENT + 2], ids=["a few", "more"])
+def test_layouts_in_turn_all_take_the_lane(lane, kind, layouts):
+    case = Case(kind)
+    Bs = [drawn(5, 2 + width) for width in range(layouts)]
+    for B in Bs * 3:
+        case.check(B)
+    with lane.is_taken(2 * layouts):
+        for B in (*Bs, *Bs):
+            case.check(B)
+
+
+@every_kind
+def test_modes_in_turn_all_take_the_lane(lane, kind):
+    case, B = Case(kind), drawn(5, 4)
+    leaf = B.clone().requires_grad_()
+    for turn in range(3):
+        with lane.is_taken(4) if turn else nullcontext():
+            case.check(B)
+            with torch.no_grad():
+                case.check(B)
+                case.check(leaf)
+            with torch.inference_mode():
+                case.check(B)
+
+
+@every_kind
+def test_without_guards_calls_are_found_by_their_keys(lane, kind, monkeypatch):
+    monkeypatch.setattr(express, "recogniser", lambda tensors: None)
+    case, B = Case(kind), drawn(5, 4)
+    case.warm(lane, B)
+    case.check(drawn(5, 3))
+    with lane.is_taken():
+        case.check(2 * B)
+    with lane.avoided():
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert case(B).dtype == torch.bfloat16
+        batch = torch.func.vmap(case)(torch.stack([B, 2 * B]))
+        assert_matches(batch[1], 2 * case.dense.double() @ B.double())
+        case.check(B.T.contiguous().T)
+
+
+def test_one_tensor_in_two_places_is_found_by_its_key(lane):
+    A, B = drawn(4, 4), drawn(4, 4)
+    for left, right in [(A, A), (A, B), (B, B), (A, B)] * 3:
+        found = insum("C[i,j] += A[i,k] * B[k,j]", A=left, B=right)
+        assert_matches(found, left.double() @ right.double())
+
+
+def test_a_call_that_is_remembered_anew_replaces_the_one_that_was_recognised():
+    memory, tensors = {}, (drawn(5, 4), drawn(2))
+    key, call = express.look_up(memory, "marks", tensors)
+    assert call is None
+    for call in ("first", "second", "third"):
+        express.remember_call(memory, key, call)
+        for _ in range(3):
+            assert express.look_up(memory, "marks", tensors) == (key, call)
+    assert express.look_up(memory, "marks", tensors[:1])[1] is None
+    assert express.look_up(memory, "others", tensors)[1] is None
+
+
+def test_nothing_is_recognised_that_was_found_while_somebody_casts():
+    memory, tensors = {}, (drawn(5, 4),)
+    key, _ = express.look_up(memory, "marks", tensors)
+    express.remember_call(memory, key, "call")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert express.look_up(memory, "marks", tensors) == (key, "call")
+    assert list(memory) == [key]
+    assert express.look_up(memory, "marks", tensors) == (key, "call")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert express.again(memory, "marks", tensors, tensors) == (None, None, None)
 
 
 @pytest.mark.parametrize("kind", ["layer", "format", "raw", "beside"])
@@ -370,10 +463,9 @@ def test_flags_of_how_sums_are_rounded_are_asked_at_each_call(lane):
 @every_kind
 def test_a_plan_that_has_another_kernel_by_now_launches_that(lane, kind, monkeypatch):
     case, B = Case(kind), drawn(5, 4)
-    plans, original = [], express.Express.__init__
-    monkeypatch.setattr(
-        express.Express, "__init__", lambda self, plan, *rest: (plans.append(plan), original(self, plan, *rest))[1]
-    )
+    plans, original = [], express.express
+    for module in (express, ready_call):
+        monkeypatch.setattr(module, "express", lambda plan, *rest: (plans.append(plan), original(plan, *rest))[1])
     case.warm(lane, B)
     (key, launcher), *_ = plans[-1].runners.items()
     plans[-1].runners[key] = tuned = launcher.resized(launcher.bound, launcher.schedule.extents)
@@ -386,9 +478,7 @@ def test_a_plan_that_has_another_kernel_by_now_launches_that(lane, kind, monkeyp
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="pretends to have two devices")
 def test_another_current_device_is_changed_for_the_call(lane, monkeypatch):
-    case, B = Case("format"), drawn(5, 4)
-    case.warm(lane, B)
-    current = ["another"]
+    current, original = [None], express.express  # a CPU's number
 
     @contextmanager
     def device(wanted):
@@ -396,11 +486,29 @@ def test_another_current_device_is_changed_for_the_call(lane, monkeypatch):
         yield
         current[0] = before
 
-    monkeypatch.setattr(express, "SEVERAL_GPUS", True)
+    monkeypatch.setattr(ready_call, "express", lambda *given: original(*given, None, False))
     monkeypatch.setattr(express, "_current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", device)
-    case.check(B)
+    case, B = Case("format"), drawn(5, 4)
+    case.warm(lane, B)
+    current[0] = "another"
+    with lane.is_taken(2):  # the lane for its own device is one in the other
+        case.check(B)
     assert current == ["another"]
+
+
+@pytest.mark.parametrize("kind", ["csr", "layer", "format", "beside"])
+def test_a_lane_dies_with_what_it_belongs_to(lane, kind):
+    case, B = Case(kind), drawn(5, 4)
+    case.warm(lane, B)
+    columns = ref(case.layer.AK if kind == "layer" else case.format.AK)
+    gc.collect()
+    gc.disable()
+    try:
+        del case
+        assert columns() is None
+    finally:
+        gc.enable()
 
 
 def test_index_tensors_that_come_with_a_call_are_checked_each_time(lane):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import LoopNest, dense, positions
+from remembered import calls
 from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples, random_values, statements
 from tolerances import DTYPES, assert_matches, assert_within, bound
 from torch import Tensor
@@ -195,7 +196,7 @@ def narrow(block: tuple[int, int], group_dim: int = 0, missing: int = 0) -> Bloc
 
 def statements_of(sparse: BlockCOO) -> list[str]:
     """The statements of values' gradients that a pattern remembers."""
-    return [str(call.plan.bound.statement) for key, (call, _) in sparse.memory.items() if key[0][0] == "values"]
+    return [str(call.plan.bound.statement) for key, call in calls(sparse.memory).items() if key[0][0] == "values"]
 
 
 def values_gradients(sparse: BlockCOO, upstream: Tensor, B: Tensor, times: int = 2) -> list[Tensor]:

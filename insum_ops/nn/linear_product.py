@@ -25,7 +25,8 @@ def known_product(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor | None:
     """`product` without gradients, if one like it has run before: then nothing about it needs to be checked."""
     if torch.compiler.is_compiling() or _wants_gradient(x, W, bias):  # a tracer can't even ask for the memory
         return None
-    return again(W.memory, STANDING, (x, W.values) if bias is None else (x, W.values, bias))[1]
+    tensors = (x, W.values) if bias is None else (x, W.values, bias)
+    return again(W.memory, STANDING, tensors, tensors)[2]
 
 
 def product(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:

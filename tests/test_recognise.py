@@ -1,0 +1,130 @@
+"""Guards of torch: tensors like others are recognised, and any that a kernel could not take for them is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sparse_inputs import SPARSE_WARNINGS
+from torch.autograd import forward_ad
+
+from insum_ops.compiler import recognise
+from insum_ops.compiler.recognise import recogniser
+
+pytestmark = [
+    SPARSE_WARNINGS,
+    pytest.mark.skipif(not recognise._tells_apart(), reason="this torch has no such guards"),
+]
+
+
+def drawn(*shape):
+    return torch.randn(shape)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (2, 3, 4)])
+def test_tensors_like_the_first_are_recognised(shape):
+    recognises = recogniser([drawn(*shape), drawn(2)])
+    for _ in range(3):
+        assert recognises(drawn(*shape), drawn(2))
+    with torch.no_grad():
+        assert recognises(drawn(*shape), drawn(2))
+
+
+UNLIKE = {
+    "narrower": lambda: drawn(5, 3),
+    "longer": lambda: drawn(6, 4),
+    "flat": lambda: drawn(20),
+    "of three dimensions": lambda: drawn(5, 4, 1),
+    "transposed": lambda: drawn(4, 5).T,
+    "with gaps": lambda: drawn(5, 8)[:, :4],
+    "double": lambda: drawn(5, 4).double(),
+    "half": lambda: drawn(5, 4).half(),
+    "elsewhere": lambda: drawn(5, 4).to("meta"),
+    "sparse": lambda: drawn(5, 4).to_sparse(),
+    "sparse rows": lambda: drawn(5, 4).to_sparse_csr(),
+    "negated": lambda: torch._neg_view(drawn(5, 4)),
+    "parameter": lambda: torch.nn.Parameter(drawn(5, 4)),
+    "wants a gradient": lambda: drawn(5, 4).requires_grad_(),
+    "subclass": lambda: drawn(5, 4).as_subclass(Marked),
+    "list": lambda: [[0.0]],
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_any_other_is_not(kind):
+    other = UNLIKE[kind]()
+    assert recogniser([drawn(5, 4)])(other) is False
+    assert recogniser([drawn(2), drawn(5, 4)])(drawn(2), other) is False
+
+
+def test_strides_that_could_be_a_negated_tensors_are_told_from_one():
+    values = torch.complex(drawn(5, 4), drawn(5, 4))
+    recognises = recogniser([values.imag])
+    assert recognises(values.clone().imag)
+    assert values.conj().imag.stride() == values.imag.stride()
+    assert not recognises(values.conj().imag)
+
+
+def test_one_tensor_in_two_places_is_never_recognised():
+    B = drawn(5, 4)
+    assert recogniser([B, B]) is None
+    recognises = recogniser([B, drawn(5, 4)])
+    assert recognises(drawn(5, 4), B)
+    assert not recognises(B, B)
+
+
+def test_who_casts_or_transforms_is_seen_too():
+    recognises, B, seen = recogniser([drawn(5, 4)]), drawn(5, 4), []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not recognises(B)
+        assert not recognises(drawn(5, 4))
+
+    def look(given):
+        seen.append(recognises(B))
+        return given.sum()
+
+    for transform in (torch.func.vmap, torch.func.grad, torch.func.functionalize, torch.func.jacrev, torch.func.jacfwd):
+        transform(look)(B)
+    torch.func.jvp(look, (B,), (B,))
+    torch.func.vjp(look, B)
+    torch.func.vmap(torch.func.grad(look))(B)
+    with torch.inference_mode():
+        seen.append(recognises(drawn(5, 4)))
+    assert seen == [False] * 9
+    with forward_ad.dual_level():
+        assert recognises(B)  # which is why `is_free` asks about those
+    assert recognises(B)
+
+
+def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
+    original = recognise._guard
+    for miss in (lambda *given: True, lambda *given: False):
+        monkeypatch.setattr(recognise, "_guard", lambda tensors, miss=miss: miss)
+        assert not recognise._tells_apart.__wrapped__()
+    monkeypatch.setattr(recognise, "_guard", original)
+    assert recognise._tells_apart.__wrapped__()
+
+
+@pytest.mark.parametrize("kind", [TypeError, RuntimeError])
+def test_a_torch_whose_guards_are_made_otherwise_is_not_asked(monkeypatch, kind):
+    def refuse(tensors):
+        raise kind("other arguments")
+
+    monkeypatch.setattr(recognise, "_guard", refuse)
+    assert not recognise._tells_apart.__wrapped__()
+
+
+def test_a_torch_without_guards_is_not_asked(monkeypatch):
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    assert not recognise._tells_apart.__wrapped__()
+    monkeypatch.setattr(recognise, "_tells_apart", lambda: False)
+    assert recogniser([drawn(2)]) is None
+
+
+def test_the_first_question_may_come_in_any_mode():
+    with torch.inference_mode(), torch.no_grad():
+        assert recognise._tells_apart.__wrapped__()

@@ -28,9 +28,9 @@ TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 4096  # kept before starting afresh
 # Milliseconds that a call keeps the host busy, by what is done to its output before the launch: nothing, a memset,
-# picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call with
-# one launch took .013; the other two are reckoned.
-HOST = {"": 0.013, "zero": 0.02, "fill": 0.05}
+# picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call of
+# spmm with one launch took .011; the other two are reckoned.
+HOST = {"": 0.011, "zero": 0.015, "fill": 0.045}
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 

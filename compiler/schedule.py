@@ -207,7 +207,7 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
     choices += _table_choices(start, sums)
-    best: tuple[float, Schedule] | None = None
+    best: tuple[float, bool, Schedule] | None = None
     for wide, steps in choices:
         for tiles in combinations(rows, wide):
             tree = _tree(start, tiles, steps, use_dot=True)
@@ -217,10 +217,10 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
             others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
             if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
                 continue
-            cost = _loaded_elements(start, {*tiles, *steps}, strides)
-            if best is None or cost < best[0]:
-                best = cost, made
-    return best[1] if best else None
+            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(made)
+            if best is None or (cost, is_loss) < best[:2]:
+                best = cost, is_loss, made
+    return best[2] if best else None
 
 
 def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:

@@ -15,8 +15,10 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
+from insum_ops.equivariant import slots as slots_module  # noqa: E402
 from insum_ops.equivariant import tables  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.equivariant.slots import Slots  # noqa: E402
 from insum_ops.equivariant.tables import PathTables, TableTerm  # noqa: E402
 from insum_ops.equivariant.terms import PathTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
@@ -31,6 +33,11 @@ def product(irreps: tuple[str, str, str], **options: object) -> FullyConnectedTe
 
 def terms_of(ours: TensorProduct) -> tuple[object, ...]:
     return ours._product.plan.each.terms  # type: ignore[union-attr, return-value]
+
+
+def flat_of(ours: TensorProduct) -> object:
+    """The plan that finds columns by tables, without a gather of its own."""
+    return ours._product.plan.flat  # type: ignore[union-attr]
 
 
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -75,6 +82,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_and_gradients(irreps, monkeypatch):
     monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)  # as for a batch of hundreds
     ours = product(irreps)
+    assert (flat_of(ours) is not None) is (irreps is LONG)
     assert any(isinstance(term, TableTerm) for term in terms_of(ours))
     tensors = operands(ours, 3)
     wide = doubles(tensors)
@@ -212,14 +220,57 @@ def test_tables_run_where_kernels_do(monkeypatch):
 
 def test_every_component_is_in_a_tile_and_every_path_is_sorted():
     ours = product(LONG)
-    term = next(term for term in terms_of(ours) if isinstance(term, TableTerm))
-    for side, count in ((term.tables.forward, term.tables.counts[2]), (term.tables.swapped, term.tables.counts[0])):
+    (term,) = terms_of(ours)
+    assert isinstance(term, TableTerm)
+    (by_column,) = flat_of(ours).each.terms
+    for own in (term.tables, by_column.tables):
+        assert_sorted(own, term.plain.num_paths)
+
+
+def assert_sorted(own: PathTables, num_paths: int) -> None:
+    for side, (count, *_) in ((own.forward, own.shapes[2]), (own.swapped, own.shapes[0])):
         tables = side.constants.tensors
         assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(count))
         TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
         assert sorted(TILE) == TILE
         assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
-        assert sorted(tables["CGL"].tolist()) == list(range(term.plain.num_paths))
+        assert sorted(tables["CGL"].tolist()) == list(range(num_paths))
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("has_edges", [False, True])
+def test_columns_are_read_and_written_where_they_lie(monkeypatch, has_edges):
+    """No gather stands before or after, forward and backward; on the node and statement by statement."""
+    monkeypatch.setattr(Slots, "ordered", lambda slots, x: pytest.fail("gathered") if slots.order else x)
+    monkeypatch.setattr(slots_module, "gather", None)
+    ours = product(("12x0e + 12x1o", "0e + 1o", "12x1o + 12x0e"))
+    tensors = operands(ours, 3)
+    edges = dict(src=torch.tensor([2, 0, 2]), dst=torch.tensor([1, 1, 0])) if has_edges else {}
+    given = {name: nodes.to(DEVICE) for name, nodes in edges.items()}
+    wide = doubles(tensors)
+    messages = dense_product(ours, wide[0][edges["src"]] if has_edges else wide[0], *wide[1:])
+    expected = messages.new_zeros(messages.shape).index_add(0, edges["dst"], messages) if has_edges else messages
+    for learns in ((0, 2), (0, 1, 2)):
+        own = [tensor if at in learns else tensor.detach() for at, tensor in enumerate(tensors)]
+        z = ours(*own, **given)
+        assert_matches(z, expected)
+        upstream = torch.randn(z.shape)
+        found = torch.autograd.grad(z, [own[at] for at in learns], upstream.to(DEVICE))
+        want = torch.autograd.grad(expected, [wide[at] for at in learns], upstream.double(), retain_graph=True)
+        for got, reference in zip(found, want, strict=True):
+            assert_matches(got, reference)
+
+
+@pytest.mark.parametrize(
+    ("irreps", "layout"),
+    [
+        (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"), "ir_mul"),  # in order
+        (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o + 16x0o"), "mul_ir"),  # channels of two widths
+        (("8x0e + 8x1o", "0e + 1o", "8x0e + 8x1o"), "mul_ir"),  # no tables
+    ],
+)
+def test_no_tables_of_columns_where_columns_are_in_order_or_in_several_slots(irreps, layout):
+    assert flat_of(product(irreps, layout=layout)) is None
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -11,7 +11,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from ..compiler.ready import followed, outside_transforms
+from ..compiler.ready import followed, is_transformed, outside_transforms
 from ..formats import GroupCOO
 from ..functional import insum
 from .clebsch_gordan import Irreps
@@ -23,8 +23,8 @@ from .pieces import Piece, pieces_of
 from .scalars import ScalarTerm, scalar_term
 from .shared import SharedTerm, shared_term
 from .singles import SingleTerm, with_single_channels
-from .slots import Slots, check_layout, gather, make_order, make_slots
-from .tables import TableTerm, with_tables
+from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
+from .tables import TableTerm, by_column, with_tables
 from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 from .whole import SCATTER
 
@@ -80,6 +80,7 @@ class TensorPlan:
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
+    flat: TensorPlan | None = None  # the same for `each` where kernels run: they find columns by tables
     memory: Memory = field(default_factory=Memory, repr=False, compare=False)  # by layouts of tensors
 
     def __call__(
@@ -94,6 +95,8 @@ class TensorPlan:
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight)
         num_rows = y.shape[0] if dst is None else num_rows
+        if self.flat is not None and self.flat.takes(x, y, weight):
+            return self.flat(x, y, weight, src, dst, num_rows)
         if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
             # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
             # where a node would have to run the statement again
@@ -102,6 +105,11 @@ class TensorPlan:
             if whole is not None:
                 return evaluate_whole(self, whole, given)
         return self.composed(x, y, weight, src, dst, num_rows)
+
+    def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
+        """A plan of columns: each sample has weights of its own, and kernels read them where they lie."""
+        is_each = weight is not None and weight.dim() == 2 and y.dim() == 2
+        return is_each and not is_transformed() and all([term.runs_on(x.device) for term in self.each.terms])
 
     def work(self, weight: Tensor | None) -> Terms:
         return self.shared if weight is None or weight.dim() == 1 else self.each
@@ -133,7 +141,7 @@ class TensorPlan:
         work = self.work(weight)
         for term, W in zip(work.terms, work.parts(weight)):
             at1, at2, at3 = term.key[3]
-            size = (num_products, out.counts[at3], out.widths[at3])
+            size = out.shape(num_products, at3)
             Zs[at3] = term(Xs[at1], Ys[at2] if Ys else y, W, Zs[at3], size, src)
         return out.join([_finished(Z, x, num_rows, out, at, dst) for at, Z in enumerate(Zs)])
 
@@ -151,10 +159,10 @@ class TensorPlan:
 
 def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, dst: Tensor | None) -> Tensor:
     """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
-    size = (num_rows, out.counts[at], out.widths[at])
+    size = out.shape(num_rows, at)
     if Z is None:
         return x.new_zeros(size)
-    return Z if dst is None else insum(SCATTER.text, DST=dst, M=Z, size=size)
+    return Z if dst is None else insum(SCATTER[out.is_flat].text, DST=dst, M=Z, size=size)
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +193,19 @@ def _make_plan(
         return TensorPlan(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
     slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
     scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
-    return TensorPlan(slots, None, _terms(paths, irreps, slots, True), scalars, _terms(paths, irreps, slots, False))
+    each = _terms(paths, irreps, slots, False)
+    return TensorPlan(slots, None, _terms(paths, irreps, slots, True), scalars, each, _flat_plan(slots, each))
+
+
+def _flat_plan(slots: tuple[Slots, Slots, Slots], each: Terms) -> TensorPlan | None:
+    """For columns that are out of order, if one term over tables reads all of x and writes all of z."""
+    first, second, out = slots
+    is_whole = len(each.terms) == len(first.widths) == len(out.widths) == 1
+    if not is_whole or (first.order is None and out.order is None) or not isinstance(each.terms[0], TableTerm):
+        return None
+    term = by_column(each.terms[0], first, out)
+    columns = flat_slots(first.sizes[0]), second, flat_slots(out.sizes[0])
+    return TensorPlan(columns, None, Terms((), None), (), Terms((term,), each.order))
 
 
 def takes_one_hot(in2: Irreps, paths: Sequence[Instruction]) -> bool:

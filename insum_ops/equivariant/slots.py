@@ -1,7 +1,8 @@
 """The columns of irreps as dense tensors [b, component, channel], and back: what statements read and write.
 
 A slot holds the blocks of one multiplicity. Where layout and multiplicities allow it a slot is a view of the columns;
-else all of them are put in order by one gather, and the gradient is the inverse gather.
+else all of them are put in order by one gather, and the gradient is the inverse gather. Statements that find each
+column by a table take them as they are, flat.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..compiler.ready import is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants
 
-__all__ = ["Slots", "check_layout", "gather", "make_order", "make_slots"]
+__all__ = ["Slots", "check_layout", "flat_slots", "gather", "make_order", "make_slots"]
 
 LAYOUTS = ("mul_ir", "ir_mul")
 
@@ -32,10 +33,15 @@ class Slots:
     first: tuple[int, ...]  # the number of each block's first component in its slot
     parts: tuple[int, ...]  # how many pieces of `width` channels a block was cut into
     order: Constants | None  # the column of each element and the inverse; None: the columns are in order
+    is_flat: bool = False  # one slot [b, column]: statements have tables of columns
 
     @property
     def sizes(self) -> list[int]:
         return [width * count for width, count in zip(self.widths, self.counts)]
+
+    def shape(self, rows: int, at: int) -> tuple[int, ...]:
+        """Of a slot's tensor."""
+        return (rows, self.counts[at]) if self.is_flat else (rows, self.counts[at], self.widths[at])
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Columns [b, dim] to slots [b, component, channel], or [b, component] where there is one channel."""
@@ -58,6 +64,8 @@ class Slots:
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """Ordered columns as views [b, component, channel]."""
+        if self.is_flat:
+            return [x]
         parts = zip(x.split(self.sizes, 1), self.counts, self.widths)
         return [part.unflatten(1, (count, width)) for part, count, width in parts]
 
@@ -103,6 +111,11 @@ def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Sl
             columns[slot].append(block.view(mul, ir.dim).T.reshape(-1) if layout == "mul_ir" else block)
     order = torch.cat([piece for slot in columns for piece in slot]) if columns else torch.arange(0)
     return Slots(tuple(widths), tuple(counts), tuple(slot_of), tuple(first), tuple(parts), make_order(order))
+
+
+def flat_slots(dim: int) -> Slots:
+    """All columns as they are."""
+    return Slots((1,), (dim,), (), (), (), None, is_flat=True)
 
 
 def make_order(columns: Tensor) -> Constants | None:

@@ -17,7 +17,7 @@ from ..compiler.parse import parse
 from ..compiler.ready import pinned
 from ..compiler.ready_call import PlainCall
 from ..functional import OWNED
-from .tables import PRODUCT, W_GRADIENT, X_GRADIENT, Y_GRADIENT, TableTerm
+from .tables import TableTerm
 from .terms import PathTerm, path_statement
 
 __all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "path_step", "run", "table_step"]
@@ -29,7 +29,7 @@ Wanted = Sequence[bool]  # of X, Y and W
 class Parts(NamedTuple):
     """What a step reads, as its statements want it."""
 
-    X: Tensor  # [b, j, u], [n, j, u] with SRC
+    X: Tensor  # [b, j, u] or, of columns, [b, c]; n for b with SRC
     Y: Tensor  # [b, k] or [b, k, v]
     W: Tensor | None
     SRC: Tensor | None  # [b]
@@ -171,7 +171,7 @@ def _statement(
 
 
 def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
-    tables, at = term.tables, int(is_gathered)
+    tables, texts, at = term.tables, term.tables.texts, int(is_gathered)
     tables.prepare(x.device, x.dtype)
     row = (("SRC", SRC),) if is_gathered else ()
     (fixed, facts, _), (turned, turned_facts, _) = (
@@ -179,12 +179,12 @@ def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> St
     )
     as_weights = tables.as_weights.on(x.device, x.dtype).fixed
     reads = (("X", X), ("Y", Y), ("W", W), *row)
-    product = Statement(PRODUCT[at], reads, fixed, OWNED, facts)
+    product = Statement(texts.product[at], reads, fixed, OWNED, facts)
     gradients = (
-        Statement(PRODUCT[0], (("X", DZ), ("Y", Y), ("W", TURNED)), turned, OWNED, turned_facts),
-        Statement(Y_GRADIENT[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights),
-        Statement(W_GRADIENT[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights),
+        Statement(texts.product[0], (("X", DZ), ("Y", Y), ("W", TURNED)), turned, OWNED, turned_facts),
+        Statement(texts.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights),
+        Statement(texts.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights),
     )
-    scatter = Statement(X_GRADIENT, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
+    scatter = Statement(texts.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
     shape = (term.plain.num_paths, *term.plain.weight_shape[::2])
     return StatedStep(number, False, shape, product, gradients, scatter, reads_turned=True)

@@ -4,7 +4,8 @@
 
 i, j and k are the components of a path's three blocks. Paths are sorted by their output block, ROW[TILE[p]], which one
 program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer products than with a row
-for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped.
+for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped. Where x and z have one
+slot each, tables name columns, `X[b,CGJ[p,j,u]]`, in whichever layout: nothing has to be put in order first.
 """
 
 from __future__ import annotations
@@ -26,24 +27,51 @@ from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
 
-__all__ = ["TableTerm", "with_tables"]
+__all__ = ["BY_COLUMN", "BY_COMPONENT", "TableTerm", "by_column", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
 
-# [are rows of X gathered]; by an int, since not every tracer takes a bool for an index
-PRODUCT = (
-    "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
-    "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+
+class Texts(NamedTuple):
+    """The statements; of two the second gathers rows of X. By an int, since not every tracer takes a bool for one."""
+
+    product: tuple[str, str]
+    dY: tuple[str, str]
+    dW: tuple[str, str]
+    dX: str  # where rows of X were gathered
+
+
+BY_COMPONENT = Texts(
+    (
+        "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+        "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+    ),
+    (
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+    ),
+    (
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+    ),
+    "dX[SRC[b],j,u] += D[b,j,u]",
 )
-Y_GRADIENT = (
-    "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
-    "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+# the same where a table has a column for each component and channel, so that no layout needs a gather of its own
+BY_COLUMN = Texts(
+    (
+        "Z[b,ROW[TILE[p],i,w]] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+        "Z[b,ROW[TILE[p],i,w]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
+    ),
+    (
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * W[b,p,u,w] * dZ[b,CGI[p,i,w]]",
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * W[b,p,u,w] * dZ[b,CGI[p,i,w]]",
+    ),
+    (
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i,w]]",
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i,w]]",
+    ),
+    "dX[SRC[b],c] += D[b,c]",
 )
-W_GRADIENT = (
-    "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
-    "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
-)
-X_GRADIENT = "dX[SRC[b],j,u] += D[b,j,u]"
 
 
 class OnDevice(NamedTuple):
@@ -74,10 +102,17 @@ class Tables:
 
 @dataclass(frozen=True)
 class Side(Tables):
-    """`Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]`, sorted for Z."""
+    """The product's, sorted for Z."""
 
     def __call__(
-        self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, size: tuple[int, ...], SRC: Tensor | None
+        self,
+        text: str,
+        X: Tensor,
+        Y: Tensor,
+        W: Tensor,
+        Z: Tensor | None,
+        size: tuple[int, ...],
+        SRC: Tensor | None,
     ) -> Tensor:
         fixed, facts, memory = self.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "W": W}
@@ -85,7 +120,7 @@ class Side(Tables):
             moving["Z"] = Z
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_owned(memory, PRODUCT[int(SRC is not None)], fixed, size, OWNED, facts, **moving)
+        return insum_owned(memory, text, fixed, size, OWNED, facts, **moving)
 
 
 @dataclass(frozen=True)
@@ -95,15 +130,17 @@ class PathTables:
     forward: Side
     swapped: Side
     as_weights: Tables  # CG, CGI, CGJ, CGK
-    counts: tuple[int, int, int]  # components of X, Y and Z
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of a row of X, Y and Z
+    texts: Texts
 
     def product(
         self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, is_swapped: bool
     ) -> Tensor:
         self.prepare(X.device, X.dtype)
+        text = self.texts.product[int(SRC is not None)]
         if is_swapped:
-            return self.swapped(X, Y, W.mT, Z, (len(Y), self.counts[0], W.shape[2]), SRC)
-        return self.forward(X, Y, W, Z, (len(Y), self.counts[2], W.shape[3]), SRC)
+            return self.swapped(text, X, Y, W.mT, Z, (len(Y), *self.shapes[0]), SRC)
+        return self.forward(text, X, Y, W, Z, (len(Y), *self.shapes[2]), SRC)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """All tables at once: a tracer can make none, and may meet those of gradients first."""
@@ -117,15 +154,14 @@ class PathTables:
         moving = {"X": X, "W": W, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_beside(memory, Y_GRADIENT[int(SRC is not None)], fixed, (len(W), self.counts[1]), **moving)
+        return insum_beside(memory, self.texts.dY[int(SRC is not None)], fixed, (len(W), *self.shapes[1]), **moving)
 
-    def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
+    def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, size: tuple[int, ...], SRC: Tensor | None) -> Tensor:
         fixed, _, memory = self.as_weights.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
-        size = (len(dZ), len(fixed["CG"]), X.shape[2], dZ.shape[2])
-        return insum_beside(memory, W_GRADIENT[int(SRC is not None)], fixed, size, **moving)
+        return insum_beside(memory, self.texts.dW[int(SRC is not None)], fixed, size, **moving)
 
 
 def _product(
@@ -166,11 +202,11 @@ class _TableProduct(torch.autograd.Function):
         if wants_x:
             dX = _product(upstream, Y, W, None, None, tables, not is_swapped)
             if SRC is not None:
-                dX = insum(X_GRADIENT, SRC=SRC, D=dX, size=X.shape)
+                dX = insum(tables.texts.dX, SRC=SRC, D=dX, size=X.shape)
         if wants_y:
             dY = tables.y_gradient(first, W, last, SRC)
         if wants_w:
-            dW = tables.w_gradient(first, Y, last, SRC)
+            dW = tables.w_gradient(first, Y, last, W.shape, SRC)
         return dX, dY, dW, upstream if ctx.needs_input_grad[3] else None, None, None, None
 
 
@@ -231,9 +267,35 @@ def with_tables(
     CGJ, CGK, CGI = at
     forward = _side(CG, CGI, CGJ, CGK, blocks[2], extents[2])
     swapped = _side(CG.transpose(1, 2), CGJ, CGI, CGK, blocks[0], extents[0])
-    as_weights = Tables(Constants({"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK}))
-    counts = tuple(slot.counts[place] for slot, place in zip(slots, places))
-    return TableTerm(term, PathTables(forward, swapped, as_weights, counts))  # type: ignore[arg-type]
+    as_weights = {"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK}
+    (in1, _, out), (at1, at2, at3) = slots, places
+    shapes = (in1.counts[at1], in1.widths[at1]), (slots[1].counts[at2],), (out.counts[at3], out.widths[at3])
+    sides = Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights))
+    return TableTerm(term, PathTables(*sides, shapes, BY_COMPONENT))
+
+
+def by_column(term: TableTerm, first: Slots, out: Slots) -> TableTerm:
+    """The same for the columns of x and z as they are, each of which has one slot."""
+    X, Z, known = _columns(first), _columns(out), term.tables
+    forward, swapped = Side(_at(known.forward, ROW=Z, CGJ=X)), Side(_at(known.swapped, ROW=X, CGJ=Z))
+    as_weights = Tables(_at(known.as_weights, CGJ=X, CGI=Z))
+    shapes = (X.numel(),), known.shapes[1], (Z.numel(),)
+    return TableTerm(term.plain, PathTables(forward, swapped, as_weights, shapes, BY_COLUMN))
+
+
+def _columns(slots: Slots) -> Tensor:
+    """[component, channel]: where each stands."""
+    columns = torch.arange(slots.sizes[0]) if slots.order is None else slots.order.tensors["columns"]
+    return columns.int().view(slots.counts[0], slots.widths[0])
+
+
+def _at(tables: Tables, **columns: Tensor) -> Constants:
+    """With the columns of all channels, [..., channel], in the place of some tables' components; -1 stays."""
+    known = tables.constants.tensors
+    found = {
+        name: torch.where(known[name][..., None] < 0, -1, own[known[name].long()]) for name, own in columns.items()
+    }
+    return Constants({**known, **found})
 
 
 Block = tuple[int, int]  # its first component in a slot, and how many it has
@@ -245,7 +307,7 @@ def _blocks(irreps: Irreps, slots: Slots, slot: int) -> list[Block]:
     return [(first, ir.dim) for (_, ir), where, first in own if where == slot]
 
 
-def _side(CG: Tensor, CGI: Tensor, CGJ: Tensor, CGK: Tensor, blocks: list[Block], extent: int) -> Side:
+def _side(CG: Tensor, CGI: Tensor, CGJ: Tensor, CGK: Tensor, blocks: list[Block], extent: int) -> dict[str, Tensor]:
     """The paths sorted by their output block."""
     ROW = torch.full((len(blocks), extent), -1, dtype=torch.int32)
     for tile, (first, dim) in enumerate(blocks):
@@ -255,4 +317,4 @@ def _side(CG: Tensor, CGI: Tensor, CGJ: Tensor, CGK: Tensor, blocks: list[Block]
     TILE, order = TILE.sort(stable=True)
     pointers = torch.searchsorted(TILE, torch.arange(len(blocks) + 1, dtype=torch.int32), out_int32=True)
     tables = {"ROW": ROW, "TILE": TILE, "CG": CG[order].contiguous(), "CGJ": CGJ[order], "CGK": CGK[order]}
-    return Side(Constants({**tables, "CGL": order.int(), "pointers": pointers}))
+    return {**tables, "CGL": order.int(), "pointers": pointers}

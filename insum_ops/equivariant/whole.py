@@ -16,8 +16,9 @@ from .steps import Calls, Parts, Statement, Step, run
 __all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
-SCATTER = Statement("Z[DST[b],i,w] += M[b,i,w]", (("M", 0), ("DST", 1)), {})
-GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
+# [are slots flat]
+SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
+GATHER = tuple(Statement(f"dM[b,{c}] += dZ[DST[b],{c}]", (("dZ", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, and how far behind the first element it begins
 
@@ -52,7 +53,7 @@ class Whole:
         self.backwards: dict[Any, Calls] = {}
         self.kept_strides: list[Any] | None = None  # of what forward keeps
         keys = [piece.term.key[3] for piece in pieces]
-        self.sizes = [(y.shape[0], count, width) for count, width in zip(out.counts, out.widths)]
+        self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
         variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
         self.y_slots = [at for at, _ in variants]
         self.steps = [(step, key[0], variants.index((key[1], step.has_v)), key[2]) for key, step in zip(keys, steps)]
@@ -109,12 +110,12 @@ class Whole:
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
         """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
-        _, count, width = self.sizes[at]
+        out = self.slots[2]
         if Z is None:
-            return x.new_zeros(self.num_rows, count * width)
+            return x.new_zeros(self.num_rows, out.sizes[at])
         if dst is not None:
-            Z = run(self.calls, ("Z", at), SCATTER, (self.num_rows, count, width), (Z, dst))
-        return Z.view(self.num_rows, count * width)
+            Z = run(self.calls, ("Z", at), SCATTER[out.is_flat], out.shape(self.num_rows, at), (Z, dst))
+        return Z.view(self.num_rows, out.sizes[at])
 
     def backward(
         self,
@@ -135,7 +136,8 @@ class Whole:
         dZs = _views(dz, views)
         if dst is not None:
             dZs = [
-                run(calls, ("dZ", at), GATHER, size, (dZ, dst)) for at, (dZ, size) in enumerate(zip(dZs, self.sizes))
+                run(calls, ("dZ", at), GATHER[out.is_flat], size, (dZ, dst))
+                for at, (dZ, size) in enumerate(zip(dZs, self.sizes))
             ]
         Xs, Ys, Ws = self.parts(x, y, weight)
         dXs: list[Tensor | None] = [None] * len(Xs)

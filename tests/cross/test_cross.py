@@ -19,7 +19,7 @@ from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
-from insum_ops.equivariant.tables import PRODUCT, W_GRADIENT, Y_GRADIENT
+from insum_ops.equivariant.tables import BY_COLUMN, BY_COMPONENT
 from insum_ops.functional import OWNED
 
 pytestmark = pytest.mark.skipif(
@@ -140,17 +140,25 @@ def tensor_product(precision: str) -> Case:
     return Case("tensor product", expr, shapes, SINGLE, padded=padded, precision=precision)
 
 
-def tensor_tables(precision: str, channels: int) -> tuple[Case, ...]:
+def tensor_tables(precision: str, channels: int, is_flat: bool = False) -> tuple[Case, ...]:
     """lmax 3: 16 components in 4 blocks, and 23 paths with their coefficients in tables; the product, dY and dW."""
     B, P = 10_000, 23
-    wide = (B, 16, channels)
-    shapes = {"ROW": (4, 8), "TILE": (P,), "CGL": (P,), **dict.fromkeys(("CGI", "CGJ", "CGK"), (P, 8))}
+    wide, each, texts = (
+        ((B, 16 * channels), (channels,), BY_COLUMN) if is_flat else ((B, 16, channels), (), BY_COMPONENT)
+    )
+    shapes = {
+        "ROW": (4, 8, *each),
+        "TILE": (P,),
+        "CGL": (P,),
+        "CGI": (P, 8, *each),
+        "CGJ": (P, 8, *each),
+        "CGK": (P, 8),
+    }
     shapes |= {"CG": (P, 8, 8, 8), "X": wide, "Y": (B, 16), "Z": wide, "W": (B, P, channels, channels)}
     shapes |= {"dZ": wide, "dY": shapes["Y"], "dW": shapes["W"]}
-    forward = Case(
-        f"tensor tables {channels}", PRODUCT[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision
-    )
-    others = [("dY", Y_GRADIENT[0]), ("dW", W_GRADIENT[0])]
+    name = f"tensor {'columns' if is_flat else 'tables'} {channels}"
+    forward = Case(name, texts.product[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision)
+    others = [("dY", texts.dY[0]), ("dW", texts.dW[0])]
     gradients = [replace(forward, name=f"{forward.name} {name}", expr=expr, fact="") for name, expr in others]
     return (forward, *(replace(case, padded=frozenset()) for case in gradients))
 
@@ -168,6 +176,7 @@ def cases() -> Iterator[Case]:
         yield from (forward, *map(forward.gradient, "XYW"), shared_weights(precision))
         yield from tensor_tables(precision, 64)
         yield tensor_tables(precision, 16)[0]
+        yield from tensor_tables(precision, 32, is_flat=True)
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

@@ -24,7 +24,7 @@ from .scalars import ScalarTerm, scalar_term
 from .shared import SharedTerm, shared_term
 from .singles import SingleTerm, with_single_channels
 from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
-from .tables import TableTerm, by_column, with_tables
+from .tables import TableTerm, by_column, has_tables_on, with_tables
 from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 from .whole import SCATTER
 
@@ -109,7 +109,7 @@ class TensorPlan:
     def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
         """A plan of columns: each sample has weights of its own, and kernels read them where they lie."""
         is_each = weight is not None and weight.dim() == 2 and y.dim() == 2
-        return is_each and not is_transformed() and all([term.runs_on(x.device) for term in self.each.terms])
+        return is_each and not is_transformed() and has_tables_on(x.device)
 
     def work(self, weight: Tensor | None) -> Terms:
         return self.shared if weight is None or weight.dim() == 1 else self.each
@@ -133,8 +133,8 @@ class TensorPlan:
         if self.channels is not None:
             (X,) = first.split(x)
             Y = y if second is None else second.split(y)[0]
-            size = (num_rows, out.counts[0], out.widths[0])
-            return out.join([self.channels(X, Y, weight, size, src, dst)])
+            rows = (num_rows, out.counts[0], out.widths[0])
+            return out.join([self.channels(X, Y, weight, rows, src, dst)])
         Xs = first.split(x)
         Ys = [] if y.dim() == 1 or second is None else second.split(y)
         Zs: list[Tensor | None] = [None] * len(out.widths)

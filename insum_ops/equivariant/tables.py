@@ -27,7 +27,7 @@ from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
 
-__all__ = ["BY_COLUMN", "BY_COMPONENT", "TableTerm", "by_column", "with_tables"]
+__all__ = ["BY_COLUMN", "BY_COMPONENT", "TableTerm", "by_column", "has_tables_on", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
 
@@ -210,6 +210,11 @@ class _TableProduct(torch.autograd.Function):
         return dX, dY, dW, upstream if ctx.needs_input_grad[3] else None, None, None, None
 
 
+def has_tables_on(device: torch.device) -> bool:
+    """Tables are for kernels; torch operations do better without."""
+    return has_kernels(device)
+
+
 @dataclass(frozen=True)
 class TableTerm(Beside):
     """A term whose paths have tables too: these where kernels run, `plain` where torch operations do."""
@@ -217,7 +222,7 @@ class TableTerm(Beside):
     tables: PathTables
 
     def runs_on(self, device: torch.device) -> bool:
-        return has_kernels(device)
+        return has_tables_on(device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)

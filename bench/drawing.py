@@ -15,13 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from PIL import Image
 
-__all__ = ["LOSES", "SMALL", "STYLES", "WIDTH", "Plot", "colour", "decades", "logarithmic", "one", "png"]
+__all__ = ["LOSES", "SMALL", "STYLES", "WIDTH", "Plot", "colour", "decades", "logarithmic", "marker", "one", "png"]
 
 WIDTH = 3.6  # inches: a phone shows the least letters, of SMALL points, 11 pixels high
 DPI = 200
 SMALL = 8.0
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours is always the first
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999", "#f0e442")
+MARKERS = ("o", "^", "s")  # one for each round of the colours
 STYLES = {"light": ("#ffffff", "#1b1b1b", "#d9d9d9"), "dark": ("#16181c", "#e6e6e6", "#3a3d44")}
 LOSES = "#e5484d"  # red enough on either paper
 
@@ -73,11 +74,16 @@ def colour(name: str, names: Sequence[str]) -> str:
     return COLOURS[names.index(name) % len(COLOURS)]
 
 
-def logarithmic(axis: Axis) -> None:
-    """Few decades, so that 2 and 5 are worth a label and powers of ten are not worth an exponent."""
+def marker(name: str, names: Sequence[str]) -> str:
+    """What tells points apart whose colours are the same."""
+    return MARKERS[names.index(name) // len(COLOURS) % len(MARKERS)]
+
+
+def logarithmic(axis: Axis, labelled: Sequence[int] = (1, 2, 5)) -> None:
+    """Few decades, so that 2 and 5 are worth a label, unless told otherwise, and powers of ten no exponent."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
-    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_locator(LogLocator(10, labelled))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import CLOUDS, GRAPHS, Pattern, load_cloud, load_graph
+from .data import CLOUDS, GRAPHS, DataError, Pattern, load_cloud, load_graph
 from .generate import GENERATED, SMALL, room, scan
 
 __all__ = [
@@ -31,8 +31,12 @@ SMALL_BYTES = 300_000  # of a file that a run on a CPU reads: a few hundred thou
 
 def _folder(kind: str) -> Path | None:
     root = os.environ.get("INSUM_DATA")
-    folder = Path(root) / kind if root else None
-    return folder if folder is not None and folder.is_dir() else None
+    if not root:
+        return None
+    if not Path(root).is_dir():
+        raise DataError(f"INSUM_DATA is {root}, which is no folder; unset it for generated inputs")
+    folder = Path(root) / kind
+    return folder if folder.is_dir() else None
 
 
 def graphs(device: str) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from .bars import bars, slug
 from .case import OURS
-from .drawing import Plot, colour, decades, logarithmic, one
+from .drawing import Plot, colour, decades, logarithmic, marker, one
 from .results import TITLES, Row, Run
 
 __all__ = ["plots"]
@@ -97,14 +97,16 @@ def _ablation(run: Run, title: str, baseline: str) -> Plot:
         for at, step in enumerate(steps):
             speed = case[baseline].value / case[step].value
             axes.barh(at, speed, 0.7, color=colour(step, [OURS, *(s for s in steps if s != OURS)]))
-            axes.annotate(f"{speed:.3g}x", (speed, at), (2, 0), textcoords="offset points", va="center")
+            text = f"{speed:.3g}x" if speed < 1000 else f"{speed:,.0f}x"
+            axes.annotate(text, (speed, at), (2, 0), textcoords="offset points", va="center")
         axes.set_yticks(range(len(steps)), ["+ lazy broadcasting (all)" if s == OURS else s for s in steps])
         axes.invert_yaxis()
         axes.margins(x=0.15)
-        logarithmic(axes.xaxis)
+        logarithmic(axes.xaxis, labelled=(1,))
         axes.set_xlabel(f"times faster than {baseline} without fusion")
 
-    caption = f"{case[baseline].case}: each step adds one idea; the last bars are other implementations."
+    others = "; the last bars are other implementations" * (steps[-1] != OURS)
+    caption = f"{case[baseline].case}: each step adds one idea{others}."
     return Plot("ablation", "ablation", title, caption, 0.9 + 0.28 * len(steps), draw)
 
 
@@ -124,8 +126,9 @@ def _group_sizes(run: Run, title: str) -> Plot:
                 points = sorted(
                     (float(str(row.facts[fact])) / least[1], row.value / least[0], row.x or 0) for row in mine
                 )
-                shade = colour(graph, graphs)
-                axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", ms=3.5, color=shade, label=graph)
+                shade, shape = colour(graph, graphs), marker(graph, graphs)
+                xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+                axes.plot(xs, ys, shape, ms=3.5, color=shade, label=graph)
                 for x, y, size in points:
                     axes.annotate(f"{size:g}", (x, y), (2, 2), textcoords="offset points", fontsize=7, color=shade)
             logarithmic(axes.xaxis)
@@ -168,11 +171,12 @@ def _roofline(run: Run) -> Plot:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row in rows:
-            shade = colour(row.experiment, experiments)
-            axes.plot(row.flops / row.traffic, row.flops / row.value / 1e6, "o", ms=3, color=shade)
+            shade, shape = colour(row.experiment, experiments), marker(row.experiment, experiments)
+            axes.plot(row.flops / row.traffic, row.flops / row.value / 1e6, shape, ms=3, color=shade)
         for experiment in experiments:
             label = TITLES.get(experiment, experiment).replace("`", "")
-            axes.plot([], [], "o", ms=4, color=colour(experiment, experiments), label=label)
+            shade, shape = colour(experiment, experiments), marker(experiment, experiments)
+            axes.plot([], [], shape, ms=4, color=shade, label=label)
         reach = [row.flops / row.traffic for row in rows]
         ends = (min(reach) / 2, max(reach) * 2)
         for bandwidth in copies[:1]:
@@ -187,6 +191,6 @@ def _roofline(run: Run) -> Plot:
         axes.grid(alpha=0.5)
         figure.legend(loc="outside upper left", ncols=1)
 
-    caption = "Every case of ours; the lines are this machine's own copy and dense product, measured in the same run."
+    caption = "Every case of ours; the lines are this machine's own copy and dense product, measured as the rows are."
     height = 2.8 + 0.16 * len(experiments)
     return Plot("roofline", "roof", "Roofline", caption, height, draw, tuple(experiments))

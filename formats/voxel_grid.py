@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,7 @@ class VoxelGrid:
     batch_size: int
 
     def __post_init__(self) -> None:
-        sizes, batch_size = whole_sizes("spatial_shape", self.spatial_shape), int(self.batch_size)
-        if batch_size != self.batch_size:
-            raise FormatError(f"batch_size is {self.batch_size}; it is a whole number")
+        sizes, batch_size = whole_sizes("spatial_shape", self.spatial_shape), _whole(self.batch_size)
         vars(self).update(spatial_shape=sizes, batch_size=batch_size)
         shape = list(sizes)
         if not 1 <= len(shape) <= LARGEST_DIM:
@@ -117,6 +116,17 @@ class VoxelGrid:
                 f"indices[{first}] and indices[{second}] are both {indices[first].tolist()}; give each voxel once "
                 "and merge the features of its points first"
             )
+
+
+def _whole(batch_size: Any) -> int:
+    try:
+        whole = int(batch_size)
+        is_whole = bool(whole == batch_size)
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise FormatError(f"batch_size is {batch_size}; it is a whole number")
+    return whole
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -16,6 +16,7 @@ from bench.inputs import cloud_loaders, clouds, graph_loaders, graphs, submanifo
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 EDGES = [[0, 1], [0, 2], [2, 0], [3, 3]]
+MARKET = "%%MatrixMarket matrix coordinate "
 
 
 def positions(pattern) -> list[list[int]]:
@@ -100,13 +101,50 @@ def test_binary_ply_is_read_in_either_order(tmp_path, kind, order):
     [
         ("a.csv", "", "a.csv is no graph file; its name must end in one of .npz, .txt, .mtx"),
         ("a.txt", "# nothing\n", "a.txt holds no entries"),
-        ("a.txt", "1\n2\n", "a.txt has 1 numbers a line; an edge list has two node numbers"),
-        ("a.txt", "1 b\n", "a.txt holds something that is no number: could not convert string to float: 'b'"),
+        ("a.txt", "1\n2\n", "a.txt has a line of 1 numbers; an edge list has two node numbers"),
+        ("a.txt", "1\n2 3\n", "a.txt has a line of 1 numbers; an edge list has two node numbers"),
+        (
+            "a.txt",
+            "1 b\n",
+            "a.txt holds something that is no whole number: invalid literal for int() with base 10: 'b'",
+        ),
+        (
+            "a.txt",
+            "1.5 2\n",
+            "a.txt holds something that is no whole number: invalid literal for int() with base 10: '1.5'",
+        ),
         ("a.mtx", "1 1 1\n", "a.mtx is no Matrix Market file of coordinates; its first line must say so"),
         (
             "a.mtx",
-            "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 5\n",
+            MARKET + "real general\n2 2 3\n1 1 5\n",
             "a.mtx announces 3 entries and lists 1; the file is cut short or damaged",
+        ),
+        (
+            "a.mtx",
+            MARKET + "whole general\n2 2 0\n",
+            "a.mtx is whole general; Matrix Market knows pattern, real, integer, complex and general, symmetric, "
+            "skew-symmetric, hermitian",
+        ),
+        (
+            "a.mtx",
+            MARKET + "real general\n2 2\n",
+            "a.mtx has a line of 2 numbers; the first is rows, columns and entries",
+        ),
+        ("a.mtx", MARKET + "real symmetric\n2 3 0\n", "a.mtx has 2 rows and 3 columns, which no symmetric matrix has"),
+        (
+            "a.mtx",
+            MARKET + "real general\n2 2 2\n1 1 5\n2\n",
+            "a.mtx has a line of 1 numbers; an entry of a real matrix has 3",
+        ),
+        (
+            "a.mtx",
+            MARKET + "pattern general\n2 3 1\n3 1\n",
+            "a.mtx has an entry in row 2, counted from 0, of 2 rows",
+        ),
+        (
+            "a.mtx",
+            MARKET + "pattern general\n2 3 1\n1 0\n",
+            "a.mtx has an entry in column -1, counted from 0, of 3 columns",
         ),
     ],
 )
@@ -119,7 +157,10 @@ def test_a_damaged_graph_is_refused(tmp_path, name, text, message):
     ("name", "text", "message"),
     [
         ("a.obj", "", "a.obj is no point cloud file; its name must end in one of .npz, .txt, .ply"),
-        ("a.txt", "1 2\n", "a.txt has 2 numbers a line; a point has x, y and z first"),
+        ("a.txt", "1 2\n", "a.txt has a line of 2 numbers; a point has x, y and z first"),
+        ("a.txt", "1 2\n1 2 3\n", "a.txt has a line of 2 numbers; a point has x, y and z first"),
+        ("a.txt", "1 2 3x\n", "a.txt holds something that is no number: could not convert string to float: '3x'"),
+        ("a.txt", "1 2 1e300\n", "a.txt holds coordinates that are not finite; remove those points"),
         ("a.txt", "1 2 nan\n", "a.txt holds coordinates that are not finite; remove those points"),
         ("a.ply", "x", "a.ply is no PLY file; it must begin with ply and have an end_header"),
         (
@@ -135,13 +176,45 @@ def test_a_damaged_graph_is_refused(tmp_path, name, text, message):
         (
             "a.ply",
             "ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nend_header\n1 2\n",
-            "a.ply has vertices of x, y; x, y and z are needed",
+            "a.ply has vertices of x, y; x, y and z are needed, each once",
+        ),
+        (
+            "a.ply",
+            PLY.format("binary_little_endian", "float").replace("uchar red", "float x"),
+            "a.ply has vertices of x, x, y, z; x, y and z are needed, each once",
+        ),
+        (
+            "a.ply",
+            PLY.format("middle_endian", "float"),
+            "a.ply is in format middle_endian; PLY knows ascii, binary_little_endian, binary_big_endian",
+        ),
+        (
+            "a.ply",
+            PLY.format("ascii", "float").replace("format ascii 1.0\n", ""),
+            "a.ply is in format none; PLY knows ascii, binary_little_endian, binary_big_endian",
+        ),
+        ("a.ply", PLY.format("ascii", "half"), "a.ply has a property half x; PLY names a type and it"),
+        (
+            "a.ply",
+            PLY.format("ascii", "float").replace("vertex 2", "vertex many"),
+            "a.ply announces many vertices; it must be a whole number",
         ),
         ("a.ply", PLY.format("binary_little_endian", "float"), "a.ply announces 2 vertices and is cut short"),
+        ("a.ply", PLY.format("ascii", "float") + "255 1 2 3\n", "a.ply announces 2 vertices and is cut short"),
+        (
+            "a.ply",
+            PLY.format("ascii", "float") + "255 1 2 3\n255 1\n",
+            "a.ply has a line of 2 numbers; a vertex has 4 properties",
+        ),
+        (
+            "a.ply",
+            PLY.format("ascii", "float") + "255 1 2 3\n255 1 b 3\n",
+            "a.ply holds something that is no number: could not convert string to float: 'b'",
+        ),
         (
             "a.ply",
             PLY.format("ascii", "float").replace("vertex 2", "vertex 0"),
-            "a.ply holds points of shape [0]; a cloud is [n, 3]",
+            "a.ply holds points of shape [0, 3]; a cloud is [n, 3]",
         ),
     ],
 )
@@ -159,6 +232,83 @@ def test_an_npz_without_the_arrays_is_refused(tmp_path):
         load_cloud(tmp_path / "a.npz")
 
 
+TC_GNN = dict(src_li=np.array([0, 1]), dst_li=np.array([1, 0]), num_nodes=2)
+COMPRESSED = dict(indptr=np.array([0, 1, 2]), indices=np.array([0, 1]), shape=np.array([2, 2]))
+INDPTR = (
+    "a.npz has {} numbers in indptr for 2 rows and 2 indices; they must ascend from 0 to the number of indices, one "
+)
+INDPTR += "more than there are rows"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({**TC_GNN, "dst_li": np.array([1, 2])}, "a.npz has an entry in column 2, counted from 0, of 2 columns"),
+        ({**TC_GNN, "src_li": np.array([1, -1])}, "a.npz has an entry in row -1, counted from 0, of 2 rows"),
+        ({**TC_GNN, "src_li": np.array([1.0, 0.5])}, "a.npz has src_li of type float64; it holds whole numbers"),
+        (
+            {**TC_GNN, "src_li": np.array([1])},
+            "a.npz has 1 sources, 2 targets and 1 numbers of nodes; an edge has one of each, and a graph one number of "
+            "nodes",
+        ),
+        ({**COMPRESSED, "indices": np.array([0, 2])}, "a.npz has an entry in column 2, counted from 0, of 2 columns"),
+        ({**COMPRESSED, "shape": np.array([2])}, "a.npz has shape [2]; a matrix has rows and columns"),
+        ({**COMPRESSED, "indptr": np.array([0, 2])}, INDPTR.format(2)),
+        ({**COMPRESSED, "indptr": np.array([0, 1, 3])}, INDPTR.format(3)),
+        ({**COMPRESSED, "indptr": np.array([0, 3, 2])}, INDPTR.format(3)),
+    ],
+)
+def test_arrays_that_are_no_graph_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_graph(tmp_path / "a.npz")
+
+
+def test_rows_that_are_not_in_order_are_sorted(tmp_path):
+    np.savez(tmp_path / "a.npz", indptr=np.array([0, 3, 4]), indices=np.array([2, 0, 2, 1]), shape=np.array([2, 3]))
+    assert positions(load_graph(tmp_path / "a.npz")) == [[0, 0], [0, 2], [1, 1]]
+
+
+def test_arrays_that_are_no_points_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", xyz=np.array([["a", "b", "c"]]))
+    with pytest.raises(DataError, match=r"^a\.npz holds points of type <U1; coordinates are numbers$"):
+        load_cloud(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", xyz=np.array([None]))
+    message = "a.npz holds something that is no array: Object arrays cannot be loaded when allow_pickle=False"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_cloud(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.npz", b"PK\x03\x04 and no more", "a.npz is no npz file, or it is cut short"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"1 2 3\n" * 100)[:25],
+            "a.txt.gz can't be read, it is cut short or damaged: Compressed file ended before the end-of-stream marker "
+            "was reached",
+        ),
+        (
+            "a.txt",
+            b"1 2 \xb03\n",
+            "a.txt can't be read, it is cut short or damaged: 'utf-8' codec can't decode byte 0xb0 in position 4: "
+            "invalid start byte",
+        ),
+    ],
+)
+@pytest.mark.parametrize("load", [load_graph, load_cloud])
+def test_a_file_that_is_cut_short_is_refused(tmp_path, load, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load(tmp_path / name)
+
+
+def test_a_remark_may_name_the_end_of_a_header(tmp_path):
+    text = PLY.format("ascii", "float").replace("comment none", "comment before end_header") + "255 1 2 3\n0 4 5 6\n"
+    assert load_cloud(write(tmp_path / "cloud.ply", text)).tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 @pytest.mark.filterwarnings("ignore:Sparse invariant")  # of torch 2.11, once
 def test_insum_data_names_the_folders(tmp_path, monkeypatch):
     for kind in ("graphs", "clouds"):
@@ -174,6 +324,15 @@ def test_insum_data_names_the_folders(tmp_path, monkeypatch):
     assert (found["snap"].to_dense() != 0).tolist() == [[False, True], [True, False]]
     assert {name: len(points) for name, points in clouds().items()} == {"room": 2}
     assert set(graph_loaders(is_small=True)) == {"market", "snap"}
+
+
+def test_insum_data_without_a_folder_is_refused_and_one_without_clouds_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("INSUM_DATA", str(tmp_path))
+    assert set(cloud_loaders()) == {"generated-room", "generated-scan"}
+    monkeypatch.setenv("INSUM_DATA", str(tmp_path / "none"))
+    message = f"INSUM_DATA is {tmp_path / 'none'}, which is no folder; unset it for generated inputs"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        graph_loaders()
 
 
 def test_without_data_graphs_and_clouds_are_generated(monkeypatch):

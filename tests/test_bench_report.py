@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,10 +14,13 @@ from bench_results import entry, every_kind, noted, write
 from bench.results import load
 
 matplotlib = pytest.importorskip("matplotlib")
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.image import imread  # noqa: E402
 
 from bench import bars  # noqa: E402
 from bench.__main__ import main  # noqa: E402
+from bench.drawing import WIDTH  # noqa: E402
 from bench.plots import plots  # noqa: E402
 from bench.report import report  # noqa: E402
 
@@ -200,6 +204,41 @@ def test_plots_know_the_experiment_behind_them(folder):
 
 def test_the_examples_of_bars_hold():
     assert doctest.testmod(bars) == (0, 3)
+
+
+def drawn(plot):
+    figure = Figure(figsize=(WIDTH, plot.height), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    plot.draw(figure)
+    canvas.draw()
+    return figure
+
+
+def test_steps_of_many_decades_have_numbers_that_can_be_read(tmp_path):
+    steps = (("COO", 200.0), ("+ group", 86.0), ("+ block", 4.0), ("insum_ops", 0.1057))
+    run = load(write(tmp_path / "results.json", [entry("ablation", "4096^2", step, ms) for step, ms in steps]))
+    (plot,) = plots(run)
+    assert plot.caption == "4096^2: each step adds one idea."
+    figure = drawn(plot)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["1x", "2.33x", "50x", "1,892x"]
+    low, high = axes.get_xlim()
+    labels = [label for label, at in zip(axes.get_xticklabels(), axes.get_xticks()) if low <= at <= high]
+    assert {"1", "1,000"} <= {label.get_text() for label in labels}
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_more_graphs_than_colours_are_told_apart_by_their_marks(tmp_path):
+    entries = [
+        entry("group_size", f"graph {number}, groups of {size}", "insum_ops", 1.0, size, **facts)
+        for number in range(10)
+        for size in (1, 2)
+        for facts in [dict(series=f"graph {number}", accesses=size, bytes=size)]
+    ]
+    (plot,) = plots(load(write(tmp_path / "results.json", entries)))
+    upper = drawn(plot).axes[0]
+    assert len({(line.get_color(), line.get_marker()) for line in upper.lines}) == 10
 
 
 def test_memory_counts_as_behind_but_not_as_slower(tmp_path):

@@ -18,7 +18,7 @@ from bench.__main__ import main
 from bench.case import OURS
 from bench.compare import STORED, changes, compare, stored_run
 from bench.readme import BEGIN, END, rewrite
-from bench.results import ResultsError, called_ratio, load
+from bench.results import TITLES, ResultsError, called_ratio, load
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = "bench/results/nvidia-h200.json"
@@ -216,6 +216,12 @@ def test_the_readme_and_the_committed_run_agree():
     assert (BEGIN in text) == path.exists(), "the marked block of README comes with the run that it was written from"
     if path.exists():
         assert rewrite(text, load(path), COMMITTED) == text, f"run: python -m bench readme {COMMITTED}"
+
+
+def test_the_committed_run_has_every_experiment():
+    path = ROOT / COMMITTED
+    if path.exists():
+        assert set(TITLES) <= set(load(path).experiments)
 
 
 @pytest.mark.parametrize("module", [bench.results, bench.machine])

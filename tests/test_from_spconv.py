@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import OrderedDict
 
 import pytest
@@ -52,8 +53,29 @@ class ToDense(torch.nn.Module):
     __module__ = "spconv.pytorch.modules"
 
 
+class SparseIdentity(torch.nn.Identity):
+    __module__ = "spconv.pytorch.modules"
+
+
 class JoinTable(torch.nn.Module):
     __module__ = "spconv.pytorch.tables"
+
+
+class SparseModule(torch.nn.Module):
+    __module__ = "spconv.pytorch.modules"
+
+
+class Residual(SparseModule):
+    """A block as models built on spconv write it: it takes the tensor, and its norm the features."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = Convolution(3, (channels, channels), 3, subm=True, bias=False, indice_key="a")
+        self.norm, self.act = SparseBatchNorm(channels), torch.nn.ReLU()
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        return y.replace_feature(self.act(y.features + x.features))
 
 
 def cloud(channels=4):
@@ -80,7 +102,7 @@ def test_a_whole_model_is_converted():
     converted = nn.from_spconv(model)
     kinds = [type(module).__name__ for module in converted.modules()]
     assert kinds == [
-        *("Module", "SparseSequential", "SubMConv3d", "BatchNorm1d", "ReLU", "SparseConv3d", "SparseInverseConv3d"),
+        *("Module", "SparseSequential", "SubMConv3d", "SparseBatchNorm", "ReLU", "SparseConv3d", "SparseInverseConv3d"),
         *("ModuleList", "SparseConvTranspose3d", "SparseMaxPool3d", "ToDense"),
     ]
     assert not converted.block.norm.training
@@ -90,6 +112,35 @@ def test_a_whole_model_is_converted():
     x = converted.block(cloud())
     assert x.features.shape[1] == 4
     assert converted.head[1](converted.head[0](x)).features.shape[1] == 2
+
+
+def test_blocks_of_a_model_get_the_tensor_and_other_modules_its_features():
+    blocks = SparseSequential(
+        Residual(4), torch.nn.Linear(4, 8), SparseSequential(Residual(8)), SparseIdentity()
+    ).eval()
+    converted = nn.from_spconv(blocks)
+    x = cloud()
+    expected = x.replace_feature(x.features)
+    for block, layer in ((converted[0], None), (converted[2][0], converted[1])):
+        assert type(block) is Residual
+        if layer is not None:
+            expected = expected.replace_feature(layer(expected.features))
+        y = torch.nn.functional.batch_norm(
+            block.conv(expected).features, block.norm.running_mean, block.norm.running_var
+        )
+        expected = expected.replace_feature(torch.relu(y + expected.features))
+    for model in (converted, pickle.loads(pickle.dumps(converted)), nn.from_spconv(converted)):
+        assert_matches(model(x).features.detach(), expected.features.detach().double())
+    assert isinstance(converted[3], nn.SparseIdentity)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.SparseBatchNorm(4), nn.SparseReLU])
+def test_modules_of_features_take_the_tensor_too(make):
+    x, module = cloud(), make()
+    expected = torch.nn.Module.__call__(module, x.features)
+    assert torch.equal(module(x).features, expected)
+    assert torch.equal(nn.SparseSequential(module)(x).features, expected)
+    assert list(nn.SparseBatchNorm(4).state_dict()) == list(torch.nn.BatchNorm1d(4).state_dict())
 
 
 def test_what_is_frozen_stays_frozen():
@@ -186,6 +237,10 @@ MISTAKES = [
     (
         lambda: nn.weight_from_minkowski(torch.ones(9, 4, 6), (3, 3, 3)),
         "kernel is [9, 4, 6] but kernel_size is [3, 3, 3], which has 27 taps; it must be [taps, in, out]",
+    ),
+    (
+        lambda: nn.weight_from_torchsparse(torch.ones(27, 4, 6), 3),
+        "kernel_size is 3; give a size for each axis, [3] * 3 in space",
     ),
     (
         lambda: nn.weight_from_conv(torch.ones(9, 4)),

@@ -214,6 +214,37 @@ def test_four_axes_are_a_sum_over_the_taps_of_one_of_them():
     assert_matches(layer(x).features, picked(expected, indices))
 
 
+@pytest.mark.parametrize("make", [nn.SparseConv4d, nn.SparseConvTranspose4d])
+def test_four_axes_have_strides_and_padding_and_an_inverse(make):
+    """Along the first axis tap by tap, over the other three by torch's own convolution."""
+    shape, kernel, stride, padding = [4, 4, 3, 4], (3, 2, 3, 2), (2, 2, 1, 2), (1, 0, 1, 1)
+    indices = voxels(shape, density=0.2)
+    features = torch.randn(len(indices), 3, dtype=torch.float64, requires_grad=True)
+    x = nn.SparseConvTensor(features, indices, shape, 2)
+    layer = make(3, 5, kernel, stride, padding, indice_key="a").double()
+    y = layer(x)
+    dense, is_strided = x.dense(), make is nn.SparseConv4d
+    expected = layer.bias.view(-1, 1, 1, 1, 1).expand(2, 5, *y.spatial_shape).clone()
+    for tap in range(kernel[0]):
+        for fine, coarse in ((f, c) for f in range(8) for c in range(4) if f == stride[0] * c - padding[0] + tap):
+            source, target = (fine, coarse) if is_strided else (coarse, fine)
+            if source < shape[0] and target < y.spatial_shape[0]:
+                weight = layer.weight[:, tap].movedim(-1, 1 if is_strided else 0)
+                function = functional.conv3d if is_strided else functional.conv_transpose3d
+                options = dict(stride=stride[1:], padding=padding[1:])
+                expected[:, :, target] += function(dense[:, :, source], weight, **options)
+    assert_matches(y.features, picked(expected, y.indices))
+    wanted = [features, *layer.parameters()]
+    weights = torch.randn_like(y.features)
+    pairs = zip(gradients(y.features, weights, wanted), gradients(picked(expected, y.indices), weights, wanted))
+    for actual, reference in pairs:
+        assert_matches(actual, reference)
+    back = nn.SparseInverseConv4d(5, 3, kernel, "a", bias=False).double()
+    back.load_kernel(layer.weight.transpose(0, -1))
+    (adjoint,) = torch.autograd.grad(layer(x).features, features, y.features.detach())
+    assert_matches(back(y).features, adjoint)  # with channels swapped, the inverse is the gradient of the inputs
+
+
 @pytest.mark.parametrize("layer", ["SubMConv2d", "SparseConv2d", "SparseConvTranspose2d"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -257,6 +257,20 @@ def test_a_spatial_shape_may_be_any_whole_numbers(shape):
     assert nn.SparseConvTensor(torch.ones(2, 4), INDICES, shape, 2).spatial_shape == SHAPE
 
 
+@pytest.mark.parametrize("wrong", ["two", None, [2], 2.5, float("inf")], ids=str)
+def test_a_batch_size_is_a_whole_number(wrong):
+    with pytest.raises(FormatError) as caught:
+        nn.SparseConvTensor(torch.ones(2, 4), INDICES, SHAPE, wrong)
+    assert str(caught.value) == f"batch_size is {wrong}; it is a whole number"
+
+
+def test_features_are_replaced_and_not_set():
+    x = cloud()
+    with pytest.raises(OperandError) as caught:
+        x.features = x.features * 2
+    assert str(caught.value) == "features of a SparseConvTensor are not set; write x = x.replace_feature(features)"
+
+
 def test_from_dense_needs_an_axis():
     with pytest.raises(ShapeError) as caught:
         nn.SparseConvTensor.from_dense(torch.ones(2, 3))
@@ -361,6 +375,13 @@ def test_pooling_over_a_submanifold_keeps_the_voxels():
         "SparseMaxPool3d(kernel_size=[3, 3, 3], stride=[2, 2, 2], padding=[1, 1, 1], dilation=[2, 2, 2], "
         "indice_key='a')"
     )
+
+
+@pytest.mark.parametrize("pool", [nn.SparseMaxPool3d, nn.SparseAvgPool3d])
+def test_pools_take_the_arguments_of_spconv_in_its_order(pool):
+    """kernel_size, stride, padding, dilation, indice_key, algo, record_voxel_count, name: an algorithm is no subm."""
+    made = pool(3, 2, 1, 1, "a", 1, True, "name")
+    assert (made.subm, made.name, made.layout.kind) == (False, "name", "strided")
 
 
 @pytest.mark.parametrize("pool", [nn.SparseMaxPool3d(2), nn.SparseAvgPool3d(2)], ids=repr)

@@ -34,7 +34,7 @@ from .sparse_pool import (
     SparseMaxPool3d,
     SparseMaxPool4d,
 )
-from .sparse_sequential import SparseIdentity, SparseSequential, ToDense
+from .sparse_sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
 from .sparsify import LayerReport, Sparsified, sparsify
 from .spmm import SpMM
 from .tensor_product import FullyConnectedTensorProduct, TensorProduct
@@ -55,6 +55,7 @@ __all__ = [
     "SparseAvgPool2d",
     "SparseAvgPool3d",
     "SparseAvgPool4d",
+    "SparseBatchNorm",
     "SparseConv1d",
     "SparseConv2d",
     "SparseConv3d",
@@ -75,6 +76,7 @@ __all__ = [
     "SparseMaxPool3d",
     "SparseMaxPool4d",
     "SparseModule",
+    "SparseReLU",
     "SparseSequential",
     "Sparsified",
     "SubMConv1d",

@@ -12,19 +12,22 @@ from ..compiler.errors import UnsupportedError
 from . import sparse_conv, sparse_pool
 from .sparse_convolution import SparseConvolution
 from .sparse_pool import SparsePool
-from .sparse_sequential import SparseIdentity, SparseSequential, ToDense
+from .sparse_sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
 
 __all__ = ["from_spconv"]
 
 CONVOLUTION = ("ndim", "in_channels", "out_channels", "kernel_size", "subm", "inverse", "transposed", "weight")
 POOLS = {"SparseMaxPool": "SparseMaxPool", "SparseAvgPool": "SparseAvgPool"}
-PLAIN = {"SparseBatchNorm": nn.BatchNorm1d, "SparseReLU": nn.ReLU}  # modules of features under spconv's names
+# what each of spconv's is derived from, and ours
+PLAIN = {"SparseBatchNorm": (nn.BatchNorm1d, SparseBatchNorm), "SparseReLU": (nn.ReLU, SparseReLU)}
+IDENTITIES = ("Identity", "SparseIdentity")
 
 
 def from_spconv(module: nn.Module) -> nn.Module:
     """A copy of `module` in which every layer of spconv is ours; all else stays as it is.
 
-    Layers are told by their attributes and names. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
+    Layers are told by their attributes and names; blocks of your own that derive from spconv's `SparseModule` keep
+    their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
     of your own builds spconv's, import ours instead.
     """
     converted = _converted(module, "")
@@ -57,10 +60,10 @@ def _converted(module: nn.Module, path: str) -> nn.Module | None:
     for known in POOLS:
         if name.startswith(known) and hasattr(module, "ndim"):
             return _pool(module, known)
-    if name in ("ToDense", "Identity") and _is_foreign(module):
+    if name in ("ToDense", *IDENTITIES) and _is_foreign(module):
         return ToDense() if name == "ToDense" else SparseIdentity()
-    if name in PLAIN and isinstance(module, PLAIN[name]):
-        return _plain(module, PLAIN[name])
+    if name in PLAIN and isinstance(module, PLAIN[name][0]):
+        return _plain(module, PLAIN[name][1])
     if _is_foreign(module):
         raise UnsupportedError(
             f"{path or 'the module'} is spconv's {name}, which has no counterpart here; replace it by hand first"
@@ -70,6 +73,11 @@ def _converted(module: nn.Module, path: str) -> nn.Module | None:
 
 def _is_foreign(module: nn.Module) -> bool:
     return type(module).__module__.split(".")[0] == "spconv"
+
+
+def _is_block(module: nn.Module) -> bool:
+    """A class of the model's own, derived from spconv's SparseModule."""
+    return any(base.__name__ == "SparseModule" for base in type(module).__mro__)
 
 
 def _convolution(source: Any) -> SparseConvolution:
@@ -117,12 +125,13 @@ def _sequential(source: nn.Module, path: str) -> nn.Module:
             _convert_children(converted, place)
         children[name] = converted
     made = SparseSequential(children)
+    made.takers = frozenset(name for name, child in children.items() if _is_block(child))
     made.training = source.training  # its own; each child keeps what it had
     return made
 
 
 def _plain(source: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """A subclass that adds nothing but spconv's calling convention, as the class it comes from."""
+    """A subclass that adds nothing but spconv's calling convention, as ours of that name."""
     copied = deepcopy(source)
     copied.__class__ = kind
     return copied

@@ -144,6 +144,10 @@ class SparseConvTensor:
         """[N, C]; `replace_feature` gives the voxels others."""
         return self._features
 
+    @features.setter
+    def features(self, features: Tensor) -> None:
+        raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
+
     @property
     def indices(self) -> Tensor:
         return self.voxels.indices

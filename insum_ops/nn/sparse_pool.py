@@ -41,10 +41,10 @@ class SparsePool(SparseModule):
         padding: Size = 0,
         dilation: Size = 1,
         indice_key: str | None = None,
-        subm: bool = False,
         algo: object = None,
         record_voxel_count: bool = False,
         name: str | None = None,
+        subm: bool = False,
     ) -> None:
         super().__init__()
         self.kernel_size = per_axis("kernel_size", kernel_size, self.ndim, 1)

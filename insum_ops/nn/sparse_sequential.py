@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .sparse_conv_tensor import SparseConvTensor
 from .sparse_convolution import SparseModule
 
-__all__ = ["SparseIdentity", "SparseSequential", "ToDense"]
+__all__ = ["SparseBatchNorm", "SparseIdentity", "SparseReLU", "SparseSequential", "ToDense"]
 
 
 class SparseSequential(SparseModule):
@@ -24,6 +24,8 @@ class SparseSequential(SparseModule):
     >>> SparseSequential(nn.ReLU(), ToDense())(x)
     tensor([[[0., 0., 2.]]])
     """
+
+    takers: frozenset[str] = frozenset()  # modules that take the tensor, though not derived from SparseModule
 
     def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module], **named: nn.Module) -> None:
         super().__init__()
@@ -40,8 +42,8 @@ class SparseSequential(SparseModule):
         self.add_module(str(len(self)) if name is None else name, module)
 
     def forward(self, x: Any) -> Any:
-        for module in self._modules.values():
-            if isinstance(module, SparseModule) or not isinstance(x, SparseConvTensor):
+        for name, module in self._modules.items():
+            if isinstance(module, SparseModule) or name in self.takers or not isinstance(x, SparseConvTensor):
                 x = module(x)  # type: ignore[misc]
             else:
                 x = x.replace_feature(module(x.features))  # type: ignore[misc]
@@ -66,3 +68,21 @@ class SparseIdentity(SparseModule):
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         return x
+
+
+class SparseBatchNorm(nn.BatchNorm1d):
+    """`nn.BatchNorm1d` that takes a `SparseConvTensor` as well, and normalises its features."""
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, SparseConvTensor):
+            return x.replace_feature(super().forward(x.features))
+        return super().forward(x)
+
+
+class SparseReLU(nn.ReLU):
+    """`nn.ReLU` that takes a `SparseConvTensor` as well."""
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, SparseConvTensor):
+            return x.replace_feature(super().forward(x.features))
+        return super().forward(x)

@@ -45,6 +45,8 @@ def weight_from_conv_transpose(weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _with_taps(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    if isinstance(kernel_size, int):
+        raise ShapeError(f"kernel_size is {kernel_size}; give a size for each axis, [{kernel_size}] * 3 in space")
     if kernel.ndim == 2:
         kernel = kernel[None]
     if kernel.ndim != 3 or len(kernel) != prod(kernel_size):

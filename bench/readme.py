@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .case import OURS
 from .harness import geomean
-from .paper import REPORTED
+from .paper import FLEX_GEMM_MS, REPORTED
 from .results import TITLES, ResultsError, Run, called_ratio, crossover
 
 __all__ = ["BEGIN", "END", "block", "rewrite"]
@@ -93,6 +93,16 @@ def _speedups(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
             title = ", ".join(filter(None, (TITLES.get(experiment, experiment), series, own)))
             reported = REPORTED.get((experiment, series, against), "") if not own else ""
             yield title, against, _summary(device, against), _summary(called, against), reported
+        yield from _elsewhere(run, experiment)
+
+
+def _elsewhere(run: Run, experiment: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Over times of another run, by device time: what has no package to run here."""
+    rows = [row for row in run.of(experiment) if row.provider == OURS and FLEX_GEMM_MS in row.facts]
+    points: Points = [(None, float(str(row.facts[FLEX_GEMM_MS])) / row.value) for row in rows]
+    if points:
+        title = ", ".join(filter(None, (TITLES.get(experiment, experiment), rows[0].series)))
+        yield title, "FlexGEMM, in another run", _summary(points, ""), "", ""
 
 
 def _summary(points: Points, peer: str) -> str:

@@ -17,6 +17,7 @@ import bench.results
 from bench.__main__ import main
 from bench.case import OURS
 from bench.compare import STORED, changes, compare, stored_run
+from bench.paper import FLEX_GEMM_MS
 from bench.readme import BEGIN, END, rewrite
 from bench.results import TITLES, ResultsError, called_ratio, load
 
@@ -170,6 +171,20 @@ def test_a_peer_that_cannot_be_captured_is_compared_as_both_are_called(tmp_path,
     assert ratio == 4.0  # 5 ms over 1.25
     main(["readme", str(results), "--readme", str(readme)])
     assert "| Convolution over rooms and scans, 64 channels | spconv |  | 4.00x |  |" in readme.read_text().splitlines()
+
+
+def test_times_of_another_run_are_a_row_of_their_own(tmp_path, readme):
+    facts = {"series": "float16", FLEX_GEMM_MS: 0.3}
+    rows = [entry("convolution", f"room {ms}", "insum_ops", ms, **facts) for ms in (0.1, 0.2)]
+    main(["readme", str(write(tmp_path / "results.json", rows)), "--readme", str(readme)])
+    row = (
+        "Convolution over rooms and scans, float16",
+        "FlexGEMM, in another run",
+        "2.12x geomean, least 1.50x, of 2",
+        "",
+        "",
+    )
+    assert f"| {' | '.join(row)} |" in readme.read_text().splitlines()
 
 
 def test_a_curve_against_density_says_up_to_where_sparse_pays(tmp_path, readme):

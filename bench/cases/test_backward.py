@@ -36,9 +36,9 @@ GRAPHS = graph_loaders(is_small=DEVICE == "cpu")
 COLUMNS = on(128, 32)
 MOST_ROWS = 5_000
 SEPARATE = "gather, multiply, scatter"
-CHANNELS, PLAIN_CHANNELS, VOXEL = on((32, 64, 128), (16,)), on(64, 16), on(0.05, 0.25)
-KNOWN: list[str] = [name for name in ("s3dis_room", "kitti_000000", "spconv_benchmark") if name in LOADERS]
-CLOUDS = KNOWN or [*LOADERS]
+PLAIN_CHANNELS = on(64, 16)
+# channels, by the size of a voxel in metres
+CHANNELS: dict[float, tuple[int, ...]] = on({0.05: (16, 32, 64, 128, 256), 0.02: (32, 128)}, {0.25: (16,)})
 
 
 @dataclass(frozen=True)
@@ -146,26 +146,28 @@ class Convolution:
 
 
 @held
-def convolution(name: str, channels: int) -> Convolution:
-    given = scene(name, VOXEL)
+def convolution(name: str, size: float, channels: int) -> Convolution:
+    given = scene(name, size)
     In, upstream = (given.features(channels, DTYPE) for _ in range(2))
     Weight = weight_for(channels, DTYPE)
     expected = joined(given.gradients(In, Weight, upstream))
     facts: dict[str, float | int | str] = {"series": "convolution", "voxels": len(In), "pairs": given.pairs}
-    words = f"convolution, {name}, {centimetres(VOXEL)}, {channels} channels"
+    words = f"convolution, {name}, {centimetres(size)}, {channels} channels"
     case = Case("backward", words, expected, 4 * LIMIT[DTYPE], flops=6.0 * given.pairs * channels**2, facts=facts)
     return Convolution(case, given, In, Weight, upstream)
 
 
 def convolutions() -> Iterator[Any]:
-    for number, name in enumerate(CLOUDS):
-        for channels in CHANNELS:
-            with_plain = number == 0 and channels == PLAIN_CHANNELS
+    first, largest = next(iter(LOADERS)), max(CHANNELS)
+    for name, size in [(name, size) for name in LOADERS for size in CHANNELS]:
+        for channels in CHANNELS[size]:
+            with_plain = (name, size, channels) == (first, largest, PLAIN_CHANNELS)
             for provider in (OURS, SPCONV, *([PLAIN] if with_plain else [])):
-                yield pytest.param(name, channels, provider, id=f"{name}-{channels}-{provider}")
+                words = (name, centimetres(size), channels, provider)
+                yield pytest.param(name, size, channels, provider, id="-".join(map(str, words)))
 
 
-@pytest.mark.parametrize(("name", "channels", "provider"), list(convolutions()))
-def test_convolution(name: str, channels: int, provider: str, measure: Measure) -> None:
-    given = convolution(name, channels)
+@pytest.mark.parametrize(("name", "size", "channels", "provider"), list(convolutions()))
+def test_convolution(name: str, size: float, channels: int, provider: str, measure: Measure) -> None:
+    given = convolution(name, size, channels)
     measure(given.case, provider, lambda: given.call(provider))

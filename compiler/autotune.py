@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -176,36 +176,33 @@ def _measure(
 
 def fastest(
     key: Key,
+    ways: Collection[str],
     first: Sequence[str],
     others: Mapping[str, Sequence[str]],  # to be timed after one of the first that won
     start: Callable[[str], tuple[Callable[[], object], float]],
 ) -> str:
     """Of several calls that come to the same, by name, the one that takes the least; remembered as configs are.
 
-    `start` gives a call and the milliseconds for which it keeps the host busy. Without the memory for all of them the
-    choice is for now.
+    `ways` are all that there are: what a full search has found is good for those who search less. `start` gives a call
+    and the milliseconds for which it keeps the host busy. Without the memory for all of them the choice is for now.
     """
     known = _cache(str(cache_dir()))
     found = known.get(key)
     way = None if found is None else found.config.get("way")
-    if way in first or any(way in added for added in others.values()):
+    if way in ways:
         return str(way)
     times: dict[str, float] = {}
     names, best, has_room = first, first[0], True
     while names:
-        calls = {}
         for name in names:
             try:
                 call, host = start(name)
                 call()  # compiles and tunes
+                with known.lock(key):
+                    limit = HOPELESS * min(times.values(), default=float("inf"))
+                    times[name] = max(_time(call, limit), host)  # in a graph, which has memory of its own
             except torch.OutOfMemoryError:  # what runs already must go on
                 has_room = False
-            else:
-                calls[name] = call, host
-        with known.lock(key):
-            for name, (call, host) in calls.items():
-                limit = HOPELESS * min(times.values(), default=float("inf"))
-                times[name] = max(_time(call, limit), host)
         best = min(times, key=lambda name: times[name], default=best)
         names = [name for name in others.get(best, ()) if name not in times and has_room]
     if has_room:

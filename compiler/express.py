@@ -54,8 +54,7 @@ may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # wh
 _precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-SETTINGS = ("marks", "tensors", "precision", "is_deterministic")  # with which each key begins
-LAYOUT = ("shape", "strides", "dtype", "device")  # of each tensor, in which it goes on
+SETTINGS = ("marks", "tensors", "precision", "is_deterministic")  # with which each key begins, before the layouts
 RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
 _quick = None if INTERPRETED else getattr(torch._C, "_dynamo", None)
@@ -110,45 +109,31 @@ def _by_key(
     key = settings
     try:
         for one in tensors:
-            if type(one) not in PLAIN:
+            if type(one) not in PLAIN or one.is_neg():
                 return None, None
             key += (one.shape, one.stride(), one.dtype, one.device)
     except RuntimeError:  # a tensor without strides: others say so
         return None, None
-    known = memory.get(key)
-    if known is None:
-        return (None if any([tensor.is_neg() for tensor in tensors]) else key), None
-    call, spaced = known
-    for number in spaced:
-        if tensors[number].is_neg():
-            return None, None
-    if recent != () and is_free():
+    call = memory.get(key)
+    if call is not None and recent != () and is_free():
         memory[settings] = _with_recent(recent or (), key, call, tensors)
     return key, call
 
 
 def remember_call(memory: dict[Any, Any], key: Key, call: object) -> None:
-    """`look_up` finds it from now on, and nothing that it found by this key before.
-
-    With it is kept which of its tensors may have memory that holds the negatives of their values. The imaginary part
-    of a conjugate is such a tensor, and no two of its elements are neighbours.
-    """
-    settings, layouts = key[: len(SETTINGS)], key[len(SETTINGS) :]
-    shapes, strides = layouts[0 :: len(LAYOUT)], layouts[1 :: len(LAYOUT)]
-    spaced = [
-        number
-        for number, (shape, steps) in enumerate(zip(shapes, strides))
-        if all([step != 1 or extent == 1 for extent, step in zip(shape, steps)])
-    ]
-    memory.pop(settings, None)
-    memory[key] = call, spaced
+    """`look_up` finds it from now on, and nothing that it found by this key before."""
+    memory.pop(key[: len(SETTINGS)], None)
+    memory[key] = call
 
 
 def _with_recent(recent: tuple[Any, ...], key: Key, call: object, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The few calls that are recognised before any key is made; none of them where there are more than a few.
 
-    A recogniser compares all that a key does, and more, in a fraction of the time.
+    A recogniser compares all that a key does, and more, in a fraction of the time. One tensor in two places it never
+    takes for two, and that they are one says nothing of the calls to come.
     """
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        return recent
     recognises = recogniser(tensors) if len(recent) < RECENT else None
     return () if recognises is None else (*recent, (recognises, key, call))
 

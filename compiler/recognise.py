@@ -58,8 +58,8 @@ def _tells_apart() -> bool:
     if not hasattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards"):
         return False
     with torch.inference_mode(False):
-        like, other = (torch.zeros(2, 3, device="cpu") for _ in range(2))
-        wide = torch.zeros(2, 4, device="cpu")
+        like, other = (torch.zeros(2, 3, dtype=torch.float32, device="cpu") for _ in range(2))
+        wide = torch.zeros(2, 4, dtype=torch.float32, device="cpu")
         unlike: list[Any] = [wide, wide[:, :3], wide[:, 0], other.T, other[None], other.double(), other.to("meta")]
         unlike += [torch._neg_view(other), torch.nn.Parameter(other), other.clone().requires_grad_(), [[0.0]], None]
         try:

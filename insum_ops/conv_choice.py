@@ -78,11 +78,9 @@ def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, s
     first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
     if kernel_map.volume <= MOST_TAPS:
         first.insert(1, Way(TILED, TILE_SIZE))
-    sizes = FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
-    others = {way: [Way(way.form, size) for size in sizes.get(way.form, ())] for way in first}
     In = features if len(shape) == 2 else features.unflatten(1, (shape[1], -1))
     given = {"In": In.detach(), "Weight": Weight.detach()}
-    return _fastest(first, others, given, kernel_map, kind, shape, _mark("way", features, Weight.shape))
+    return _fastest(first, given, kernel_map, kind, shape, _mark("way", features, Weight.shape))
 
 
 def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:
@@ -92,7 +90,7 @@ def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, sha
     if known is None and _may_time(In, kernel_map):
         ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
         given = {"In": In.detach(), "dOut": dOut.detach()}
-        known = _fastest(ways, {}, given, kernel_map, kind, shape, mark)
+        known = _fastest(ways, given, kernel_map, kind, shape, mark)
     return GROUP_SIZE_OF_SUMS if known is None else known.size
 
 
@@ -109,14 +107,16 @@ def _may_time(features: Tensor, kernel_map: KernelMap) -> bool:
 @torch.no_grad()
 def _fastest(
     first: Sequence[Way],
-    others: dict[Way, list[Way]],  # after one that won
     given: dict[str, Tensor],
     kernel_map: KernelMap,
     kind: int,
     shape: tuple[int, ...],
     mark: Mark,
 ) -> Way:
-    ways = {way.name: way for way in [*first, *[other for added in others.values() for other in added]]}
+    sizes = FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
+    others = {way.name: [Way(way.form, size).name for size in sizes.get(way.form, ())] for way in first}
+    every = [*first, *[Way(way.form, size) for way in first for size in FULL_SIZES.get(way.form, ())]]
+    ways = {way.name: way for way in every}
     had = {way for way in ways.values() if has(kernel_map, *way)}
 
     def start(name: str) -> tuple[Callable[[], object], float]:
@@ -128,12 +128,8 @@ def _fastest(
         adds = form not in (STATIONARY, TILED)
         return lambda: insum_beside(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
 
-    name = fastest(
-        _key(first, given, kernel_map, kind, mark),
-        [way.name for way in first],
-        {way.name: [other.name for other in added] for way, added in others.items()},
-        start,
-    )
+    key = _key(first, given, kernel_map, kind, mark)
+    name = fastest(key, ways, [way.name for way in first], others, start)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():
         if way != best and way not in had:

@@ -135,11 +135,9 @@ def _pinned(call: _Call, known: Key | None, moving: dict[str, Tensor]) -> Tensor
     """With the map's tensors in place from now on; `known`: by which the next call finds it, None: somebody watches."""
     fact = OWNED if call.facts else ""
     if known is not None:
-        found: tuple[PlainCall, Any] | None = call.memory.get(known)
-        made = (
-            pinned(call.statement, moving, call.operands, call.shape, fact, call.facts) if found is None else found[0]
-        )
-        if found is None:
+        made: PlainCall | None = call.memory.get(known)
+        if made is None:
+            made = pinned(call.statement, moving, call.operands, call.shape, fact, call.facts)
             keep(call.memory, known, made)
         return made(list(moving.values()))
     if call.facts:
@@ -153,23 +151,19 @@ class _Call(NamedTuple):
     statement: str
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
-    settings: forms.Settings
     memory: dict[Any, Any]  # of how it runs
     facts: list[Tensor]  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
     awaits: str  # made anew once that pays
 
 
 def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: CallKey) -> _Call:
-    """What all weights of one shape share over a map; a tracer works it out itself."""
+    """What all weights of one shape share over a map, in one setting; a tracer works it out itself."""
     if torch.compiler.is_compiling():
         return _prepare(features, Weight, kernel_map)
-    call: _Call | None = kernel_map.memory.get(key)
-    if (
-        call is None
-        or call.settings != forms.settings_of(features.dtype)
-        or (call.awaits and forms.is_due(call.awaits, kernel_map))
-    ):
-        call = kernel_map.memory[key] = _prepare(features, Weight, kernel_map)
+    settings = forms.settings_of(features.dtype)
+    call: _Call | None = kernel_map.memory.get((key, settings))
+    if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
+        call = kernel_map.memory[key, settings] = _prepare(features, Weight, kernel_map)
     if call.awaits:
         kernel_map.count_use()
     return call
@@ -187,7 +181,7 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, facts = operands_of(kernel_map, *way)
-    return _Call(way.form[kind], shape, operands, forms.settings_of(features.dtype), {}, facts, awaits)
+    return _Call(way.form[kind], shape, operands, {}, facts, awaits)
 
 
 class _Convolution(torch.autograd.Function):
@@ -241,14 +235,23 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     else:
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
         size = (kernel_map.volume, *channels)
-        operands = maps(kernel_map, size_of_sums(In, dOut, kernel_map, kind, size))
-        statement, memory, mark = forms.WEIGHT_GRADIENT[kind], kernel_map.memory, (FIRST, size)
-        if mark in memory or torch.compiler.is_compiling():
-            dWeight = insum_beside(memory, statement, operands, size, In=In, dOut=dOut)
-        else:
-            memory[mark] = True
-            dWeight = insum_once(statement, size, {"In": In, "dOut": dOut, **operands})
+        group_size = size_of_sums(In, dOut, kernel_map, kind, size)
+        dWeight = _sums(forms.WEIGHT_GRADIENT[kind], kernel_map, group_size, size, {"In": In, "dOut": dOut})
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
+
+
+def _sums(
+    statement: str, kernel_map: KernelMap, group_size: int, size: tuple[int, ...], given: dict[str, Tensor]
+) -> Tensor:
+    """A weight's gradient by groups of one size, with a memory of their own: others may be the fastest later."""
+    operands = maps(kernel_map, group_size)
+    if torch.compiler.is_compiling():
+        return insum(statement, size=size, **given, **operands)
+    memory = kernel_map.memory.setdefault(("sums", group_size), {})
+    if (FIRST, size) in memory:
+        return insum_beside(memory, statement, operands, size, **given)
+    memory[FIRST, size] = True
+    return insum_once(statement, size, {**given, **operands})
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,4 +10,4 @@ from insum_ops.compiler.express import SETTINGS
 
 def calls(memory: Mapping[Any, Any]) -> dict[Any, Any]:
     """Calls by their whole keys; under the beginnings of these a memory holds which of them came last."""
-    return {key: found[0] for key, found in memory.items() if len(key) > len(SETTINGS)}
+    return {key: found for key, found in memory.items() if len(key) > len(SETTINGS)}

@@ -13,8 +13,10 @@ from torch.nn import functional
 from insum_ops import conv_choice, conv_forms, nn, sparse_conv
 from insum_ops.compiler import autotune
 from insum_ops.compiler.cache import Key
+from insum_ops.compiler.ready_call import PlainCall
 from insum_ops.conv_choice import Way
-from insum_ops.conv_forms import GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
+from insum_ops.conv_forms import GROUP_SIZE_OF_SUMS, GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
+from insum_ops.conv_operands import maps
 from insum_ops.formats import KernelMap
 
 SHAPE = [12]
@@ -36,7 +38,7 @@ def key_of(statement="a"):
     return Key(statement, "", (), (), "", "cpu", "", "", False)
 
 
-def contest(times, first, others=None, host=0.0, statement="a"):
+def contest(times, first, others=None, host=0.0, statement="a", more=()):
     """The winner and the names that were started, in their order."""
     started = []
 
@@ -44,7 +46,9 @@ def contest(times, first, others=None, host=0.0, statement="a"):
         started.append(name)
         return lambda: times[name], host
 
-    return autotune.fastest(key_of(statement), list(first), others or {}, start), started
+    others = others or {}
+    ways = {*first, *more, *[name for added in others.values() for name in added]}
+    return autotune.fastest(key_of(statement), ways, list(first), others, start), started
 
 
 @pytest.mark.usefixtures("folder")
@@ -82,6 +86,13 @@ def test_a_name_that_there_is_no_more_is_timed_anew():
     assert contest({"a": 3.0, "c": 4.0}, "ac") == ("a", ["a", "c"])
 
 
+@pytest.mark.usefixtures("folder")
+def test_what_a_full_search_found_is_good_for_those_who_search_less():
+    assert contest({"a": 3.0, "x": 1.0}, "a", {"a": ["x"]})[0] == "x"
+    assert contest({}, "a", more="x") == ("x", [])
+    assert contest({"a": 3.0}, "a") == ("a", ["a"])
+
+
 def test_without_memory_for_all_the_rest_decide_for_now(folder):
     def start(name):
         def call():
@@ -94,10 +105,21 @@ def test_without_memory_for_all_the_rest_decide_for_now(folder):
     times = {"a": 3.0, "b": 1.0, "c": 2.0, "x": 0.0}
     missing = [""]
     for missing[0], winner in (("b", "c"), ("abc", "a")):
-        assert autotune.fastest(key_of(), ["a", "b", "c"], {"c": ["x"]}, start) == winner
+        assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], {"c": ["x"]}, start) == winner
         assert not [*(folder / "tuning").glob("*.json")]
     missing[0] = ""
-    assert autotune.fastest(key_of(), ["a", "b", "c"], {"c": ["x"]}, start) == "b"
+    assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], {"c": ["x"]}, start) == "b"
+
+
+def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, monkeypatch):
+    def timed(call, hopeless):
+        if call() == 1.0:  # a graph can't have what others have freed
+            raise torch.OutOfMemoryError
+        return call()
+
+    monkeypatch.setattr(autotune, "_time", timed)
+    assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc", {"c": ["x"]}) == ("c", ["a", "b", "c"])
+    assert not [*(folder / "tuning").glob("*.json")]
 
 
 # the choice of a form, on the route of this device
@@ -108,11 +130,12 @@ class Contests(list):
 
     winner = "table"
 
-    def __call__(self, key, first, others, start):
+    def __call__(self, key, ways, first, others, start):
         names = [*first, *[name for added in others.values() for name in added]]
+        assert {*names} <= {*ways}
         self.append((key, names))
         self.results = [start(name)[0]() for name in names]
-        assert_matches(torch.stack(self.results), torch.stack(self.results[:1] * len(names)))
+        assert_matches(torch.stack(self.results), torch.stack(self.results[:1] * len(names)).double())
         return self.winner if self.winner in names else names[-1]
 
 
@@ -168,8 +191,12 @@ def step(layer, x):
     return y.indice_dict["own"].kernel_map
 
 
+def call_of(layer, found):
+    return found.memory[layer._views.plain_key, conv_forms.settings_of(layer.weight.dtype)]
+
+
 def statement_of(layer, found):
-    return found.memory[layer._views.plain_key].statement
+    return call_of(layer, found).statement
 
 
 WAYS = ["table", "tiles of 8", "groups of 8", "tiles of 4", "tiles of 16", "groups of 4", "groups of 16"]
@@ -199,6 +226,52 @@ def test_a_map_that_lasts_takes_what_won(contests, layer, winner):
         is_made = found.has_parts(own_kind, int(own_size))
         assert is_made is (other == winner or (own_kind == "groups" and is_made))  # sums of weights are grouped too
     assert size == "" or found.has_parts(kind, int(size))
+
+
+@by_host
+@pytest.mark.parametrize("winner", ["groups of 8", "groups of 16"])
+def test_weight_gradients_sum_the_groups_that_won(contests, monkeypatch, winner):
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 6)  # after gradients that sum others
+    contests.winner, groups = winner, []
+    monkeypatch.setattr(PlainCall, "prepared", counting(PlainCall.prepared, groups))
+    layer, x = submanifold(), cloud()
+    for _ in range(6):
+        found = step(layer, x)
+    assert len(contests) == 3
+    first, last = (maps(found, size)["MAPX"] for size in (GROUP_SIZE_OF_SUMS, int(winner.removeprefix("groups of "))))
+    assert groups[0] is first
+    assert groups[-1] is last
+
+
+def counting(prepared, groups):
+    """`prepared`, and of each weight gradient which groups stay for it to sum."""
+
+    def call(self, moving):
+        if self.plan.bound.statement.output.name == "dWeight":
+            found = self.fixed[self.plan.names.index("MAPX")]
+            groups.extend([] if found is None else [found])
+        return prepared(self, moving)
+
+    return call
+
+
+@by_host
+def test_layers_of_two_dtypes_take_turns_without_preparing_anew(contests, monkeypatch):
+    prepared, original = [], sparse_conv._prepare
+    monkeypatch.setattr(sparse_conv, "_prepare", lambda *given: (prepared.append(given), original(*given))[1])
+    layer, single, x = submanifold(), submanifold().float(), cloud()
+    reference = submanifold()
+    reference.load_state_dict(single.state_dict())
+    with torch.no_grad():
+        for turn in range(6):
+            if turn == 4:
+                prepared.clear()
+            assert_matches(layer(x).features, expected_of(layer, x, x))
+            rounded = x.replace_feature(x.features.float())
+            expected = expected_of(reference, rounded.replace_feature(rounded.features.double()), x)
+            assert_matches(single(rounded).features, expected)
+    assert len(contests) == 2
+    assert not prepared
 
 
 @by_host
@@ -306,7 +379,7 @@ def test_a_choice_made_in_inference_mode_serves_training(contests):
             layer(x)
     found = step(layer, x)
     assert statement_of(layer, found) in GROUPED
-    assert found.memory[layer._views.plain_key].operands["MAPX"].shape[1] == 4
+    assert call_of(layer, found).operands["MAPX"].shape[1] == 4
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function

@@ -253,10 +253,15 @@ def map_of(x):
     return x.indice_dict["own"].kernel_map
 
 
+def remembered(layer, found, is_swapped=False):
+    """What the map remembers for a layer."""
+    key = layer._views.swapped_key if is_swapped else layer._views.plain_key
+    return found.memory[key, conv_forms.settings_of(layer.weight.dtype)]
+
+
 def taken(layer, found, is_swapped=False):
     """The form that the map remembers for a layer."""
-    key = layer._views.swapped_key if is_swapped else layer._views.plain_key
-    statement = found.memory[key].statement
+    statement = remembered(layer, found, is_swapped).statement
     return next(form for form in (STATIONARY, GROUPED, TILED) if statement in form)
 
 
@@ -289,12 +294,12 @@ def test_a_call_over_tiles_is_not_looked_at_again(monkeypatch):
     with torch.no_grad():
         for _ in range(3):
             layer(x)
-        known = map_of(x).memory[layer._views.plain_key]
+        known = remembered(layer, map_of(x))
         monkeypatch.setattr(conv_forms, "tiles_pay", None)
         monkeypatch.setattr(KernelMap, "count_use", None)
         y = layer(x)
         assert_matches(y.features, expected_of(layer, x, y))
-    assert map_of(x).memory[layer._views.plain_key] is known
+    assert remembered(layer, map_of(x)) is known
     assert known.statement in TILED
 
 

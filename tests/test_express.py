@@ -233,6 +233,16 @@ def test_one_tensor_in_two_places_is_found_by_its_key(lane):
         assert_matches(found, left.double() @ right.double())
 
 
+def test_one_tensor_in_two_places_takes_no_recogniser_from_others():
+    memory, (A, B) = {}, (drawn(4, 4), drawn(4, 4))
+    key, _ = express.look_up(memory, "marks", (A, B))
+    express.remember_call(memory, key, "call")
+    for left, right in [(A, B), (A, A), (B, A), (B, B)]:
+        assert express.look_up(memory, "marks", (left, right)) == (key, "call")
+    ((recognises, *_),) = memory[key[: len(express.SETTINGS)]]
+    assert recognises(A, B)
+
+
 def test_a_call_that_is_remembered_anew_replaces_the_one_that_was_recognised():
     memory, tensors = {}, (drawn(5, 4), drawn(2))
     key, call = express.look_up(memory, "marks", tensors)
@@ -402,6 +412,11 @@ def test_negated_memory_and_other_types_of_tensors_leave_the_lane(lane, kind):
     assert negated.stride() == B.stride()
     with lane.avoided():
         case.check(negated)
+    case.warm(lane, drawn(5, 4))
+    negated = torch.complex(drawn(5, 8), drawn(5, 8)).conj().imag.as_strided((5, 4), (4, 1))  # in a usual one's strides
+    assert negated.is_neg()
+    with lane.avoided():
+        case.check(negated)
 
     class Marked(torch.Tensor):
         pass
@@ -522,6 +537,19 @@ def test_index_tensors_that_come_with_a_call_are_checked_each_time(lane):
     places[1] = 7
     with pytest.raises(IndexRangeError, match=r"^I\[1\] is 7, outside B dimension 0, which has size 5;"):
         insum(GATHER, B=B, I=places)
+
+
+def test_index_tensors_with_padding_and_without_take_turns_on_lanes_that_are_made_once(lane, monkeypatch):
+    B, places = drawn(5, 4), torch.tensor([2, 0, 4], device=DEVICE)
+    padded = torch.tensor([2, -1, 4], device=DEVICE)
+    for index in (places, padded) * 3:
+        insum(GATHER, B=B, I=index)
+    monkeypatch.setattr(ready_call, "express", None)
+    for _ in range(3):
+        with lane.is_taken(2):
+            assert_matches(insum(GATHER, B=B, I=places), B[[2, 0, 4]].double())
+            found = insum(GATHER, B=B, I=padded)
+        assert_matches(found, B[[2, 0, 4]].double() * torch.tensor([[1], [0], [1]], device=DEVICE))
 
 
 def test_what_is_no_tensor_is_refused_as_ever(lane):

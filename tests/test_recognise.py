@@ -128,3 +128,10 @@ def test_a_torch_without_guards_is_not_asked(monkeypatch):
 def test_the_first_question_may_come_in_any_mode():
     with torch.inference_mode(), torch.no_grad():
         assert recognise._tells_apart.__wrapped__()
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float64, torch.float16):
+            torch.set_default_dtype(dtype)
+            assert recognise._tells_apart.__wrapped__()
+    finally:
+        torch.set_default_dtype(before)

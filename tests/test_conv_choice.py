@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
+from short_clouds import cloud, expected_of, map_of, strided, submanifold
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
-from torch.nn import functional
 
 from insum_ops import conv_choice, conv_forms, nn, sparse_conv
 from insum_ops.compiler import autotune
@@ -19,7 +19,6 @@ from insum_ops.conv_forms import GROUP_SIZE_OF_SUMS, GROUPED, STATIONARY, TILED,
 from insum_ops.conv_operands import maps
 from insum_ops.formats import KernelMap
 
-SHAPE = [12]
 DOUBLE = torch.float64
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
 
@@ -156,30 +155,6 @@ def contests(monkeypatch):
     return made
 
 
-def cloud(channels=4, voxels=18):
-    indices = torch.cartesian_prod(torch.arange(2), torch.arange(*SHAPE)).int()
-    indices = indices[torch.randperm(len(indices))[:voxels]].to(DEVICE)
-    features = torch.randn(voxels, channels, dtype=DOUBLE, device=DEVICE, requires_grad=True)
-    return nn.SparseConvTensor(features, indices, SHAPE, 2)
-
-
-def submanifold(channels=4, out=4, **options):
-    return nn.SubMConv1d(channels, out, 3, indice_key="own", **options).double().to(DEVICE)
-
-
-def strided(channels=4, out=4, **options):
-    return nn.SparseConv1d(channels, out, 2, 2, 1, indice_key="own", **options).double().to(DEVICE)
-
-
-def expected_of(layer, x, y):
-    batch, *position = x.indices.long().T
-    dense = torch.zeros(2, *SHAPE, x.features.shape[1], dtype=DOUBLE, device=DEVICE)
-    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
-    made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
-    batch, *position = y.indices.long().T
-    return made.movedim(1, -1)[(batch, *position)]
-
-
 def step(layer, x):
     """Values and gradients are right."""
     y = layer(x)
@@ -188,7 +163,7 @@ def step(layer, x):
     upstream, leaves = torch.randn_like(expected), [x.features, *layer.parameters()]
     for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y.features, expected))):
         assert_matches(one, other)
-    return y.indice_dict["own"].kernel_map
+    return map_of(y)
 
 
 def call_of(layer, found):

@@ -7,12 +7,12 @@ import pickle
 
 import pytest
 import torch
+from short_clouds import cloud, expected_of, map_of, strided, submanifold
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn import functional
 
-from insum_ops import conv_forms, nn, sparse_conv, sparse_conv3d
+from insum_ops import conv_forms, sparse_conv, sparse_conv3d
 from insum_ops.conv_forms import (
     FEW_CHANNELS,
     GROUPED,
@@ -26,7 +26,6 @@ from insum_ops.formats import KernelMap, kernel_map
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
-SHAPE = [12]
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
 
 
@@ -223,36 +222,6 @@ def often(monkeypatch):
     monkeypatch.setattr(conv_forms, "form_of", lambda found, channels, dtype, _: form_of(found, channels, dtype, GPU))
 
 
-def cloud(channels=4):
-    """18 voxels: a full tile and one that is not."""
-    indices = torch.cartesian_prod(torch.arange(2), torch.arange(*SHAPE)).int()
-    indices = indices[torch.randperm(len(indices))[:18]].to(DEVICE)
-    features = torch.randn(18, channels, dtype=DOUBLE, device=DEVICE, requires_grad=True)
-    return nn.SparseConvTensor(features, indices, SHAPE, 2)
-
-
-def submanifold(channels=4, **options):
-    return nn.SubMConv1d(channels, channels, 3, indice_key="own", **options).double().to(DEVICE)
-
-
-def strided(channels=4, **options):
-    return nn.SparseConv1d(channels, channels, 2, 2, 1, indice_key="own", **options).double().to(DEVICE)
-
-
-def expected_of(layer, x, y):
-    """By torch's own convolution of the dense grid."""
-    batch, *position = x.indices.long().T
-    dense = torch.zeros(2, *SHAPE, x.features.shape[1], dtype=DOUBLE, device=DEVICE)
-    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
-    made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
-    batch, *position = y.indices.long().T
-    return made.movedim(1, -1)[(batch, *position)]
-
-
-def map_of(x):
-    return x.indice_dict["own"].kernel_map
-
-
 def remembered(layer, found, is_swapped=False):
     """What the map remembers for a layer."""
     key = layer._views.swapped_key if is_swapped else layer._views.plain_key
@@ -312,7 +281,7 @@ def test_layers_of_many_channels_over_a_sparse_map_group_it_and_others_take_that
     monkeypatch.setattr(conv_forms, "FEW_CHANNELS", 4)
     x, forms = cloud(), []
     with torch.no_grad():
-        for layer in (submanifold(), submanifold(8), submanifold(2)):
+        for layer in (submanifold(), submanifold(8, 8), submanifold(2, 2)):
             of_layer = x.replace_feature(x.features.repeat(1, 2)[:, : layer.in_channels])
             y = layer(of_layer)
             assert_matches(y.features, expected_of(layer, of_layer, y))

@@ -1,0 +1,44 @@
+"""Voxels on a line, layers over them, and torch's own convolution of the dense grid beside them."""
+
+from __future__ import annotations
+
+import torch
+from statements import DEVICE
+from torch import Tensor
+from torch.nn import functional
+
+from insum_ops import nn
+from insum_ops.formats import KernelMap
+from insum_ops.nn.sparse_convolution import SparseConvolution
+
+SHAPE, BATCH = [12], 2
+
+
+def cloud(channels: int = 4, voxels: int = 18) -> nn.SparseConvTensor:
+    """18 voxels are a full tile of 16 and one that is not."""
+    indices = torch.cartesian_prod(torch.arange(BATCH), torch.arange(*SHAPE)).int()
+    indices = indices[torch.randperm(len(indices))[:voxels]].to(DEVICE)
+    features = torch.randn(voxels, channels, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    return nn.SparseConvTensor(features, indices, SHAPE, BATCH)
+
+
+def submanifold(channels: int = 4, out: int = 4, **options: object) -> nn.SubMConv1d:
+    return nn.SubMConv1d(channels, out, 3, indice_key="own", **options).double().to(DEVICE)
+
+
+def strided(channels: int = 4, out: int = 4, **options: object) -> nn.SparseConv1d:
+    return nn.SparseConv1d(channels, out, 2, 2, 1, indice_key="own", **options).double().to(DEVICE)
+
+
+def map_of(x: nn.SparseConvTensor) -> KernelMap:
+    return x.indice_dict["own"].kernel_map
+
+
+def expected_of(layer: SparseConvolution, x: nn.SparseConvTensor, y: nn.SparseConvTensor) -> Tensor:
+    """The features of y = layer(x)."""
+    batch, *position = x.indices.long().T
+    dense = torch.zeros(BATCH, *SHAPE, x.features.shape[1], dtype=torch.float64, device=DEVICE)
+    dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
+    made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
+    batch, *position = y.indices.long().T
+    return made.movedim(1, -1)[(batch, *position)]

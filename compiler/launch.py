@@ -102,15 +102,27 @@ class Launcher:
 
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
         """The same kernel for tensors of other lengths and equal strides."""
+        programs, numbers = self.at(extents)
+        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners
+        return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
+
+    def at(self, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
+        """How many programs other lengths take, and which numbers."""
         numbers = tuple(
             [
                 extents[number.name] if number.kind == "extent" else own
                 for number, own in zip(self.kernel.numbers, self.numbers)
             ]
         )
-        programs = _programs(self.kernel, extents, bound)
-        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners
-        return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
+        return _programs(self.kernel, extents, self.bound), numbers
+
+    def once(self, size: tuple[int, ...], extents: Mapping[str, int], tensors: Sequence[Tensor]) -> Tensor:
+        """The result of a kernel that is plain for tensors of other lengths, with nothing kept for the next time."""
+        output = torch.empty_strided(size, row_major(size), dtype=self.sum_dtype, device=self.device)
+        if not self.is_covered:
+            output.zero_()
+        self.launch((*tensors, output), *self.at(extents))
+        return output
 
     def placed(self, strides: tuple[int, ...]) -> Launcher | None:
         """The same kernel for an output that is a part of a larger tensor; None: its source has a stride in it."""
@@ -169,7 +181,8 @@ class Launcher:
         winners = torch.empty(self.bound.size, dtype=self.bound.winner_dtype, device=self.bound.device)
         return winners if self.schedule.covers_output else winners.fill_(-1)
 
-    def launch(self, pool: Sequence[Tensor]) -> None:
+    def launch(self, pool: Sequence[Tensor], programs: int = 0, numbers: tuple[int, ...] | None = None) -> None:
+        programs, numbers = (self.programs, self.numbers) if numbers is None else (programs, numbers)
         # Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here
         pointers: list[Any] = [pool[position].data_ptr() for position in self.order]
         bits = 0
@@ -180,12 +193,12 @@ class Launcher:
         if runner is None:
             runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
-        arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *self.numbers]
+        arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):
-                runner(self.programs, arguments)
+                runner(programs, arguments)
         else:
-            runner(self.programs, arguments)
+            runner(programs, arguments)
 
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""

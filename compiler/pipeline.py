@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autotune import Timing, alike, choose
+from .autotune import Timing, alike, alike_at, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
@@ -19,12 +19,13 @@ from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
-from .launch import INTERPRETED
+from .launch import INTERPRETED, is_capturing
 from .lower import lower, placeholders
 from .parse import parse
 from .problem import Problem, is_uneven, rough, tuning_mode
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .scatter import strategies
+from .schedule import resized_extents
 
 __all__ = [
     "Plan",
@@ -33,12 +34,14 @@ __all__ = [
     "plan_for",
     "problem_for",
     "run",
+    "run_alike",
     "run_with_winners",
     "tune",
     "uses_tensor_cores",
 ]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
+HALF = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction, without the Python around them
@@ -72,21 +75,49 @@ def plan_for(
     wants_winners: bool = False,
 ) -> Plan:
     """The plan of a call, made once for each shape, layout and setting."""
-    # numbers alone have torch's default dtype
-    dtype = torch.get_default_dtype()
-    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), dtype
-    call = (expr, names, wants_winners, fact, *settings)
+    call = _call(expr, names, fact, wants_winners)
     layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     key = (*call, None if size is None else tuple(size), *layouts)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:
             _plans.clear()
-        rougher = (*call, *[(rough(shape, strides), *kind) for shape, strides, *kind in layouts])
+        rougher = _rougher(call, tensors)
         kin = _kins.get(rougher) or _kin(rougher, expr, names, size, tensors)
         bound = sized(kin.statement, kin.kinds, dict(zip(kin.names, tensors)), size)
         plan = _plans[key] = Plan(bound, kin.names, fact, wants_winners, kin)
     return plan
+
+
+def run_alike(expr: str, names: str, size: tuple[int, ...], tensors: list[Tensor]) -> Tensor | None:
+    """`run` by a kernel that ran for tensors of other lengths, which are known to fit; None: there is none."""
+    kin = _kins.get(_rougher(_call(expr, names, "", False), tensors))
+    if kin is None or not kin.statement.is_sum:
+        return None
+    padded: tuple[bool, ...] = ()
+    for number, into, dim in kin.pointed:
+        low, high = remembered_range(tensors[number])
+        if high >= (size if into < 0 else tensors[into].shape)[dim]:
+            return None  # and others say so
+        padded += (low < 0,)
+    dtype = kin.kinds.dtype
+    variant = (padded, may_round_sums(dtype)) if dtype in HALF else padded
+    known = alike_at((kin, variant, tuning_mode(), rough(size, row_major(size)), None, 0, 0, 0, False))
+    if known is None or not known.is_plain or (known.captured is not None and is_capturing()):
+        return None
+    extents = {name: (size if number < 0 else tensors[number].shape)[dim] for name, number, dim in kin.lengths}
+    return known.once(size, resized_extents(known.schedule, extents), tensors)
+
+
+def _call(expr: str, names: str, fact: str, wants_winners: bool) -> tuple[object, ...]:
+    """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
+    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return expr, names, wants_winners, fact, *settings, torch.get_default_dtype()
+
+
+def _rougher(call: tuple[object, ...], tensors: list[Tensor]) -> tuple[object, ...]:
+    """Equal for calls whose tensors differ in the lengths of long first dimensions alone."""
+    return (*call, *[(rough(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
 
 
 def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Kin:
@@ -117,6 +148,15 @@ class Kin:
     names: tuple[str, ...]
     kinds: Kinds
 
+    def __post_init__(self) -> None:
+        """Where index tensors point and lengths are read: a tensor's number, -1 for the output, and a dimension."""
+        place, statement, own = self.names.index, self.statement, self.statement.output
+        self.pointed = [(place(p.name), -1 if p.is_output else place(p.into), p.dim) for p in statement.pointings]
+        found: dict[str, tuple[int, int]] = {}
+        for number, access in [(-1, own), *[(place(access.name), access) for access in statement.reads]]:
+            found.update({at.name: (number, dim) for dim, at in enumerate(access.indices) if isinstance(at, Var)})
+        self.lengths = [(name, *where) for name, where in found.items()]
+
 
 @dataclass
 class Plan:
@@ -133,7 +173,7 @@ class Plan:
         size, shapes, place = self.bound.size, self.bound.shapes, self.names.index
         pointings = self.bound.statement.pointings
         self.pointed = tuple([(place(p.name), (size if p.is_output else shapes[p.into])[p.dim]) for p in pointings])
-        self.is_half = self.bound.dtype in (torch.float16, torch.bfloat16)
+        self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
@@ -268,7 +308,7 @@ def problem_for(
     wants_winners: bool = False,
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
-    is_half = bound.dtype in (torch.float16, torch.bfloat16)
+    is_half = bound.dtype in HALF
     needs_wide = is_half and (not may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
     flags = Flags(
         precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from .errors import UnsupportedError
 from .express import PLAIN, Key, is_free, look_up, may_autocast, modes, remember_call, transforms
-from .pipeline import plan_for
+from .pipeline import plan_for, run_alike
 from .ranges import is_wrapped
 from .ready_call import Backward, PlainCall, SparseCall, ValuesGradient
 from .sparse import Recipe, SparseFormat
@@ -56,6 +56,7 @@ _dtype = torch.get_default_dtype  # of a statement without a factor
 Found = tuple[Any, "SparseFormat | None", list[Tensor]]
 
 _plans: dict[object, PlainCall] = {}
+_once: set[object] = set()  # calls that came once, by who expects no second one
 
 
 def is_watched() -> bool:
@@ -151,9 +152,17 @@ def find_like(
 
 def run_like(key: Key, expr: str, tensors: Mapping[str, Tensor], size: tuple[int, ...], given: list[Tensor]) -> Tensor:
     """A call that `find_like` did not find, remembered when its sizes come a second time: most never do."""
-    plan = plan_for(expr, ",".join(tensors), size, given, "")
-    if plan.runners:
-        keep(_plans, key, PlainCall(plan, [None] * len(given), []))
+    names = ",".join(tensors)
+    if key not in _once:
+        if len(_once) >= CALLS:
+            _once.clear()
+        _once.add(key)
+        made = run_alike(expr, names, size, given)
+        if made is not None:
+            return made
+        return plan_for(expr, names, size, given, "")(given, [])  # type: ignore[return-value]
+    plan = plan_for(expr, names, size, given, "")
+    keep(_plans, key, PlainCall(plan, [None] * len(given), []))
     return plan(given, [])  # type: ignore[return-value]
 
 

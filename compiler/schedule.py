@@ -154,9 +154,15 @@ def schedules(
 
 def resized(schedule: Schedule, bound: Bound, fact: str) -> dict[str, int]:
     """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
-    extents = {**schedule.extents, **bound.extents}
+    extents = resized_extents(schedule, bound.extents)
     if schedule.owner is not None:
         extents[schedule.owner.row] = owned_rows(bound, fact)
+    return extents
+
+
+def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str, int]:
+    """The same for lengths alone: a schedule without an owner has no others."""
+    extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
     return extents

@@ -102,7 +102,7 @@ def run_alike(expr: str, names: str, size: tuple[int, ...], tensors: list[Tensor
         padded += (low < 0,)
     dtype = kin.kinds.dtype
     variant = (padded, may_round_sums(dtype)) if dtype in HALF else padded
-    known = alike_at((kin, variant, tuning_mode(), rough(size, row_major(size)), None, 0, 0, 0, False))
+    known = alike_at(_variant_kin(kin, variant, size))
     if known is None or not known.is_plain or (known.captured is not None and is_capturing()):
         return None
     extents = {name: (size if number < 0 else tensors[number].shape)[dim] for name, number, dim in kin.lengths}
@@ -118,6 +118,13 @@ def _call(expr: str, names: str, fact: str, wants_winners: bool) -> tuple[object
 def _rougher(call: tuple[object, ...], tensors: list[Tensor]) -> tuple[object, ...]:
     """Equal for calls whose tensors differ in the lengths of long first dimensions alone."""
     return (*call, *[(rough(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
+
+
+def _variant_kin(
+    kin: Kin, variant: object, size: tuple[int, ...], winners: torch.dtype | None = None, *facts: int
+) -> tuple[object, ...]:
+    """By which a launcher is found that ran for other lengths; `facts` is what counts of those, none without them."""
+    return kin, variant, tuning_mode(), rough(size, row_major(size)), winners, *facts
 
 
 def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Kin:
@@ -170,9 +177,10 @@ class Plan:
     runners: dict[object, Runner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size, shapes, place = self.bound.size, self.bound.shapes, self.names.index
-        pointings = self.bound.statement.pointings
-        self.pointed = tuple([(place(p.name), (size if p.is_output else shapes[p.into])[p.dim]) for p in pointings])
+        size, shapes, names = self.bound.size, self.bound.shapes, self.names
+        self.pointed = tuple(
+            [(at, (size if into < 0 else shapes[names[into]])[dim]) for at, into, dim in self.kin.pointed]
+        )
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
@@ -224,11 +232,12 @@ class Plan:
     def variant_kin(self, key: object, facts: list[Tensor]) -> tuple[object, ...]:
         """Equal for two plans only where their problems' signatures are, and worked out without a problem."""
         bound = self.bound
-        rows = segment_lengths(facts[0]) if facts else (0, 0)
         winners = None if self.is_sum else bound.winner_dtype
-        output = rough(bound.size, row_major(bound.size)), winners
+        if not facts:
+            return _variant_kin(self.kin, key, bound.size, winners)
+        rows = segment_lengths(facts[0])
         uneven = len(facts) > 1 and is_uneven(bound, self.fact, rows)
-        return self.kin, key, tuning_mode(), *output, *map(bucket, rows), len(facts), uneven
+        return _variant_kin(self.kin, key, bound.size, winners, *map(bucket, rows), len(facts), uneven)
 
     def padding(self, key: Any) -> frozenset[str]:
         """The index tensors that hold a -1 in a variant."""

@@ -34,7 +34,7 @@ from .conv_operands import drop, has, operands_of
 from .formats.kernel_map import MOST_TAPS, KernelMap
 from .functional import OWNED, insum_beside, insum_owned
 
-__all__ = ["Way", "known_way", "may_choose", "size_of_sums", "way_of"]
+__all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
 
 # Timed where the form wins at the size that the rules take. On one H200 other groups were up to 1.25 times as fast in
 # full float32 and drew elsewhere; other tiles drew but for 16 channels in tf32 (1.1), so only a full search has them.
@@ -64,15 +64,10 @@ def may_choose(features: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tuning_mode() != "off"
 
 
-def known_way(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> Way | None:
-    """The one that was the fastest over this map; a tracer may ask."""
-    known: Way | None = kernel_map.memory.get(_mark("way", features, Weight.shape))
-    return known
-
-
 def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:
     """The fastest, timed if need be; `shape` is the result's. None: nobody knows, and this is no time to find out."""
-    known = known_way(features, Weight, kernel_map)
+    mark = _mark("way", features, Weight.shape)
+    known: Way | None = kernel_map.memory.get(mark)
     if known is not None or not _may_time(features, kernel_map):
         return known
     first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
@@ -80,7 +75,7 @@ def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, s
         first.insert(1, Way(TILED, TILE_SIZE))
     In = features if len(shape) == 2 else features.unflatten(1, (shape[1], -1))
     given = {"In": In.detach(), "Weight": Weight.detach()}
-    return _fastest(first, given, kernel_map, kind, shape, _mark("way", features, Weight.shape))
+    return _fastest(first, given, kernel_map, kind, shape, mark)
 
 
 def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:

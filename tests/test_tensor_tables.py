@@ -15,15 +15,15 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
-from insum_ops.equivariant import slots as slots_module  # noqa: E402
 from insum_ops.equivariant import tables  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
-from insum_ops.equivariant.tables import PathTables, TableTerm  # noqa: E402
+from insum_ops.equivariant.tables import PathTables, Side, TableTerm  # noqa: E402
 from insum_ops.equivariant.terms import PathTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 SHORT = ("12x0e + 12x1o", "0e + 1o", "12x1o + 16x0o + 12x0e")  # an output block that nothing leads to
+NARROW = ("12x0e + 12x1o", "0e + 1o", "12x1o + 12x0e")  # its columns are found by tables where nothing learns
 LONG = ("12x2e + 12x1o + 12x0e", "1o + 2e", "12x1o + 12x2o + 12x3o")
 
 
@@ -78,11 +78,10 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("irreps", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("irreps", [SHORT, LONG, NARROW], ids=["short", "long", "narrow"])
 def test_values_and_gradients(irreps, monkeypatch):
     monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)  # as for a batch of hundreds
     ours = product(irreps)
-    assert (flat_of(ours) is not None) is (irreps is LONG)
     assert any(isinstance(term, TableTerm) for term in terms_of(ours))
     tensors = operands(ours, 3)
     wide = doubles(tensors)
@@ -219,46 +218,61 @@ def test_tables_run_where_kernels_do(monkeypatch):
 
 
 def test_every_component_is_in_a_tile_and_every_path_is_sorted():
-    ours = product(LONG)
-    (term,) = terms_of(ours)
+    (term,) = terms_of(product(LONG))
     assert isinstance(term, TableTerm)
-    (by_column,) = flat_of(ours).each.terms
-    for own in (term.tables, by_column.tables):
-        assert_sorted(own, term.plain.num_paths)
+    (in1, _), _, (out, _) = term.tables.shapes
+    assert_sorted(term.tables.forward, out, term.plain.num_paths)
+    assert_sorted(term.tables.swapped, in1, term.plain.num_paths)
+    ours = product(NARROW)
+    (columns,) = flat_of(ours).each.terms
+    assert_sorted(columns.side, ours.irreps_out.dim, columns.plain.num_paths)
 
 
-def assert_sorted(own: PathTables, num_paths: int) -> None:
-    for side, (count, *_) in ((own.forward, own.shapes[2]), (own.swapped, own.shapes[0])):
-        tables = side.constants.tensors
-        assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(count))
-        TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
-        assert sorted(TILE) == TILE
-        assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
-        assert sorted(tables["CGL"].tolist()) == list(range(num_paths))
+def assert_sorted(side: Side, rows: int, num_paths: int) -> None:
+    tables = side.constants.tensors
+    assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(rows))
+    TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
+    assert sorted(TILE) == TILE
+    assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
+    assert sorted(tables["CGL"].tolist()) == list(range(num_paths))
 
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("has_edges", [False, True])
-def test_columns_are_read_and_written_where_they_lie(monkeypatch, has_edges):
-    """No gather stands before or after, forward and backward; on the node and statement by statement."""
-    monkeypatch.setattr(Slots, "ordered", lambda slots, x: pytest.fail("gathered") if slots.order else x)
-    monkeypatch.setattr(slots_module, "gather", None)
-    ours = product(("12x0e + 12x1o", "0e + 1o", "12x1o + 12x0e"))
+@pytest.mark.parametrize("columns", ["read", "written", "both"])
+def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypatch, columns, has_edges):
+    """On the node and statement by statement."""
+    gathered = []
+    original = Slots.ordered, Slots.unordered
+    monkeypatch.setattr(
+        Slots, "ordered", lambda slots, x: (slots.order and gathered.append("x"), original[0](slots, x))[1]
+    )
+    monkeypatch.setattr(
+        Slots, "unordered", lambda slots, z: (slots.order and gathered.append("z"), original[1](slots, z))[1]
+    )
+    wide_x, wide_z = columns == "written", columns == "read"
+    ours = product(
+        (f"12x0e + 12x1o{' + 12x2e' if wide_x else ''}", "0e + 1o", f"12x1o + 12x0e{' + 12x2e' if wide_z else ''}")
+    )
     tensors = operands(ours, 3)
     edges = dict(src=torch.tensor([2, 0, 2]), dst=torch.tensor([1, 1, 0])) if has_edges else {}
     given = {name: nodes.to(DEVICE) for name, nodes in edges.items()}
     wide = doubles(tensors)
     messages = dense_product(ours, wide[0][edges["src"]] if has_edges else wide[0], *wide[1:])
     expected = messages.new_zeros(messages.shape).index_add(0, edges["dst"], messages) if has_edges else messages
-    for learns in ((0, 2), (0, 1, 2)):
-        own = [tensor if at in learns else tensor.detach() for at, tensor in enumerate(tensors)]
-        z = ours(*own, **given)
-        assert_matches(z, expected)
-        upstream = torch.randn(z.shape)
-        found = torch.autograd.grad(z, [own[at] for at in learns], upstream.to(DEVICE))
-        want = torch.autograd.grad(expected, [wide[at] for at in learns], upstream.double(), retain_graph=True)
-        for got, reference in zip(found, want, strict=True):
-            assert_matches(got, reference)
+    still = [tensor.detach() for tensor in tensors]
+    for _ in range(2):
+        assert_matches(ours(*still, **given), expected)
+    with torch.no_grad():
+        assert_matches(ours(*tensors, **given), expected)
+        x, y, weight = still
+        flat, places = flat_of(ours), [given.get("src"), given.get("dst")]
+        assert_matches(flat.composed(x, y, weight, *places, 3), expected)
+    assert {*gathered} == {"read": {"z"}, "written": {"x"}, "both": set()}[columns]
+    gathered.clear()
+    learns = [tensors[0], tensors[2]]
+    assert_same(ours(tensors[0], still[1], tensors[2], **given), learns, expected, [wide[0], wide[2]])
+    assert {*gathered} == {"x", "z"}  # what learns is put in order
 
 
 @pytest.mark.parametrize(
@@ -267,9 +281,10 @@ def test_columns_are_read_and_written_where_they_lie(monkeypatch, has_edges):
         (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"), "ir_mul"),  # in order
         (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o + 16x0o"), "mul_ir"),  # channels of two widths
         (("8x0e + 8x1o", "0e + 1o", "8x0e + 8x1o"), "mul_ir"),  # no tables
+        (LONG, "mul_ir"),  # wide blocks
     ],
 )
-def test_no_tables_of_columns_where_columns_are_in_order_or_in_several_slots(irreps, layout):
+def test_no_tables_of_columns_where_columns_are_in_order_or_far_apart_or_in_several_slots(irreps, layout):
     assert flat_of(product(irreps, layout=layout)) is None
 
 

@@ -20,8 +20,8 @@ from .format_steps import shared_step, single_step
 from .shared import SharedTerm
 from .singles import SingleTerm
 from .slots import Slots
-from .steps import Step, path_step, table_step
-from .tables import TableTerm
+from .steps import Step, column_step, path_step, table_step
+from .tables import ColumnTerm, TableTerm
 from .terms import PathTerm
 from .whole import Whole, Work, writes_parts
 
@@ -156,6 +156,8 @@ def _steps(
 
 def _step(term: object, number: int, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step | None:
     """The term for tensors like these; None: it can do no better than `insum` call by call."""
+    if isinstance(term, ColumnTerm):
+        return column_step(term, number, x, is_gathered)
     if isinstance(term, TableTerm):
         if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
             return table_step(term, number, x, is_gathered)

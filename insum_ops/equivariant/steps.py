@@ -17,10 +17,10 @@ from ..compiler.parse import parse
 from ..compiler.ready import pinned
 from ..compiler.ready_call import PlainCall
 from ..functional import OWNED
-from .tables import TableTerm
+from .tables import TEXTS, ColumnTerm, TableTerm
 from .terms import PathTerm, path_statement
 
-__all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "path_step", "run", "table_step"]
+__all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "column_step", "path_step", "run", "table_step"]
 
 Calls = dict[Any, Any]  # statements that are ready, and the places of their tensors, by step, result and whether added
 Wanted = Sequence[bool]  # of X, Y and W
@@ -110,7 +110,7 @@ class StatedStep:
     has_v: bool
     weight_shape: tuple[int, ...]
     product: Statement
-    gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W
+    gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W; none where nothing ever learns
     scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
     reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
 
@@ -171,7 +171,7 @@ def _statement(
 
 
 def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
-    tables, texts, at = term.tables, term.tables.texts, int(is_gathered)
+    tables, texts, at = term.tables, TEXTS, int(is_gathered)
     tables.prepare(x.device, x.dtype)
     row = (("SRC", SRC),) if is_gathered else ()
     (fixed, facts, _), (turned, turned_facts, _) = (
@@ -188,3 +188,10 @@ def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> St
     scatter = Statement(texts.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
     shape = (term.plain.num_paths, *term.plain.weight_shape[::2])
     return StatedStep(number, False, shape, product, gradients, scatter, reads_turned=True)
+
+
+def column_step(term: ColumnTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
+    fixed, facts, _ = term.side.on(x.device, x.dtype)
+    reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
+    product = Statement(term.texts[int(is_gathered)], reads, fixed, OWNED, facts)
+    return StatedStep(number, False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())

@@ -4,8 +4,8 @@
 
 i, j and k are the components of a path's three blocks. Paths are sorted by their output block, ROW[TILE[p]], which one
 program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer products than with a row
-for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped. Where x and z have one
-slot each, tables name columns, `X[b,CGJ[p,j,u]]`, in whichever layout: nothing has to be put in order first.
+for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped. Where nothing learns,
+tables can name columns, `X[b,CGJ[p,j,u]]`, in whichever layout: nothing has to be put in order first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
 
-__all__ = ["BY_COLUMN", "BY_COMPONENT", "TableTerm", "by_column", "has_tables_on", "with_tables"]
+__all__ = ["TEXTS", "ColumnTerm", "TableTerm", "by_column", "has_tables_on", "product_texts", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
 
@@ -41,11 +41,16 @@ class Texts(NamedTuple):
     dX: str  # where rows of X were gathered
 
 
-BY_COMPONENT = Texts(
-    (
-        "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
-        "Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
-    ),
+def product_texts(reads_columns: bool = False, writes_columns: bool = False) -> tuple[str, str]:
+    """With a column for each component and channel, or with a component for all channels of x, and of z."""
+    Z = "Z[b,ROW[TILE[p],i,w]]" if writes_columns else "Z[b,ROW[TILE[p],i],w]"
+    at = "CGJ[p,j,u]" if reads_columns else "CGJ[p,j],u"
+    rest = "Y[b,CGK[p,k]] * W[b,CGL[p],u,w]"
+    return f"{Z} += CG[p,i,j,k] * X[b,{at}] * {rest}", f"{Z} += CG[p,i,j,k] * X[SRC[b],{at}] * {rest}"
+
+
+TEXTS = Texts(
+    product_texts(),
     (
         "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
         "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
@@ -55,22 +60,6 @@ BY_COMPONENT = Texts(
         "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
     ),
     "dX[SRC[b],j,u] += D[b,j,u]",
-)
-# the same where a table has a column for each component and channel, so that no layout needs a gather of its own
-BY_COLUMN = Texts(
-    (
-        "Z[b,ROW[TILE[p],i,w]] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
-        "Z[b,ROW[TILE[p],i,w]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]",
-    ),
-    (
-        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * W[b,p,u,w] * dZ[b,CGI[p,i,w]]",
-        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * W[b,p,u,w] * dZ[b,CGI[p,i,w]]",
-    ),
-    (
-        "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j,u]] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i,w]]",
-        "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j,u]] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i,w]]",
-    ),
-    "dX[SRC[b],c] += D[b,c]",
 )
 
 
@@ -131,13 +120,12 @@ class PathTables:
     swapped: Side
     as_weights: Tables  # CG, CGI, CGJ, CGK
     shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of a row of X, Y and Z
-    texts: Texts
 
     def product(
         self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, is_swapped: bool
     ) -> Tensor:
         self.prepare(X.device, X.dtype)
-        text = self.texts.product[int(SRC is not None)]
+        text = TEXTS.product[int(SRC is not None)]
         if is_swapped:
             return self.swapped(text, X, Y, W.mT, Z, (len(Y), *self.shapes[0]), SRC)
         return self.forward(text, X, Y, W, Z, (len(Y), *self.shapes[2]), SRC)
@@ -154,14 +142,14 @@ class PathTables:
         moving = {"X": X, "W": W, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_beside(memory, self.texts.dY[int(SRC is not None)], fixed, (len(W), *self.shapes[1]), **moving)
+        return insum_beside(memory, TEXTS.dY[int(SRC is not None)], fixed, (len(W), *self.shapes[1]), **moving)
 
     def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, size: tuple[int, ...], SRC: Tensor | None) -> Tensor:
         fixed, _, memory = self.as_weights.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_beside(memory, self.texts.dW[int(SRC is not None)], fixed, size, **moving)
+        return insum_beside(memory, TEXTS.dW[int(SRC is not None)], fixed, size, **moving)
 
 
 def _product(
@@ -202,7 +190,7 @@ class _TableProduct(torch.autograd.Function):
         if wants_x:
             dX = _product(upstream, Y, W, None, None, tables, not is_swapped)
             if SRC is not None:
-                dX = insum(tables.texts.dX, SRC=SRC, D=dX, size=X.shape)
+                dX = insum(TEXTS.dX, SRC=SRC, D=dX, size=X.shape)
         if wants_y:
             dY = tables.y_gradient(first, W, last, SRC)
         if wants_w:
@@ -215,9 +203,27 @@ def has_tables_on(device: torch.device) -> bool:
     return has_kernels(device)
 
 
+class Tabled(Beside):
+    """A term whose paths have tables too."""
+
+    def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def run(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
+        W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
+        kind = X.device.type
+        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            X, Y, W = as_autocast(X, dtype), as_autocast(Y, dtype), as_autocast(W, dtype)
+            seed = None if Z is None else as_autocast(Z, dtype)
+            with torch.autocast(kind, enabled=False):
+                return self.product(X, Y, W, seed, SRC)
+        return self.product(X, Y, W, Z, SRC)
+
+
 @dataclass(frozen=True)
-class TableTerm(Beside):
-    """A term whose paths have tables too: these where kernels run, `plain` where torch operations do."""
+class TableTerm(Tabled):
+    """Tables of components, for the product and its gradients, where kernels run; `plain` where torch operations do."""
 
     tables: PathTables
 
@@ -227,6 +233,9 @@ class TableTerm(Beside):
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
         self.tables.prepare(device, dtype)
+
+    def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
+        return _product(X, Y, W, Z, SRC, self.tables, False)
 
     def __call__(
         self,
@@ -239,15 +248,34 @@ class TableTerm(Beside):
     ) -> Tensor:
         if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
-        W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
-        kind = X.device.type
-        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            X, Y, W = as_autocast(X, dtype), as_autocast(Y, dtype), as_autocast(W, dtype)
-            seed = None if Z is None else as_autocast(Z, dtype)
-            with torch.autocast(kind, enabled=False):
-                return _product(X, Y, W, seed, SRC, self.tables, False)
-        return _product(X, Y, W, Z, SRC, self.tables, False)
+        return self.run(X, Y, W, Z, SRC)
+
+
+@dataclass(frozen=True)
+class ColumnTerm(Tabled):
+    """Tables of columns, for a product that nobody differentiates: as `TableTerm`, but x or z are flat, or both."""
+
+    side: Side
+    texts: tuple[str, str]
+    row: tuple[int, ...]  # of Z
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.side.on(device, dtype)
+
+    def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
+        return self.side(self.texts[int(SRC is not None)], X, Y, W, Z, (len(Y), *self.row), SRC)
+
+    def __call__(
+        self,
+        X: Tensor,  # [b, c] or [b, j, u], n for b with SRC
+        Y: Tensor,  # [b, k]
+        W: Tensor | None,  # flat, [b, weight_numel]; there is one
+        Z: Tensor | None,  # what to start from
+        size: tuple[int, ...],  # of Z
+        SRC: Tensor | None,  # [b]
+    ) -> Tensor:
+        assert W is not None
+        return self.run(X, Y, W, Z, SRC)
 
 
 def with_tables(
@@ -276,16 +304,16 @@ def with_tables(
     (in1, _, out), (at1, at2, at3) = slots, places
     shapes = (in1.counts[at1], in1.widths[at1]), (slots[1].counts[at2],), (out.counts[at3], out.widths[at3])
     sides = Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights))
-    return TableTerm(term, PathTables(*sides, shapes, BY_COMPONENT))
+    return TableTerm(term, PathTables(*sides, shapes))
 
 
-def by_column(term: TableTerm, first: Slots, out: Slots) -> TableTerm:
-    """The same for the columns of x and z as they are, each of which has one slot."""
-    X, Z, known = _columns(first), _columns(out), term.tables
-    forward, swapped = Side(_at(known.forward, ROW=Z, CGJ=X)), Side(_at(known.swapped, ROW=X, CGJ=Z))
-    as_weights = Tables(_at(known.as_weights, CGJ=X, CGI=Z))
-    shapes = (X.numel(),), known.shapes[1], (Z.numel(),)
-    return TableTerm(term.plain, PathTables(forward, swapped, as_weights, shapes, BY_COLUMN))
+def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> ColumnTerm:
+    """The same for the columns of x, or of z, or of both, as they are; None: in order. Each has one slot."""
+    sides = {"CGJ": first, "ROW": out}
+    columns = {name: _columns(slots) for name, slots in sides.items() if slots is not None}
+    row = term.tables.shapes[2] if out is None else (columns["ROW"].numel(),)
+    texts = product_texts(first is not None, out is not None)
+    return ColumnTerm(term.plain, Side(_at(term.tables.forward, **columns)), texts, row)
 
 
 def _columns(slots: Slots) -> Tensor:

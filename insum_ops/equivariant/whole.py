@@ -18,7 +18,7 @@ __all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
 # [are slots flat]
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
-GATHER = tuple(Statement(f"dM[b,{c}] += dZ[DST[b],{c}]", (("dZ", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
+GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, and how far behind the first element it begins
 
@@ -136,8 +136,7 @@ class Whole:
         dZs = _views(dz, views)
         if dst is not None:
             dZs = [
-                run(calls, ("dZ", at), GATHER[out.is_flat], size, (dZ, dst))
-                for at, (dZ, size) in enumerate(zip(dZs, self.sizes))
+                run(calls, ("dZ", at), GATHER, size, (dZ, dst)) for at, (dZ, size) in enumerate(zip(dZs, self.sizes))
             ]
         Xs, Ys, Ws = self.parts(x, y, weight)
         dXs: list[Tensor | None] = [None] * len(Xs)

@@ -19,7 +19,7 @@ from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
-from insum_ops.equivariant.tables import BY_COLUMN, BY_COMPONENT
+from insum_ops.equivariant.tables import TEXTS, product_texts
 from insum_ops.functional import OWNED
 
 pytestmark = pytest.mark.skipif(
@@ -140,27 +140,30 @@ def tensor_product(precision: str) -> Case:
     return Case("tensor product", expr, shapes, SINGLE, padded=padded, precision=precision)
 
 
-def tensor_tables(precision: str, channels: int, is_flat: bool = False) -> tuple[Case, ...]:
+def tensor_tables(precision: str, channels: int) -> tuple[Case, ...]:
     """lmax 3: 16 components in 4 blocks, and 23 paths with their coefficients in tables; the product, dY and dW."""
     B, P = 10_000, 23
-    wide, each, texts = (
-        ((B, 16 * channels), (channels,), BY_COLUMN) if is_flat else ((B, 16, channels), (), BY_COMPONENT)
-    )
-    shapes = {
-        "ROW": (4, 8, *each),
-        "TILE": (P,),
-        "CGL": (P,),
-        "CGI": (P, 8, *each),
-        "CGJ": (P, 8, *each),
-        "CGK": (P, 8),
-    }
+    wide = (B, 16, channels)
+    shapes = {"ROW": (4, 8), "TILE": (P,), "CGL": (P,), **dict.fromkeys(("CGI", "CGJ", "CGK"), (P, 8))}
     shapes |= {"CG": (P, 8, 8, 8), "X": wide, "Y": (B, 16), "Z": wide, "W": (B, P, channels, channels)}
     shapes |= {"dZ": wide, "dY": shapes["Y"], "dW": shapes["W"]}
-    name = f"tensor {'columns' if is_flat else 'tables'} {channels}"
-    forward = Case(name, texts.product[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision)
-    others = [("dY", texts.dY[0]), ("dW", texts.dW[0])]
+    forward = Case(
+        f"tensor tables {channels}", TEXTS.product[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision
+    )
+    others = [("dY", TEXTS.dY[0]), ("dW", TEXTS.dW[0])]
     gradients = [replace(forward, name=f"{forward.name} {name}", expr=expr, fact="") for name, expr in others]
     return (forward, *(replace(case, padded=frozenset()) for case in gradients))
+
+
+def tensor_columns(precision: str, channels: int) -> Case:
+    """lmax 1: 4 components in 2 blocks, 4 paths, tables of columns."""
+    B, P = 10_000, 4
+    wide = (B, 4 * channels)
+    shapes = {"ROW": (2, 4, channels), "TILE": (P,), "CGL": (P,), "CGJ": (P, 4, channels), "CGK": (P, 4)}
+    shapes |= {"CG": (P, 4, 4, 4), "X": wide, "Y": (B, 4), "Z": wide, "W": (B, P, channels, channels)}
+    text, _ = product_texts(reads_columns=True, writes_columns=True)
+    name, padded = f"tensor columns {channels}", frozenset({"ROW"})
+    return Case(name, text, shapes, SINGLE, OWNED, padded, precision=precision)
 
 
 def shared_weights(precision: str) -> Case:
@@ -176,7 +179,7 @@ def cases() -> Iterator[Case]:
         yield from (forward, *map(forward.gradient, "XYW"), shared_weights(precision))
         yield from tensor_tables(precision, 64)
         yield tensor_tables(precision, 16)[0]
-        yield from tensor_tables(precision, 32, is_flat=True)
+        yield tensor_columns(precision, 32)
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

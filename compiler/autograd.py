@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from .carried import as_memory
+from .express import again, look_up
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .op import run_plain, run_plain_with_winners
 from .pipeline import has_kernels
 from .ready import (
     as_autocast,
-    find,
     followed,
+    in_order,
+    is_free,
     is_transformed,
     is_watched,
     may_autocast,
@@ -41,17 +43,20 @@ def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | N
 
 def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor | None:
     """The result of a call like one before, without a second look at it; None: it has to be worked out."""
-    found = find(expr, operands, size)
-    if found is None:
+    if torch.compiler.is_compiling() or not isinstance(expr, str):
         return None
-    call, form, tensors = found
-    if not wants_gradient(tensors):
-        lane = call.express
-        result: Tensor | None = None if lane is None else lane(tensors)
-        if result is not None:
+    try:
+        memory, marks, form, tensors = in_order(expr, operands, size)
+        learns = wants_gradient(tensors)
+    except (AttributeError, TypeError):  # no tensor, no size: others say so
+        return None
+    if not learns:
+        _, call, result = again(memory, marks, tensors, tensors)
+        if result is not None or call is None:
             return result
         return call.anew(tensors) if form is None else call.anew(form, tensors)  # type: ignore[no-any-return]
-    if not call.is_sum:
+    call = look_up(memory, marks, tensors)[1] if is_free() else None
+    if call is None or not call.is_sum:
         return None
     if form is None:
         return _Plain.apply(expr, ",".join(operands), size, "", [], call, *tensors)  # type: ignore[no-any-return]

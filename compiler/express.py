@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch.autograd import forward_ad
 
 from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, is_capturing, misaligned
 from .pipeline import Plan
-from .ranges import remembered_range
+from .ranges import known_version, remembered_range
 from .recognise import recogniser
 
 __all__ = [
@@ -58,6 +59,10 @@ SETTINGS = ("marks", "tensors", "precision", "is_deterministic")  # with which e
 RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
 _quick = None if INTERPRETED else getattr(torch._C, "_dynamo", None)
+
+
+def _nobody() -> None:
+    """Whose a range is before any is known, as a reference to somebody who is gone."""
 
 
 def is_free() -> bool:
@@ -181,13 +186,12 @@ def express(
     own = [] if read is None else [(at, tensor) for at, tensor in stays if runs.order[at] < len(plan.names)]
     pointers = tuple([(tensor.data_ptr, template[at]) for at, tensor in own])
     versions = tuple(read or ())
-    pointed = tuple(
-        [
-            (moving_at[place], extent, is_padded)
-            for (place, extent), is_padded in zip(plan.pointed, padded)
-            if place in moving_at
-        ]
-    )
+    # index tensors that come with a call, each with the last one whose range is known: whose, version, pointer
+    pointed: list[list[Any]] = [
+        [moving_at[place], extent, is_padded, _nobody, 0, 0]
+        for (place, extent), is_padded in zip(plan.pointed, padded)
+        if place in moving_at
+    ]
     compares = bool(versions or pointers or pointed)
     # in cells, not on an object: a call reads each of them
     is_half, variants, with_rounding, kernels = plan.is_half, plan.runners, plan.with_rounding, runs.runners
@@ -212,10 +216,15 @@ def express(
             for data_ptr, pointer in pointers:
                 if data_ptr() != pointer:
                     return None
-            for number, extent, is_padded in pointed:
-                low, high = remembered_range(moving[number])
-                if high >= extent or (low < 0) is not is_padded:
-                    return None
+            for known in pointed:
+                number, extent, is_padded, owner, version, pointer = known
+                index = moving[number]
+                if owner() is not index or index._version != version or index.data_ptr() != pointer:
+                    low, high = remembered_range(index)
+                    if high >= extent or (low < 0) is not is_padded:
+                        return None
+                    if known_version(index) is not None:
+                        known[3:] = ref(index), index._version, index.data_ptr()
         if variants.get(with_rounding(padded) if is_half else padded) is not launcher:
             return None
         if elsewhere is not None and device.index != _current_device():

@@ -30,6 +30,7 @@ __all__ = [
     "find_pinned",
     "find_values_gradient",
     "followed",
+    "in_order",
     "is_free",
     "is_transformed",
     "is_watched",
@@ -133,7 +134,7 @@ def find(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> 
     if not is_free():
         return None
     try:
-        memory, marks, form, tensors = _sorted(expr, operands, size)
+        memory, marks, form, tensors = in_order(expr, operands, size)
         call = look_up(memory, marks, tensors)[1]
     except (AttributeError, TypeError):  # no tensor, no size: others say so
         return None
@@ -168,7 +169,7 @@ def run_like(key: Key, expr: str, tensors: Mapping[str, Tensor], size: tuple[int
 
 def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None) -> None:
     """Calls over plain tensors like these need no second look."""
-    memory, marks, form, given = _sorted(expr, tensors, size)
+    memory, marks, form, given = in_order(expr, tensors, size)
     key, _ = look_up(memory, marks, given)
     if key is not None and form is None:
         plan = plan_for(expr, ",".join(tensors), size, given, "")
@@ -185,7 +186,7 @@ def remember_sparse(
     facts: list[Tensor],
 ) -> None:
     """Calls over this format's pattern and dense tensors like these are `how` over `tensors`."""
-    memory, marks, form, given = _sorted(expr, operands, size)
+    memory, marks, form, given = in_order(expr, operands, size)
     key, _ = look_up(memory, marks, given)
     if key is None or form is None:
         return
@@ -294,7 +295,7 @@ def wants_gradient(tensors: Sequence[Tensor]) -> bool:
     return False
 
 
-def _sorted(
+def in_order(
     expr: str, operands: Mapping[str, Any], size: Sequence[int] | None
 ) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor]]:
     """Where a call is remembered and by what; its format, and its operands' tensors, the format's values among them."""

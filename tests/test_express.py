@@ -539,6 +539,30 @@ def test_index_tensors_that_come_with_a_call_are_checked_each_time(lane):
         insum(GATHER, B=B, I=places)
 
 
+@pytest.mark.parametrize("how", ["in place", "data", "inference", "freed"])
+def test_an_index_tensor_that_came_before_and_changed_since_is_checked_again(lane, how):
+    B = drawn(5, 4)
+    with torch.inference_mode(how == "inference"):
+        places = torch.tensor([2, 0, 4], device=DEVICE)
+        for _ in range(3):
+            insum(GATHER, B=B, I=places)
+        for known in ([4, 0, 2], [1, 7, 1]):
+            changed = torch.tensor(known, device=DEVICE)
+            if how == "data":
+                places.data = changed
+            elif how == "freed":
+                del places
+                places = changed
+            else:
+                places.copy_(changed)
+            if 7 not in known:
+                with lane.is_taken():
+                    assert_matches(insum(GATHER, B=B, I=places), B[known].double())
+                continue
+            with pytest.raises(IndexRangeError, match=r"^I\[1\] is 7, outside B dimension 0, which has size 5;"):
+                insum(GATHER, B=B, I=places)
+
+
 def test_index_tensors_with_padding_and_without_take_turns_on_lanes_that_are_made_once(lane, monkeypatch):
     B, places = drawn(5, 4), torch.tensor([2, 0, 4], device=DEVICE)
     padded = torch.tensor([2, -1, 4], device=DEVICE)

@@ -114,6 +114,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         yield config(32, 256, deep, 4, 6, True)
         yield config(32, 256, deep, 4, 5, True)
         yield config(32, 256, deep, 4, 4, True)
+        yield config(32, 512, deep, 4, 5, True)  # 2 % faster at 70 % sparsity: fewer programs read each block
         yield config(32, 256, deep, 4, 6, True, reverse=True)  # 2 % faster at 95 % sparsity, slower at 80 and 90
         yield config(32, 128, deep, 4, 6, True)
         yield config(32, 128, deep, 4, 3)
@@ -123,6 +124,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     if len(others) == 1 and schedule.extents[others[0]] <= 32:
         # tokens x a narrow block: programs that share their tokens side by side, 12 % faster than the other order
         yield config(256, 32, deep, 4, 5, reverse=True)
+        yield config(512, 32, deep, 4, 5, reverse=True)  # 2 % faster at 30 % density, as fast at 10 %
         yield config(256, 32, deep, 4, 6, reverse=True)
         yield config(128, 32, deep, 4, 5, reverse=True)
         yield config(256, 32, deep, 4, 5)

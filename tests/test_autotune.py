@@ -55,10 +55,10 @@ def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
     assert choose(problem, [], []).kernel.source == problem.launcher(candidates(problem)[0]).kernel.source
 
 
-def groups():
+def groups(dtype=torch.float32):
     """A product over groups with facts: one launch over owned rows, or zeros and a launch."""
     AM, AK = torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 2], [0, 2]])
-    tensors = {"AM": AM, "AK": AK, "AV": torch.randn(3, 2), "B": torch.randn(3, 64)}
+    tensors = {"AM": AM, "AK": AK, "AV": torch.randn(3, 2, dtype=dtype), "B": torch.randn(3, 64, dtype=dtype)}
     bound = bind(parse("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"), tensors, (2, 64))
     own = problem_for(bound, tensors, "AM", facts=fact_tensors(row_facts(AM, 2)))
     return own, {way.schedule.strategy: way for way in candidates(own)}
@@ -74,6 +74,14 @@ def test_what_waits_for_the_host_takes_one_launch():
     assert rank("store-or-atomic", 0.05) < rank("owner", 0.06)
     assert rank("owner", 0.003) < rank("owner", 0.006)
     assert rank("owner", 9.0) < autotune._rank(Timing(ways["owner"], None, "spills"), None)
+
+
+def test_a_cast_afterwards_keeps_the_host_busy_too():
+    own, ways = groups(torch.float16)
+    rank = lambda strategy, ms: autotune._rank(Timing(ways[strategy], ms), own.launcher(ways[strategy]))
+    assert own.launcher(ways["store-or-atomic"]).is_wide
+    assert rank("owner", 0.02) < rank("store-or-atomic", 0.009)
+    assert rank("store-or-atomic", 0.025) < rank("owner", 0.026)
 
 
 @pytest.mark.usefixtures("problem")  # for its empty cache

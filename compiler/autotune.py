@@ -138,8 +138,8 @@ def _for_captures(entry: Entry) -> Choices | None:
 
 
 def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
-    """It must make its output the same way: in memory that is empty or zero."""
-    best.captured = quickest if best.is_plain and quickest.is_plain else None
+    """For calls that give the output's memory away; what is captured may take more than a launch."""
+    best.captured = quickest if best.is_plain else None
     return best
 
 

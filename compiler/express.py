@@ -65,6 +65,10 @@ def _nobody() -> None:
     """Whose a range is before any is known, as a reference to somebody who is gone."""
 
 
+def _no_lane(moving: Sequence[Tensor]) -> None:
+    """The lane to a kernel that takes more than a launch: the long way knows what."""
+
+
 def is_free() -> bool:
     """Nobody watches, casts or carries derivatives forward: a call like one before may go straight to its plan."""
     if torch.compiler.is_compiling() or modes() or transforms() is not None or may_autocast():
@@ -199,9 +203,12 @@ def express(
     usual = kernels.get(unaligned)
     (size, strides), empty = final, _allocator(device)
     # lanes of their own: one that called itself would hold its tensors until the cycle collector came
-    captured = elsewhere = None
-    if runs.captured is not None:
+    captured: Lane | None = None
+    elsewhere: Lane | None = None
+    if runs.captured is not None and runs.captured.is_plain:
         captured = express(plan, launcher, padded, fixed, comes, read, final, runs.captured, is_current)
+    elif runs.captured is not None:
+        captured = _no_lane
     if not is_current:
         elsewhere = express(plan, launcher, padded, fixed, comes, read, final, kernel_of, True)
 

@@ -143,7 +143,9 @@ class Launcher:
     ) -> Tensor:
         """The result of a kernel that is plain, in a shape of the caller's choice with as many elements."""
         if self.captured is not None and is_capturing():
-            return self.captured.into(size, strides, tensors, facts)
+            if self.captured.is_plain:
+                return self.captured.into(size, strides, tensors, facts)
+            return self.captured(tensors, facts).as_strided(size, strides)  # type: ignore[union-attr]
         output = torch.empty_strided(size, strides, dtype=self.sum_dtype, device=self.device)
         if not self.is_covered:
             output.zero_()

@@ -100,11 +100,12 @@ def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other):
         assert choose(own, [], []).captured is not None  # from memory
 
 
-def test_what_makes_its_output_another_way_is_not_for_captures():
+def test_what_makes_its_output_another_way_has_no_other_for_captures():
     own, ways = groups()
     eager, quick = (own.launcher(ways[name]) for name in ("owner", "store-or-atomic"))
+    assert autotune._with_captured(eager, quick).captured is quick
     quick.is_plain = False  # as where picked rows are filled
-    assert autotune._with_captured(eager, quick).captured is None
+    assert autotune._with_captured(quick, eager).captured is None
 
 
 def blocks_in(rows):

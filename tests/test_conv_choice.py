@@ -149,7 +149,7 @@ def contests(monkeypatch):
     monkeypatch.setattr(conv_choice, "GROUP_SIZE", 8)
     monkeypatch.setattr(conv_choice, "FULL_SIZES", {TILED: (4, 16), GROUPED: (4, 16)})
     monkeypatch.setattr(conv_choice, "OTHER_SIZES", {GROUPED: (4, 16)})
-    monkeypatch.setenv("INSUM_TUNE", "full")
+    monkeypatch.setattr(conv_choice, "tuning_mode", lambda: "full")  # and not that of kernels, by the hundred on a GPU
     monkeypatch.setattr(conv_choice, "SIZES_OF_SUMS", (2, 16))
     monkeypatch.setattr(sparse_conv, "may_choose", lambda features: conv_choice.may_choose(features))
     return made

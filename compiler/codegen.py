@@ -18,6 +18,7 @@ from .kernel import Config, Flags, Kernel
 from .loads import TYPES
 from .scatter import Merged, Owner, known_divisor
 from .schedule import Schedule, Strides
+from .unroll import Unrolled
 from .winners import Winners
 
 __all__ = ["emit"]
@@ -31,7 +32,7 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
     return _Emitter(schedule, strides, config, flags or Flags()).kernel()
 
 
-class _Emitter(Winners):
+class _Emitter(Winners, Unrolled):
     """The kernel's frame: where a program stands, what it loops over, where its results go."""
 
     def kernel(self) -> Kernel:
@@ -40,6 +41,9 @@ class _Emitter(Winners):
         self.assign_layouts(s.tree, root)
         grid = self.emit_grid()
         self.emit_level()
+        if s.tables:
+            self.emit_unrolled()
+            return self.assemble(grid)
         loops = self.loops()
         is_sum = self.bound.statement.is_sum
         if not is_sum:

@@ -31,6 +31,8 @@ def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> 
 
     `has_order`: it is known which rows have the most groups.
     """
+    if schedule.tables:
+        return tuple(dict.fromkeys(_unrolled_configs(schedule)))
     found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
     if has_order and schedule.owner is not None and schedule.uses_dot:
         found = _sorted_too(found)
@@ -196,6 +198,15 @@ def _table_configs(schedule: Schedule) -> Iterator[Config]:
     yield config(64, 2 * few, 3)
     yield config(64, 2 * few, 2)
     yield config(64, 4, 3)
+
+
+def _unrolled_configs(schedule: Schedule) -> Iterator[Config]:
+    """One result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured."""
+    (vector,) = schedule.axes
+    extent = power_of_two(schedule.extents[vector])
+    wide = extent if schedule.roles[vector] == "step" else min(extent, 256)
+    for each in (1, 2, 4):
+        yield Config(((vector, wide),), max(1, min(wide // (32 * each), 8)), 1)
 
 
 def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:

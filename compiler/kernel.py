@@ -14,7 +14,18 @@ __all__ = ["CODEGEN_VERSION", "NUMBERS", "Config", "Flags", "Kernel", "Parameter
 NUMBERS = ("extent", "stride")  # parameters that are no tensors
 
 # tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
-_GENERATOR = ("scatter", "schedule", "contract", "configs", "broadcast", "loads", "products", "winners", "codegen")
+_GENERATOR = (
+    "scatter",
+    "schedule",
+    "contract",
+    "configs",
+    "broadcast",
+    "loads",
+    "products",
+    "winners",
+    "unroll",
+    "codegen",
+)
 CODEGEN_VERSION = sha256(
     b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _GENERATOR)
 ).hexdigest()[:16]

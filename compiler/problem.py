@@ -146,6 +146,7 @@ class Candidate:
         return {
             "strategy": self.schedule.strategy,
             "dot": self.schedule.uses_dot,
+            "unrolled": bool(self.schedule.tables),
             **{f"block_{name}": block for name, block in config.blocks},
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
@@ -158,6 +159,7 @@ class Candidate:
     def __str__(self) -> str:
         schedule = self.schedule
         product = "dot" if schedule.uses_dot else "fma" if schedule.is_sum else schedule.reduction
+        product = "unrolled" if schedule.tables else product
         return f"{schedule.strategy} {product} {self.config}"
 
 

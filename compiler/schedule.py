@@ -8,24 +8,26 @@
 | step    | a serial loop over blocks, an axis of the tiles                           |
 | segment | a serial loop over the groups of the program's output row (owner)         |
 | merged  | one of two names that one tile axis holds side by side                    |
+| unrolled | its values are numbers in the source, as those of the tables it runs over |
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 
 from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
-from .ir import Access, Var
+from .ir import Access, Var, walk
+from .known import Tables, number_at, tables_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows
 
-__all__ = ["NARROW", "Schedule", "Strides", "resized", "schedules"]
+__all__ = ["MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -36,6 +38,9 @@ SHARED_LOOP = 1024  # a loop this long is shared by several programs
 SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each of a large GPU's cores,
 SHARED_TILE = 64  # with tiles of this size
 NARROW = 32  # a dot's tile up to this wide is made wider by neighbours, which share what the other side loads
+# of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
+MOST_ENTRIES = 512
+WIDEST_SUM = 1024  # elements of a tile that is summed at once
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
@@ -54,6 +59,7 @@ class Schedule:
     fact: str = ""
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
     merged: Merged | None = None
+    tables: Tables = field(default_factory=dict)  # whose numbers the source holds
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -120,9 +126,9 @@ class Schedule:
     def __str__(self) -> str:
         rows = [f"{'index':10}{'extent':>10}  role"]
         rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
-        product = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
+        kind = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
         shared = ", sums shared by programs" if self.is_shared else ""
-        return "\n".join([f"scatter: {self.strategy}, product: {product}{shared}", *rows])
+        return "\n".join([f"scatter: {self.strategy}, product: {kind}{shared}", *rows])
 
 
 def schedules(
@@ -149,7 +155,8 @@ def schedules(
         found += [deep] if deep is not None else []
     if not deterministic and _is_worth_sharing(found[0]):
         found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
-    return tuple(found)
+    unrolled = _unrolled_schedule(start, strides, tables_of(fact)) if use_dot is None else None
+    return (unrolled, *found) if unrolled is not None else tuple(found)
 
 
 def resized(schedule: Schedule, bound: Bound, fact: str) -> dict[str, int]:
@@ -166,6 +173,43 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
     return extents
+
+
+def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+    """Known tables as numbers in the source, if a program has all that they lead to along one axis of tiles."""
+    if not tables or start.strategy not in ("store", "atomic") or not start.bound.statement.is_sum:
+        return None
+    read = [access for factor in start.factors if isinstance(factor, Access) for access in walk(factor)]
+    own = [access for access in read if access.name in tables]
+    if {access.name for access in own} != {*tables} or any(access.name in tables for access in walk(start.output)):
+        return None
+    if not all(isinstance(index, Var) for access in own for index in access.indices):
+        return None
+    unrolled = dict.fromkeys(name for access in own for name in access.names)
+    others = [name for name in (*start.free, *start.summed) if name not in unrolled]
+    contiguous = _contiguity(start, strides)
+    vector = max(others, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default="")
+    if any(name in start.summed and (name != vector or start.extents[name] > WIDEST_SUM) for name in others):
+        return None
+    if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
+        return None
+    roles = {name: "grid" for name in others if name != vector}
+    roles[vector] = "tile" if vector in start.free else "step"
+    roles.update(dict.fromkeys(unrolled, "unrolled"))
+    given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
+    return Schedule(*given, tree=None, fact=start.fact, tables=tables)
+
+
+def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
+    """How many products there are; where a position is -1 there is none."""
+    found = 0
+    for place in product(*[range(extents[name]) for name in names]):
+        at = dict(zip(names, place))
+        numbers = [
+            number_at(tables[access.name], tuple([at[str(index)] for index in access.indices])) for access in own
+        ]
+        found += all(number >= 0 or isinstance(number, float) for number in numbers)
+    return found
 
 
 def _finish(

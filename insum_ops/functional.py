@@ -100,7 +100,9 @@ def insum_owned(
     facts: list[Tensor],
     **tensors: Tensor,
 ) -> Tensor:
-    """`insum_beside` for who knows which program owns which rows (`schedule.owned_by`); asks for no gradient."""
+    """`insum_beside` for who knows a fact: which program owns which rows (`scatter.owned_by`), or all numbers of the
+    fixed tensors (`known`); asks for no gradient.
+    """
     key, call, moving = find_pinned(memory, expr, tensors)
     if call is not None:
         return call(moving)

@@ -11,6 +11,7 @@ What a product is made of:
 
 Its terms: the statements for paths that are alike, with their tables:
 
+    channels        weights for each sample, channels that never mix; the coefficients are numbers in a kernel's source
     terms           the plain one, for every mode; one by output component, where channels never mix
     multilinear     a statement around fixed coefficients, which are grouped anew for each gradient
     tables          weights for each sample; the coefficients of a path in a dense table

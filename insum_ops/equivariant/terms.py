@@ -20,8 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compiler.pipeline import has_kernels
+from ..compiler.ready import is_transformed
+from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL, GroupCOO
 from ..functional import insum
+from .channels import Channels
 from .clebsch_gordan import Irreps, clebsch_gordan
 from .constants import Constants, Memory, format_on
 from .paths import LETTERS, Instruction, path_shape
@@ -189,6 +193,7 @@ class ChannelTerm:
     width: int  # channels u
     has_u: bool  # the second input has them too
     is_weighted: bool
+    channels: Channels | None  # the same where kernels run and each sample has weights of its own
     copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=Memory, repr=False)
 
     def __call__(
@@ -202,14 +207,31 @@ class ChannelTerm:
     ) -> Tensor:
         X = X.unsqueeze(2) if X.dim() == 2 else X
         Y = Y.unsqueeze(2) if self.has_u and Y.dim() == 2 else Y
+        if W is not None and self.is_weighted:
+            W = W.view(*W.shape[:-1], W.shape[-1] // self.width, self.width)
+            if W.dim() == 3 and self.unrolls(X):
+                assert self.channels is not None
+                return self.channels({"X": X, "Y": Y, "W": W}, SRC, DST, size)
+        return self.plain(X, Y, W, size, SRC, DST)
+
+    def unrolls(self, X: Tensor) -> bool:
+        """Kernels run whose source may hold the coefficients."""
+        if self.channels is None or is_transformed() or not has_kernels(X.device):
+            return False
+        return self.channels.on(X.device, X.dtype) is not None
+
+    def plain(
+        self, X: Tensor, Y: Tensor, W: Tensor | None, size: tuple[int, ...], SRC: Tensor | None, DST: Tensor | None
+    ) -> Tensor:
+        """By `insum` over the coefficients as a format."""
         tensors = {"CG": format_on(X.device, X.dtype, self.CG, self.copies), "X": X, "Y": Y}
         if W is not None and self.is_weighted:
-            tensors["W"] = W.view(*W.shape[:-1], W.shape[-1] // self.width, self.width)
+            tensors["W"] = W
         if SRC is not None:
             tensors["SRC"] = SRC
         if DST is not None:
             tensors["DST"] = DST
-        is_each = W is not None and W.dim() == 2
+        is_each = W is not None and W.dim() == 3
         expr = _channel_statement(self.has_u, self.is_weighted, is_each, SRC is not None, DST is not None)
         return insum(expr, size=size, **tensors)
 
@@ -254,7 +276,9 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
     num_second = irreps[1].dim if second is None else second.counts[0]
     shape = (out.counts[0], first.counts[0], num_second, offset // width)[:dims]
     CG = ELL.from_coo(torch.cat(entries, 1)[:dims], torch.cat(values), shape, group_dim=0)
-    return ChannelTerm(CG, width, second is not None, is_weighted)
+    has_u = second is not None
+    channels = Channels(CG, has_u) if is_weighted and len(CG.values) and CG.nnz <= MOST_ENTRIES else None
+    return ChannelTerm(CG, width, has_u, is_weighted, channels)
 
 
 def _path_statement(*key: Any) -> str:

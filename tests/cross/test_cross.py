@@ -16,9 +16,11 @@ from statements import IS_INTERPRETED
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.kernel import Flags
+from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
+from insum_ops.equivariant.channels import statement
 from insum_ops.equivariant.tables import TEXTS, product_texts
 from insum_ops.functional import OWNED
 
@@ -166,6 +168,22 @@ def tensor_columns(precision: str, channels: int) -> Case:
     return Case(name, text, shapes, SINGLE, OWNED, padded, precision=precision)
 
 
+def channelwise() -> Iterator[Case]:
+    """About as many coefficients as MACE's largest layer has, as numbers in the source: the product and dY."""
+    batch, channels = 20_000, 128
+    draw = torch.Generator().manual_seed(0)
+    counts = {"Z": 50, "X": 9, "Y": 16, "W": 12}
+    moving = {name: (batch, count, *([channels] if name != "Y" else [])) for name, count in counts.items()}
+    for made in "ZY":
+        size = counts[made], 200 // counts[made]
+        tables = {"CGV": torch.randn(size, generator=draw)}
+        for name, letter in zip(counts, "IJKL"):
+            if name != made:
+                tables[f"CG{letter}"] = torch.randint(0, counts[name], size, generator=draw)
+        shapes = {**moving, **{name: tuple(table.shape) for name, table in tables.items()}}
+        yield Case(f"channelwise {made}", statement(made, False, False, False), shapes, SINGLE, known(tables))
+
+
 def shared_weights(precision: str) -> Case:
     """The gradient of weights that 10,000 rows share: programs share its sums."""
     shapes = {"T": (10_000, 9, 64), "dZ": (10_000, 9, 64), "dW": (64, 64)}
@@ -180,6 +198,7 @@ def cases() -> Iterator[Case]:
         yield from tensor_tables(precision, 64)
         yield tensor_tables(precision, 16)[0]
         yield tensor_columns(precision, 32)
+    yield from channelwise()
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

@@ -1,0 +1,162 @@
+"""Products whose channels never mix, with weights for each sample, over coefficients that a kernel's source holds.
+
+    Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]
+
+Each of the four is made from the others by such a line, with the coefficients in rows of its own: no entry is
+scattered, and gradients have gradients. The tables are known when the kernel is written, so it has a product for each
+entry, loads what several entries read once, and reads no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compiler.known import known
+from ..compiler.ready import as_autocast, may_autocast, outside_transforms
+from ..formats import ELL
+from ..functional import insum_owned
+from .constants import Memory
+
+__all__ = ["Channels"]
+
+NUMBERS_OF_ROWS = 64  # kept before starting afresh, so that graphs of ever other sizes do not fill memory
+LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
+
+
+class Side(NamedTuple):
+    """The coefficients in rows of one tensor's components, in a device's memory."""
+
+    fixed: dict[str, Tensor]
+    fact: str
+    memories: dict[int, dict[Any, Any]]  # of how they were used: by how many rows were added to, -1 without such
+
+    def memory(self, rows: int) -> dict[Any, Any]:
+        found = self.memories.get(rows)
+        if found is None:
+            if len(self.memories) >= NUMBERS_OF_ROWS:
+                self.memories.clear()
+            found = self.memories[rows] = {}
+        return found
+
+
+@dataclass(frozen=True)
+class Channels:
+    """X, Y, W to Z, and any of the four from the others."""
+
+    CG: ELL  # [i, j, k, l]
+    has_u: bool  # Y has channels too
+    copies: dict[tuple[torch.device, torch.dtype], dict[str, Side]] = field(default_factory=Memory, repr=False)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Side] | None:
+        """None: a tracer is the first to ask, and can make none of it."""
+        found = self.copies.get((device, dtype))
+        if found is None and not torch.compiler.is_compiling():
+            with outside_transforms():
+                found = {name: self.side(dim, device, dtype) for dim, name in enumerate(LETTERS)}
+            if all([type(side.fixed["CGV"]) is Tensor for side in found.values()]):
+                self.copies[device, dtype] = found
+        return found
+
+    def side(self, dim: int, device: torch.device, dtype: torch.dtype) -> Side:
+        form = self.CG.regroup(dim)
+        tables = {f"CG{letter.upper()}": at for letter, at in zip(LETTERS.values(), form.coords) if at is not None}
+        tables["CGV"] = form.values.to(dtype)
+        return Side({name: table.to(device) for name, table in tables.items()}, known(tables), {})
+
+    def __call__(
+        self, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
+    ) -> Tensor:
+        """Z of X, Y and W, with rows of X and of Z by edge where there are such; `on` has found what it takes."""
+        device = tensors["X"].device
+        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
+            with torch.autocast(device.type, enabled=False):
+                return self.made("Z", tensors, SRC, DST, size)
+        return self.made("Z", tensors, SRC, DST, size)
+
+    def made(
+        self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
+    ) -> Tensor:
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors.values()]):
+            return _Made.apply(self, name, tuple(tensors), size, SRC, DST, *tensors.values())  # type: ignore[no-any-return]
+        return self.run(name, tensors, SRC, DST, size)
+
+    def run(
+        self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
+    ) -> Tensor:
+        first = next(iter(tensors.values()))
+        sides = self.on(first.device, first.dtype)
+        assert sides is not None
+        given, side = dict(tensors), sides[name]
+        if SRC is not None:
+            given["SRC"] = SRC
+        if DST is not None:
+            given["DST"] = DST
+        text = _statement(name, self.has_u, SRC is not None, DST is not None)
+        is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
+        memory = {} if torch.compiler.is_compiling() else side.memory(size[0] if is_added else -1)
+        return insum_owned(memory, text, side.fixed, size, side.fact, [], **given)
+
+
+class _Made(torch.autograd.Function):
+    """One of the tensors made of the others: every gradient is one more of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        channels: Channels,
+        made: str,
+        names: tuple[str, ...],
+        size: tuple[int, ...],
+        SRC: Tensor | None,
+        DST: Tensor | None,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(SRC, DST, *tensors)
+        ctx.rest = channels, made, names
+        return channels.run(made, dict(zip(names, tensors)), SRC, DST, size)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        SRC, DST, *tensors = ctx.saved_tensors
+        channels, made, names = ctx.rest
+        given = {made: upstream, **dict(zip(names, tensors))}
+        grads: list[Tensor | None] = []
+        for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
+            others = {other: given[other] for other in LETTERS if other != name}
+            size = tuple(given[name].shape)
+            grads.append(channels.made(name, others, SRC, DST, size) if is_wanted else None)
+        return None, None, None, None, None, None, *grads
+
+
+@cache
+def statement(made: str, has_u: bool, is_gathered: bool, is_scattered: bool) -> str:
+    """
+    >>> statement("Z", False, True, False)
+    'Z[b,i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
+    >>> statement("X", False, True, False)
+    'X[SRC[b],j,u] += CGV[j,r] * Z[b,CGI[j,r],u] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u]'
+    """
+    row = {"Z": "DST[b]" if is_scattered else "b", "X": "SRC[b]" if is_gathered else "b"}
+    own = LETTERS[made]
+    accesses = {}
+    for name, letter in LETTERS.items():
+        at = letter if name == made else f"CG{letter.upper()}[{own},r]"
+        accesses[name] = f"{name}[{row.get(name, 'b')},{at}{'' if name == 'Y' and not has_u else ',u'}]"
+    others = " * ".join(access for name, access in accesses.items() if name != made)
+    return f"{accesses[made]} += CGV[{own},r] * {others}"
+
+
+def _statement(*key: Any) -> str:
+    return statement(*key)
+
+
+# a tracer calls it once and keeps what it returns: it does not look into an lru_cache
+setattr(_statement, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

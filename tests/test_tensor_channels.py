@@ -1,0 +1,239 @@
+"""Channelwise products over known coefficients: the same as over a format, for values, gradients, edges and tracers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+
+o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
+from irreps import dense_product  # noqa: E402
+from tolerances import assert_matches  # noqa: E402
+
+from insum_ops.equivariant import channels as channels_module  # noqa: E402
+from insum_ops.equivariant import terms  # noqa: E402
+from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.nn import TensorProduct  # noqa: E402
+
+UVU = ("4x0e + 4x1o", "0e + 1o", "4x0e + 4x1o + 4x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)])
+UUU = ("4x0e + 4x1o", "4x0e + 4x1o", "4x1o + 4x0e", [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
+
+
+def product(irreps=UVU, has_weight=True, **options):
+    *own, paths = irreps
+    mode = "uuu" if irreps is UUU else "uvu"
+    options = {"shared_weights": False, "internal_weights": False, **options}
+    return TensorProduct(*own, [(*path, mode, has_weight) for path in paths], **options)
+
+
+def operands(ours, rows, edges=None, dtype=torch.float32):
+    shapes = (edges or rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel)
+    return [(torch.randn(shape, dtype=dtype) / 2).to(DEVICE).requires_grad_() for shape in shapes]
+
+
+def doubles(tensors):
+    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
+
+
+def assert_same(actual, tensors, expected, wide):
+    assert_matches(actual, expected)
+    upstream = torch.randn(actual.shape)
+    want = torch.autograd.grad(expected, wide, upstream.double())
+    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(got, reference)
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """Where no kernel runs too: statements over tables as torch operations."""
+    make_plan.cache_clear()
+    monkeypatch.setattr(terms, "has_kernels", lambda device: True)
+    yield
+    make_plan.cache_clear()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What was made of the others, in order."""
+    found, original = [], channels_module.Channels.run
+    run = lambda self, name, *given: (found.append(name), original(self, name, *given))[1]
+    monkeypatch.setattr(channels_module.Channels, "run", run)
+    return found
+
+
+@pytest.mark.parametrize("irreps", [UVU, UUU], ids=["uvu", "uuu"])
+def test_values_and_gradients(made, irreps):
+    ours = product(irreps)
+    tensors = operands(ours, 3)
+    for _ in range(2):
+        made.clear()
+        wide = doubles(tensors)
+        assert_same(ours(*tensors), tensors, dense_product(ours, *wide), wide)
+        assert made == ["Z", "X", "Y", "W"]
+
+
+def test_only_what_is_wanted_is_made(made):
+    ours = product()
+    x, y, weight = operands(ours, 3)
+    (dy,) = torch.autograd.grad(ours(x.detach(), y, weight.detach()).sum(), y)
+    assert made == ["Z", "Y"]
+    with torch.no_grad():
+        ours(x, y, weight)
+    assert made == ["Z", "Y", "Z"]
+    assert dy.shape == y.shape
+
+
+def test_edges(made):
+    """Rows are added to as many nodes as the call says, of which the tensors alone do not tell."""
+    ours = product()
+    src, dst = torch.tensor([2, 0, 2, 1]), torch.tensor([1, 1, 0, 3])
+    edges = {"src": src.to(DEVICE), "dst": dst.to(DEVICE)}
+    for nodes in (4, 6, 4, 5):
+        made.clear()
+        tensors = operands(ours, 4, 3)
+        wide = doubles(tensors)
+        messages = dense_product(ours, wide[0][src], *wide[1:])
+        expected = torch.zeros(nodes, messages.shape[1], dtype=torch.float64).index_add(0, dst, messages)
+        assert_same(ours(*tensors, **edges, num_nodes=nodes), tensors, expected, wide)
+        assert made == ["Z", "X", "Y", "W"]
+
+
+def test_edges_that_change_before_backward_are_refused():
+    ours = product()
+    src, dst = (torch.tensor([1, 0, 1], device=DEVICE) for _ in range(2))
+    tensors = operands(ours, 3, 2)
+    z = ours(*tensors, src=src, dst=dst, num_nodes=2)
+    src[0] = 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(z.sum(), tensors)
+
+
+def test_gradients_of_gradients():
+    """What forces are trained by, for every pair of operands."""
+    ours = product()
+    tensors = operands(ours, 2)
+    wide = doubles(tensors)
+    upstream = torch.randn(2, ours.irreps_out.dim)
+    mixed = [torch.randn(tensor.shape) for tensor in tensors]
+    found = []
+    for given, call in ((tensors, ours), (wide, lambda *all_of: dense_product(ours, *all_of))):
+        z = call(*given)
+        first = torch.autograd.grad(z, given, upstream.to(z), create_graph=True)
+        found.append(torch.autograd.grad(first, given, [part.to(z) for part in mixed]))
+    for got, reference in zip(*found, strict=True):
+        assert_matches(got, reference)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of calls")
+def test_gradcheck():
+    ours = product().double()
+    tensors = operands(ours, 2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(ours, tensors)
+    assert torch.autograd.gradgradcheck(ours, tensors)
+
+
+def test_other_batch_sizes_no_rows_and_strides(made):
+    ours = product()
+    for rows in (3, 5, 0, 1):
+        tensors = operands(ours, rows)
+        wide = doubles(tensors)
+        assert_matches(ours(*tensors), dense_product(ours, *wide))
+    x, y, weight = operands(ours, 6)
+    wide = doubles([x[::2], y[::2], weight[::2]])
+    assert_matches(ours(x[::2], y[::2], weight[::2]), dense_product(ours, *wide))
+    assert {*made} == {"Z"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype):
+    ours = product()
+    tensors = [tensor.detach().to(dtype) for tensor in operands(ours, 3)]
+    wide = doubles(tensors)
+    z = ours(*tensors)
+    assert z.dtype == dtype
+    expected = dense_product(ours, *wide).detach()
+    limit = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]  # coefficients are rounded too
+    assert (z.double().cpu() - expected).abs().max() <= limit * expected.abs().max()
+
+
+def test_autocast_takes_its_dtype(made):
+    ours = product()
+    tensors = operands(ours, 3)
+    wide = doubles(tensors)
+    with torch.autocast(DEVICE.type if isinstance(DEVICE, torch.device) else str(DEVICE).split(":")[0], torch.bfloat16):
+        z = ours(*tensors)
+    assert z.dtype == torch.bfloat16
+    expected = dense_product(ours, *wide)
+    assert (z.double().cpu() - expected).abs().max() <= 4e-2 * expected.abs().max()
+    for got, tensor in zip(torch.autograd.grad(z.float().sum(), tensors), tensors):
+        assert got.dtype == tensor.dtype
+    assert made == ["Z", "X", "Y", "W"]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
+@pytest.mark.skipif(IS_INTERPRETED, reason="traces of torch operations")
+def test_a_tracer_takes_tables_that_are_there(monkeypatch):
+    ours = product()
+    tensors = operands(ours, 3)
+    wide = doubles(tensors)
+    ours(*tensors)
+    monkeypatch.setattr(terms.ChannelTerm, "plain", None)  # no other way
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(*tensors), tensors, dense_product(ours, *wide), wide)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="traces of torch operations")
+def test_a_tracer_that_comes_first_takes_the_format(made):
+    ours = product()
+    tensors = [tensor.detach() for tensor in operands(ours, 3)]
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert_matches(compiled(*tensors), dense_product(ours, *doubles(tensors)))
+    assert not made
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="torch operations")
+def test_transforms_take_the_statement_itself(made):
+    ours = product()
+    x, y, weight = (tensor.detach() for tensor in operands(ours, 3))
+    expected = dense_product(ours, *doubles([x, y, weight]))
+    found = torch.func.vmap(lambda x, y, weight: ours(x[None], y[None], weight[None])[0])(x, y, weight)
+    assert_matches(found, expected)
+    assert not made
+
+
+def test_copies_and_pickles_make_their_own_tables(made):
+    ours = product()
+    tensors = operands(ours, 2)
+    expected = dense_product(ours, *doubles(tensors))
+    ours(*tensors)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert_matches(other(*tensors), expected)
+    assert made == ["Z"] * 3
+
+
+def test_shared_weights_no_weights_and_many_entries_have_none(made):
+    x, y, weight = operands(product(), 3)
+    product(shared_weights=True)(x, y, weight[0])
+    product(has_weight=False)(x, y)
+    assert not made
+
+
+def test_many_entries_are_left_to_the_format(monkeypatch, made):
+    monkeypatch.setattr(terms, "MOST_ENTRIES", 3)
+    ours = product()
+    tensors = operands(ours, 2)
+    assert_matches(ours(*tensors), dense_product(ours, *doubles(tensors)))
+    assert not made
+
+
+def test_few_sizes_are_kept(monkeypatch):
+    monkeypatch.setattr(channels_module, "NUMBERS_OF_ROWS", 2)
+    side = channels_module.Side({}, "", {})
+    first = side.memory(3)
+    assert side.memory(3) is first
+    side.memory(4)
+    side.memory(5)
+    assert side.memories == {5: {}}

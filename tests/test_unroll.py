@@ -1,0 +1,245 @@
+"""Statements over known tables: numbers in the source, one load for each position, and the same values as ever."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from problems import positions, problem, values
+from statements import DEVICE
+from tolerances import assert_matches
+
+from insum_ops.compiler import schedule
+from insum_ops.compiler.kernel import Flags
+from insum_ops.compiler.known import known
+from insum_ops.compiler.pipeline import has_kernels
+from insum_ops.compiler.problem import candidates
+from insum_ops.functional import insum, insum_owned
+
+STORED = "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]]"
+ADDED = "Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]]"
+SUMMED = "dY[b,k] += CGV[k,r] * X[b,CGJ[k,r],u] * dZ[b,CGI[k,r],u]"
+NO_PADDING = Flags(padded=frozenset())
+
+
+def tables(rows="i"):
+    """Three rows: two entries, one and a place without any, none at all."""
+    J, other = torch.tensor([[1, 0], [2, -1], [-1, -1]]), torch.tensor([[0, 1], [1, -1], [-1, -1]])
+    V = torch.tensor([[0.5, -2.0], [1.5, 0.0], [0.0, 0.0]])
+    return {"CGV": V, "CGJ": J, "CGK" if rows == "i" else "CGI": other}
+
+
+def own_problem(expr=STORED, batch=1000, channels=64, fixed=None, flags=NO_PADDING, dtype=torch.float32, **shapes):
+    fixed = tables("k" if expr == SUMMED else "i") if fixed is None else fixed
+    moving = {"X": values(batch, 3, channels, dtype=dtype)}
+    if expr == SUMMED:
+        moving["dZ"] = values(batch, 2, channels, dtype=dtype)
+    else:
+        moving["Y"] = values(batch, 2, dtype=dtype)
+    moving |= {"SRC": positions(batch), "DST": positions(batch)} if expr == ADDED else {}
+    meta = {name: values(*t.shape, dtype=dtype) if name == "CGV" else positions(*t.shape) for name, t in fixed.items()}
+    size = (batch, 3) if expr == SUMMED else (batch, 3, channels)
+    return problem(expr, {**moving, **meta}, size, known(fixed), flags)
+
+
+def unrolled(own):
+    return [way for way in candidates(own) if way.schedule.tables]
+
+
+def test_the_source_has_a_product_for_each_entry():
+    own = own_problem()
+    way = candidates(own)[0]
+    source = own.launcher(way).kernel.source
+    body = source[source.index("    pid = ") :]
+    assert (
+        body
+        == """\
+    pid = tl.program_id(0)
+    i_b = pid
+    i_u = tl.arange(0, 64)
+    v_X_0 = tl.load(X_ptr + i_b * stride_X_0 + 1 * stride_X_1 + i_u)
+    v_Y_1 = tl.load(Y_ptr + i_b * stride_Y_0)
+    v_X_2 = tl.load(X_ptr + i_b * stride_X_0 + i_u)
+    v_Y_3 = tl.load(Y_ptr + i_b * stride_Y_0 + 1)
+    v_X_4 = tl.load(X_ptr + i_b * stride_X_0 + 2 * stride_X_1 + i_u)
+    acc = v_X_0 * (v_Y_1 * 0.5)
+    acc += v_X_2 * (v_Y_3 * -2.0)
+    tl.store(ptr_of_output + i_b * stride__0 + i_u, acc)
+    acc = v_X_4 * (v_Y_3 * 1.5)
+    tl.store(ptr_of_output + i_b * stride__0 + 1 * stride__1 + i_u, acc)
+    acc = tl.zeros((64,), tl.float32)
+    tl.store(ptr_of_output + i_b * stride__0 + 2 * stride__1 + i_u, acc)
+"""
+    )
+    assert str(way) == "store unrolled u=64 warps=2 stages=1"
+    assert way.choices["unrolled"]
+
+
+def test_the_schedule_says_so():
+    way = candidates(own_problem())[0]
+    assert str(way.schedule).splitlines() == [
+        "scatter: store, product: multiply-add",
+        "index         extent  role",
+        "b               1000  grid",
+        "u                 64  tile",
+        "i                  3  unrolled",
+        "r                  2  unrolled",
+    ]
+    assert way.schedule.covers_output
+
+
+@pytest.mark.parametrize("expr", [STORED, ADDED, SUMMED], ids=["stored", "added", "summed"])
+def test_everything_is_loaded_once_and_before_the_first_store(expr):
+    own = own_problem(expr)
+    for way in unrolled(own):
+        source = own.launcher(way).kernel.source
+        loads = re.findall(r"tl\.load\((.*)\)", source)
+        assert len(loads) == len(set(loads))
+        writes = [source.index(text) for text in ("tl.store", "tl.atomic_add") if text in source]
+        assert source.rindex("tl.load") < min(writes)
+        assert "CG" not in source[source.index("pid = ") :]
+
+
+def test_a_sum_over_channels_is_one_number():
+    own = own_problem(SUMMED, channels=48)
+    (way, *_) = unrolled(own)
+    source = own.launcher(way).kernel.source
+    assert way.schedule.roles["u"] == "step"
+    assert source.count("acc = tl.sum(acc, 0)") == 3
+    assert "i_u < extent_u" in source
+
+
+def test_few_warps_for_few_channels():
+    assert [way.config.num_warps for way in unrolled(own_problem(channels=16))] == [1]
+    assert [way.config.num_warps for way in unrolled(own_problem(channels=128))] == [4, 2, 1]
+    blocks = [way.config.blocks for way in unrolled(own_problem(channels=1000))]
+    assert set(blocks) == {(("u", 256),)}
+
+
+def test_numbers_are_part_of_what_is_remembered():
+    fixed = tables()
+    other = {**fixed, "CGV": fixed["CGV"] * 2}
+    one, two = own_problem(fixed=fixed), own_problem(fixed=other)
+    assert one.key != two.key
+    assert one.signature != two.signature
+    assert own_problem(fixed=tables()).key == one.key
+
+
+def left_problem(expr, size, extra=()):
+    fixed = tables()
+    meta = {
+        name: values(*t.shape, dtype=torch.float32) if name == "CGV" else positions(*t.shape)
+        for name, t in fixed.items()
+    }
+    given = {"X": values(1000, 3, 64, dtype=torch.float32), "Y": values(1000, 2, dtype=torch.float32), **dict(extra)}
+    read = {name: tensor for name, tensor in {**given, **meta}.items() if f"{name}[" in expr}
+    return problem(expr, read, size, known(fixed), NO_PADDING)
+
+
+LEFT = {
+    "a largest": ("Z[b,i,u] = max(CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]])", (1000, 3, 64), ()),
+    "batches are summed": ("Z[i,u] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]]", (3, 64), ()),
+    "two are summed": (
+        "Z[b,i] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]] * Q[t]",
+        (1000, 3),
+        [("Q", values(64, dtype=torch.float32))],
+    ),
+    "a table is not read": ("Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],u]", (1000, 3, 64), ()),
+    "a table says where to": ("Z[b,CGK[i,r],u] += CGV[i,r] * X[b,CGJ[i,r],u]", (1000, 2, 64), ()),
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_other_statements_are_left_to_other_schedules(why):
+    own = left_problem(*LEFT[why])
+    assert candidates(own)
+    assert not unrolled(own)
+
+
+def test_without_the_fact_nothing_is_known():
+    assert not unrolled(replace(own_problem(), fact=""))
+
+
+def test_many_entries_and_wide_sums_are_left_too(monkeypatch):
+    monkeypatch.setattr(schedule, "MOST_ENTRIES", 2)
+    assert not unrolled(own_problem())
+    monkeypatch.setattr(schedule, "MOST_ENTRIES", 3)
+    assert unrolled(own_problem())
+    monkeypatch.setattr(schedule, "WIDEST_SUM", 32)
+    assert not unrolled(own_problem(SUMMED))
+    assert unrolled(own_problem(STORED))
+
+
+kernels = pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
+
+
+def given_tensors(expr, dtype, channels=5):
+    fixed = tables("k" if expr == SUMMED else "i")
+    fixed = {name: table.to(DEVICE, dtype if name == "CGV" else torch.int32) for name, table in fixed.items()}
+    draw = lambda *size: torch.randn(*size, dtype=torch.float64).to(dtype).to(DEVICE)
+    moving = {"X": draw(4, 3, channels)}
+    moving |= {"dZ": draw(4, 2, channels)} if expr == SUMMED else {"Y": draw(4, 2)}
+    if expr == ADDED:
+        moving["SRC"] = torch.tensor([0, 3, -1, 3], device=DEVICE)
+        moving["DST"] = torch.tensor([1, 1, 0, -1], device=DEVICE)
+    return fixed, moving, (4, 3) if expr == SUMMED else (4, 3, channels)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("expr", [STORED, ADDED, SUMMED], ids=["stored", "added", "summed"])
+def test_values(expr, dtype, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    fixed, moving, size = given_tensors(expr, dtype)
+    fact = known(fixed)
+    memory = {}
+    expected = one_by_one(expr, widened(moving, fixed), size)
+    for _ in range(3):
+        assert_matches(insum_owned(memory, expr, fixed, size, fact, [], **moving), expected)
+
+
+def widened(moving, fixed):
+    both = {**moving, **fixed}.items()
+    return {name: tensor.double().cpu() if tensor.is_floating_point() else tensor.cpu() for name, tensor in both}
+
+
+def one_by_one(expr, wide, size):
+    """Entry by entry, in plain loops."""
+    total = torch.zeros(size, dtype=torch.float64)
+    first = wide["CGV"]
+    for row in range(first.shape[0]):
+        for at in range(first.shape[1]):
+            j = int(wide["CGJ"][row, at])
+            if j < 0:
+                continue
+            for b in range(4):
+                if expr == SUMMED:
+                    other = wide["dZ"][b, int(wide["CGI"][row, at])]
+                    total[b, row] += first[row, at] * (wide["X"][b, j] * other).sum()
+                    continue
+                source, place = (int(wide[name][b]) if name in wide else b for name in ("SRC", "DST"))
+                if source >= 0 and place >= 0:
+                    total[place, row] += first[row, at] * wide["X"][source, j] * wide["Y"][b, int(wide["CGK"][row, at])]
+    return total
+
+
+@kernels
+def test_what_has_no_entry_hides_what_others_hold(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    fixed, moving, size = given_tensors(ADDED, torch.float32)
+    moving["Y"][2:] = float("nan")  # of edges without a source, or without a target
+    found = insum_owned({}, ADDED, fixed, size, known(fixed), [], **moving)
+    assert found.isfinite().all()
+
+
+@kernels
+def test_it_starts_from_what_is_there(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    fixed, moving, size = given_tensors(STORED, torch.float32)
+    start = torch.randn(size).to(DEVICE)
+    wide = widened(moving, fixed)
+    found = insum_owned({}, STORED, fixed, size, known(fixed), [], Z=start, **moving)
+    assert_matches(found, start.double().cpu() + one_by_one(STORED, wide, size))
+    assert_matches(insum(STORED, size=size, **moving, **fixed), one_by_one(STORED, wide, size))

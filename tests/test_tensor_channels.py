@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
+from torch.fx.experimental.proxy_tensor import make_fx
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
@@ -173,6 +174,18 @@ def test_autocast_takes_its_dtype(made):
     assert made == ["Z", "X", "Y", "W"]
 
 
+def test_backward_inside_autocast_casts_no_more_than_forward_did():
+    ours = product()
+    tensors = operands(ours, 3)
+    wide = doubles(tensors)
+    z, expected = ours(*tensors), dense_product(ours, *wide)
+    upstream = torch.randn(z.shape)
+    with torch.autocast(torch.device(DEVICE).type, torch.bfloat16):
+        found = torch.autograd.grad(z, tensors, upstream.to(DEVICE))
+    for got, reference in zip(found, torch.autograd.grad(expected, wide, upstream.double()), strict=True):
+        assert_matches(got, reference)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
 @pytest.mark.skipif(IS_INTERPRETED, reason="traces of torch operations")
 def test_a_tracer_takes_tables_that_are_there(monkeypatch):
@@ -192,6 +205,37 @@ def test_a_tracer_that_comes_first_takes_the_format(made):
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     assert_matches(compiled(*tensors), dense_product(ours, *doubles(tensors)))
     assert not made
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
+@pytest.mark.skipif(IS_INTERPRETED, reason="traces of torch operations")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_tracer_under_autocast_takes_tables_of_its_dtype(monkeypatch, dtype):
+    """An ordinary call in float32 has made them."""
+    ours = product()
+    tensors = operands(ours, 3)
+    expected = dense_product(ours, *doubles(tensors))
+    ours(*tensors)
+    monkeypatch.setattr(terms.ChannelTerm, "plain", None)  # no other way
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.autocast(torch.device(DEVICE).type, dtype):
+        z = compiled(*tensors)
+    assert z.dtype == dtype
+    assert (z.double().cpu() - expected).abs().max() <= 4e-2 * expected.abs().max()
+    for got, tensor in zip(torch.autograd.grad(z.float().sum(), tensors), tensors):
+        assert got.dtype == tensor.dtype
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="traces of torch operations")
+def test_a_mode_that_comes_first_takes_the_format(made):
+    """Whose tensors may hold no numbers to put into a source."""
+    ours = product()
+    tensors = [tensor.detach() for tensor in operands(ours, 3)]
+    traced = make_fx(lambda *given: ours(*given))(*tensors)
+    assert_matches(traced(*tensors), dense_product(ours, *doubles(tensors)))
+    assert not made
+    ours(*tensors)
+    assert made == ["Z"]
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="torch operations")

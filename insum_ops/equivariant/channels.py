@@ -10,6 +10,7 @@ entry, loads what several entries read once, and reads no table.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.known import known
-from ..compiler.ready import as_autocast, may_autocast, outside_transforms
+from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum_owned
 from .constants import Memory
@@ -26,6 +27,7 @@ from .constants import Memory
 __all__ = ["Channels"]
 
 NUMBERS_OF_ROWS = 64  # kept before starting afresh, so that graphs of ever other sizes do not fill memory
+HALF = (torch.float16, torch.bfloat16)
 LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
 
 
@@ -54,13 +56,16 @@ class Channels:
     copies: dict[tuple[torch.device, torch.dtype], dict[str, Side]] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Side] | None:
-        """None: a tracer is the first to ask, and can make none of it."""
+        """None: somebody who watches is the first to ask, to whom tensors may hold no numbers."""
         found = self.copies.get((device, dtype))
-        if found is None and not torch.compiler.is_compiling():
+        if found is None and not is_watched():
+            # what a tracer wants under autocast has to be there when it comes
+            dtypes = (dtype, *HALF) if dtype == torch.float32 else (dtype,)
             with outside_transforms():
-                found = {name: self.side(dim, device, dtype) for dim, name in enumerate(LETTERS)}
-            if all([type(side.fixed["CGV"]) is Tensor for side in found.values()]):
-                self.copies[device, dtype] = found
+                for own in dtypes:
+                    sides = {name: self.side(dim, device, own) for dim, name in enumerate(LETTERS)}
+                    self.copies.setdefault((device, own), sides)
+            found = self.copies[device, dtype]
         return found
 
     def side(self, dim: int, device: torch.device, dtype: torch.dtype) -> Side:
@@ -129,10 +134,13 @@ class _Made(torch.autograd.Function):
         channels, made, names = ctx.rest
         given = {made: upstream, **dict(zip(names, tensors))}
         grads: list[Tensor | None] = []
-        for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
-            others = {other: given[other] for other in LETTERS if other != name}
-            size = tuple(given[name].shape)
-            grads.append(channels.made(name, others, SRC, DST, size) if is_wanted else None)
+        # what forward has not cast backward does not cast either, wherever it is called
+        is_cast = not torch.compiler.is_compiling() and may_autocast()
+        with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
+            for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
+                others = {other: given[other] for other in LETTERS if other != name}
+                size = tuple(given[name].shape)
+                grads.append(channels.made(name, others, SRC, DST, size) if is_wanted else None)
         return None, None, None, None, None, None, *grads
 
 

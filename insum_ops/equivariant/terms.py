@@ -218,7 +218,10 @@ class ChannelTerm:
         """Kernels run whose source may hold the coefficients."""
         if self.channels is None or is_transformed() or not has_kernels(X.device):
             return False
-        return self.channels.on(X.device, X.dtype) is not None
+        kind, dtype = X.device.type, X.dtype
+        if dtype == torch.float32 and torch.is_autocast_enabled(kind):  # which it is cast to before it is read
+            dtype = torch.get_autocast_dtype(kind)
+        return self.channels.on(X.device, dtype) is not None
 
     def plain(
         self, X: Tensor, Y: Tensor, W: Tensor | None, size: tuple[int, ...], SRC: Tensor | None, DST: Tensor | None

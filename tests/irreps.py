@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -49,6 +51,19 @@ def dense_product(tp, x: Tensor, y: Tensor, weight: Tensor | None, is_magnitude:
         part = torch.einsum(f"b{first[0]}i,b{first[1]}j,ijk,b{second}->b{third}k", X, Y, C, W)
         z[:, slices3[path.i_out]] += part.reshape(len(y), mul3 * ir3.dim)
     return z
+
+
+def second_gradients(tp, tensors: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gradients of gradients, as forces are trained by, beside those of `dense_product`; for every pair of operands."""
+    wide = [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
+    upstream = torch.randn(len(tensors[1]), tp.irreps_out.dim)
+    mixed = [torch.randn(tensor.shape) for tensor in tensors]
+    found = []
+    for given, call in ((tensors, tp), (wide, lambda *all_of: dense_product(tp, *all_of))):
+        z = call(*given)
+        first = torch.autograd.grad(z, given, upstream.to(z), create_graph=True)
+        found.append(torch.autograd.grad(first, given, [part.to(z) for part in mixed]))
+    return zip(*found, strict=True)
 
 
 def to_ir_mul(irreps, x: Tensor) -> Tensor:

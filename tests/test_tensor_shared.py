@@ -8,7 +8,7 @@ from statements import DEVICE, IS_INTERPRETED
 from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product  # noqa: E402
+from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
@@ -108,16 +108,7 @@ def test_any_inputs_may_want_gradients(name, wanted):
 def test_gradients_of_gradients(name):
     """What forces are trained by, for every pair of operands."""
     ours = product(name)
-    tensors = operands(ours, 2)
-    wide = doubles(tensors)
-    upstream = torch.randn(2, ours.irreps_out.dim)
-    mixed = [torch.randn(tensor.shape) for tensor in tensors]
-    found = []
-    for given, call in ((tensors, ours), (wide, lambda *all_of: dense_product(ours, *all_of))):
-        z = call(*given)
-        first = torch.autograd.grad(z, given, upstream.to(z), create_graph=True)
-        found.append(torch.autograd.grad(first, given, [part.to(z) for part in mixed]))
-    for got, reference in zip(*found, strict=True):
+    for got, reference in second_gradients(ours, operands(ours, 2)):
         assert_matches(got, reference)
 
 

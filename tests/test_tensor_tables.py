@@ -10,7 +10,7 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product  # noqa: E402
+from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import scatter  # noqa: E402
@@ -93,16 +93,7 @@ def test_values_and_gradients(irreps, monkeypatch):
 def test_gradients_of_gradients():
     """What forces are trained by, for every pair of operands."""
     ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
-    tensors = operands(ours, 2)
-    wide = doubles(tensors)
-    upstream = torch.randn(2, ours.irreps_out.dim)
-    mixed = [torch.randn(tensor.shape) for tensor in tensors]
-    found = []
-    for given, call in ((tensors, ours), (wide, lambda *all_of: dense_product(ours, *all_of))):
-        z = call(*given)
-        first = torch.autograd.grad(z, given, upstream.to(z), create_graph=True)
-        found.append(torch.autograd.grad(first, given, [part.to(z) for part in mixed]))
-    for got, reference in zip(*found, strict=True):
+    for got, reference in second_gradients(ours, operands(ours, 2)):
         assert_matches(got, reference)
 
 

@@ -31,7 +31,7 @@ def tables(rows="i"):
     return {"CGV": V, "CGJ": J, "CGK" if rows == "i" else "CGI": other}
 
 
-def own_problem(expr=STORED, batch=1000, channels=64, fixed=None, flags=NO_PADDING, dtype=torch.float32, **shapes):
+def own_problem(expr=STORED, batch=1000, channels=64, fixed=None, flags=NO_PADDING, dtype=torch.float32):
     fixed = tables("k" if expr == SUMMED else "i") if fixed is None else fixed
     moving = {"X": values(batch, 3, channels, dtype=dtype)}
     if expr == SUMMED:

@@ -35,8 +35,7 @@ MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one progra
 # components of blocks whose columns kernels find one by one; wider ones are put in order before and after. One H200,
 # 10,000 samples, lmax 1, full float32: .028 ms at 16 channels, in order .037, at 64 .164 and .187; lmax 2 at 32: .231
 # and .191. Gradients read such columns more often: 1.2 to 1.3 times as long at 32 and 64 channels, so they never do.
-WIDEST_READ = 3
-WIDEST_WRITTEN = 3
+WIDEST = 3
 LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
 
 
@@ -211,8 +210,8 @@ def _flat_plan(
     if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
         return None
     reads, writes = (
-        slot.order is not None and max(ir.dim for mul, ir in own if mul) <= widest
-        for own, slot, widest in ((irreps[0], first, WIDEST_READ), (irreps[2], out, WIDEST_WRITTEN))
+        slot.order is not None and max(ir.dim for mul, ir in own if mul) <= WIDEST
+        for own, slot in ((irreps[0], first), (irreps[2], out))
     )
     if not reads and not writes:
         return None

@@ -18,6 +18,7 @@ BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not
 LEAST_TURNS = 4
 SORTED = 3  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
+LARGEST_TILE = 2048  # elements of a program's tiles over known tables, of which it has several rows
 WIDE = 1024  # results of a program from which on they are too many for one warp
 
 
@@ -202,11 +203,28 @@ def _table_configs(schedule: Schedule) -> Iterator[Config]:
 
 def _unrolled_configs(schedule: Schedule) -> Iterator[Config]:
     """One result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured."""
+    if len(schedule.axes) == 2:
+        yield from _unrolled_tiles(schedule)
+        return
     (vector,) = schedule.axes
     extent = power_of_two(schedule.extents[vector])
     wide = extent if schedule.roles[vector] == "step" else min(extent, 256)
     for each in (1, 2, 4):
         yield Config(((vector, wide),), max(1, min(wide // (32 * each), 8)), 1)
+
+
+def _unrolled_tiles(schedule: Schedule) -> Iterator[Config]:
+    """Eight elements to a thread, or four where that many rows have no room; the next tiles on their way.
+
+    One H200, fully connected tensor products of 10,000 samples: eight were up to twice as fast as four, and half of 32
+    columns to a program up to 1.15 times as fast as all of them.
+    """
+    whole = {name: power_of_two(schedule.extents[name]) for name in schedule.axes}
+    is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
+    for most, (each, stages) in product((64, 16), ((8, 4), (8, 2), (4, 2)) if is_streamed else ((8, 1), (4, 1))):
+        blocks = {name: size if schedule.roles[name] == "step" else min(size, most) for name, size in whole.items()}
+        if prod(blocks.values()) <= LARGEST_TILE:
+            yield Config(tuple(blocks.items()), max(1, min(prod(blocks.values()) // (32 * each), 8)), stages)
 
 
 def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Tables", "known", "number_at", "tables_of"]
+__all__ = ["Tables", "is_permutation", "known", "line_at", "number_at", "tables_of"]
 
 KNOWN = "known "
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists
@@ -40,3 +40,33 @@ def number_at(table: Any, place: tuple[int, ...]) -> Any:
     for position in place:
         table = table[position]
     return table
+
+
+def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None:
+    """Where a table begins along the dimension whose place is None, and how far apart its numbers are; None: unevenly.
+
+    >>> line_at([[7, 1, 4, 7]], (0, None)), line_at([[0, 1, 4]], (0, None)), line_at([[7, 1, 4]], (0, 2))
+    (None, None, (4, 0))
+    >>> line_at([[0, 3, 6], [1, 4, 7]], (1, None))
+    (1, 3)
+    """
+    along = place.index(None) if None in place else len(place)
+    table = number_at(table, tuple(at for at in place[:along] if at is not None))
+    if along == len(place):
+        return table, 0
+    rest = tuple(at for at in place[along + 1 :] if at is not None)
+    numbers = [number_at(each, rest) for each in table]
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
+    return (numbers[0], step) if numbers == [numbers[0] + step * at for at in range(len(numbers))] else None
+
+
+def is_permutation(table: Any, length: int) -> bool:
+    """Every number below `length` stands in the table, once.
+
+    >>> is_permutation([[2, 0], [1, 3]], 4), is_permutation([[2, 0], [1, 2]], 4)
+    (True, False)
+    """
+    numbers = [table]
+    while numbers and isinstance(numbers[0], list):
+        numbers = [number for each in numbers for number in each]
+    return sorted(numbers) == list(range(length))

@@ -10,6 +10,7 @@ from typing import Union
 from .bind import Bound
 from .differentiate import fresh_name
 from .ir import Access, Index, Var, walk
+from .known import is_permutation, tables_of
 
 __all__ = [
     "SHORT_LENGTH",
@@ -115,7 +116,7 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     )
     found = []
     is_sum = bound.statement.is_sum
-    if is_simple and fact == written_once(scattered[0].name):
+    if is_simple and (fact == written_once(scattered[0].name) or _is_known_once(bound, scattered[0], fact)):
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
@@ -130,6 +131,13 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     if is_sum and not deterministic and "store-or-atomic" not in found:
         found.append("atomic")
     return tuple(found)
+
+
+def _is_known_once(bound: Bound, scattered: Access, fact: str) -> bool:
+    """Its numbers are known, and lead to every place once."""
+    table = tables_of(fact).get(scattered.name)
+    length = bound.size[bound.statement.output.indices.index(scattered)]
+    return table is not None and is_permutation(table, length)
 
 
 def tensors_of(fact: str) -> tuple[str, ...]:

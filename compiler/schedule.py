@@ -24,7 +24,7 @@ import torch
 from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
-from .known import Tables, number_at, tables_of
+from .known import Tables, line_at, tables_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows
 
 __all__ = ["MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
@@ -156,7 +156,9 @@ def schedules(
     if not deterministic and _is_worth_sharing(found[0]):
         found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
     unrolled = _unrolled_schedule(start, strides, tables_of(fact)) if use_dot is None else None
-    return (unrolled, *found) if unrolled is not None else tuple(found)
+    if unrolled is None:
+        return tuple(found)
+    return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
 
 
 def resized(schedule: Schedule, bound: Bound, fact: str) -> dict[str, int]:
@@ -176,39 +178,56 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
 
 
 def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
-    """Known tables as numbers in the source, if a program has all that they lead to along one axis of tiles."""
-    if not tables or start.strategy not in ("store", "atomic") or not start.bound.statement.is_sum:
+    """Known tables as numbers in the source, if a program has all that they lead to along one or two axes of tiles."""
+    if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
-    read = [access for factor in start.factors if isinstance(factor, Access) for access in walk(factor)]
-    own = [access for access in read if access.name in tables]
-    if {access.name for access in own} != {*tables} or any(access.name in tables for access in walk(start.output)):
+    roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
+    own = [access for root in roots for access in walk(root) if access.name in tables]
+    if {access.name for access in own} != {*tables}:
+        return None
+    if start.strategy != "store-once" and any(access in own for access in walk(start.output)):
         return None
     if not all(isinstance(index, Var) for access in own for index in access.indices):
         return None
-    unrolled = dict.fromkeys(name for access in own for name in access.names)
-    others = [name for name in (*start.free, *start.summed) if name not in unrolled]
-    contiguous = _contiguity(start, strides)
-    vector = max(others, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default="")
-    if any(name in start.summed and (name != vector or start.extents[name] > WIDEST_SUM) for name in others):
+    # each number of a table that is a factor is an entry; along other names positions may lie on a line
+    numbers = [access for access in own if access in start.factors] or own
+    entries = dict.fromkeys(name for access in numbers for name in access.names)
+    others = [name for name in (*start.free, *start.summed) if name not in entries]
+    axes = _unrolled_axes(start, strides, others)
+    unrolled = dict.fromkeys([*entries, *(name for access in own for name in access.names if name not in axes)])
+    summed = [name for name in others if name in start.summed]
+    if any(name not in axes for name in summed) or math.prod(start.extents[name] for name in summed) > WIDEST_SUM:
         return None
     if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
         return None
-    roles = {name: "grid" for name in others if name != vector}
-    roles[vector] = "tile" if vector in start.free else "step"
+    roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
+    roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
     given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
     return Schedule(*given, tree=None, fact=start.fact, tables=tables)
 
 
+def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
+    """The name along memory, and one more that stands beside it in a factor or in the output, as channels do."""
+    contiguous = _contiguity(start, strides)
+    by_memory = sorted(names, key=lambda name: (contiguous.get(name, 0), start.extents[name]), reverse=True)
+    if not by_memory or is_varying(start.bound, by_memory[0]):
+        return by_memory[:1]
+    return [name for name in by_memory if not is_varying(start.bound, name)][1::-1]
+
+
 def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
-    """How many products there are; where a position is -1 there is none."""
+    """How many products there are, 0 if some table is no line along an axis; where a position is -1 there is none."""
     found = 0
     for place in product(*[range(extents[name]) for name in names]):
         at = dict(zip(names, place))
-        numbers = [
-            number_at(tables[access.name], tuple([at[str(index)] for index in access.indices])) for access in own
-        ]
-        found += all(number >= 0 or isinstance(number, float) for number in numbers)
+        starts = []
+        for access in own:
+            line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
+            if line is None:
+                return 0
+            starts.append(line[0])
+        found += all(number >= 0 or isinstance(number, float) for number in starts)
     return found
 
 

@@ -81,7 +81,7 @@ def test_a_cast_afterwards_keeps_the_host_busy_too():
     rank = lambda strategy, ms: autotune._rank(Timing(ways[strategy], ms), own.launcher(ways[strategy]))
     assert own.launcher(ways["store-or-atomic"]).is_wide
     assert rank("owner", 0.02) < rank("store-or-atomic", 0.009)
-    assert rank("store-or-atomic", 0.025) < rank("owner", 0.026)
+    assert rank("store-or-atomic", 0.035) < rank("owner", 0.036)
 
 
 @pytest.mark.usefixtures("problem")  # for its empty cache

@@ -66,9 +66,13 @@ def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -
     return bound(dtype, magnitude, terms=ours.weight_numel * 9, factors=5).detach()
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_known() -> None:
-    make_plan.cache_clear()  # nor which terms have run with tables
+@pytest.fixture(autouse=True, params=["held", "in memory"])
+def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Coefficients in the source of kernels, or in tables that these read."""
+    make_plan.cache_clear()  # nothing is known, nor which terms have run with tables
+    if request.param != "held":
+        monkeypatch.setattr(tables, "HELD_BYTES", dict.fromkeys("ZXYW", 0))
+    return bool(request.param == "held")
 
 
 @pytest.fixture
@@ -208,7 +212,7 @@ def test_tables_run_where_kernels_do(monkeypatch):
     assert bool(calls) == has_kernels(torch.device(DEVICE))
 
 
-def test_every_component_is_in_a_tile_and_every_path_is_sorted():
+def test_every_component_is_in_a_tile_and_every_path_is_sorted(are_held):
     (term,) = terms_of(product(LONG))
     assert isinstance(term, TableTerm)
     (in1, _), _, (out, _) = term.tables.shapes
@@ -216,7 +220,9 @@ def test_every_component_is_in_a_tile_and_every_path_is_sorted():
     assert_sorted(term.tables.swapped, in1, term.plain.num_paths)
     ours = product(NARROW)
     (columns,) = flat_of(ours).each.terms
-    assert_sorted(columns.side, ours.irreps_out.dim, columns.plain.num_paths)
+    assert columns.side.is_known == are_held
+    if not are_held:
+        assert_sorted(columns.side, ours.irreps_out.dim, columns.plain.num_paths)
 
 
 def assert_sorted(side: Side, rows: int, num_paths: int) -> None:
@@ -231,7 +237,7 @@ def assert_sorted(side: Side, rows: int, num_paths: int) -> None:
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("has_edges", [False, True])
 @pytest.mark.parametrize("columns", ["read", "written", "both"])
-def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypatch, columns, has_edges):
+def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypatch, columns, has_edges, are_held):
     """On the node and statement by statement."""
     gathered = []
     original = Slots.ordered, Slots.unordered
@@ -259,7 +265,7 @@ def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypat
         x, y, weight = still
         flat, places = flat_of(ours), [given.get("src"), given.get("dst")]
         assert_matches(flat.composed(x, y, weight, *places, 3), expected)
-    assert {*gathered} == {"read": {"z"}, "written": {"x"}, "both": set()}[columns]
+    assert {*gathered} == ({"read": {"z"}, "written": {"x"}, "both": set()}[columns] if not are_held else set())
     gathered.clear()
     learns = [tensors[0], tensors[2]]
     assert_same(ours(tensors[0], still[1], tensors[2], **given), learns, expected, [wide[0], wide[2]])
@@ -275,8 +281,8 @@ def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypat
         (LONG, "mul_ir"),  # wide blocks
     ],
 )
-def test_no_tables_of_columns_where_columns_are_in_order_or_far_apart_or_in_several_slots(irreps, layout):
-    assert flat_of(product(irreps, layout=layout)) is None
+def test_no_tables_of_columns_where_columns_are_in_order_or_far_apart_or_in_several_slots(irreps, layout, are_held):
+    assert (flat_of(product(irreps, layout=layout)) is None) == (irreps is not LONG or not are_held)
 
 
 @pytest.mark.usefixtures("everywhere")

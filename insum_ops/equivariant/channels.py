@@ -1,6 +1,7 @@
-"""Products whose channels never mix, with weights for each sample, over coefficients that a kernel's source holds.
+"""Products with weights for each sample, over coefficients that a kernel's source holds.
 
     Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]
+    Z[DST[b],i,w] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]
 
 Each of the four is made from the others by such a line, with the coefficients in rows of its own: no entry is
 scattered, and gradients have gradients. The tables are known when the kernel is written, so it has a product for each
@@ -24,11 +25,15 @@ from ..formats import ELL
 from ..functional import insum_owned
 from .constants import Memory
 
-__all__ = ["Channels"]
+__all__ = ["ALL_APART", "APART", "MIXED", "Channels", "statement"]
 
 NUMBERS_OF_ROWS = 64  # kept before starting afresh, so that graphs of ever other sizes do not fill memory
 HALF = (torch.float16, torch.bfloat16)
 LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
+Along = tuple[str, str, str, str]  # the channels of Z, X, Y and W
+APART: Along = ("u", "u", "", "u")  # they never mix
+ALL_APART: Along = ("u", "u", "u", "u")
+MIXED: Along = ("w", "u", "", "uw")
 
 
 class Side(NamedTuple):
@@ -52,7 +57,7 @@ class Channels:
     """X, Y, W to Z, and any of the four from the others."""
 
     CG: ELL  # [i, j, k, l]
-    has_u: bool  # Y has channels too
+    along: Along
     copies: dict[tuple[torch.device, torch.dtype], dict[str, Side]] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Side] | None:
@@ -104,7 +109,7 @@ class Channels:
             given["SRC"] = SRC
         if DST is not None:
             given["DST"] = DST
-        text = _statement(name, self.has_u, SRC is not None, DST is not None)
+        text = _statement(name, self.along, SRC is not None, DST is not None)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if torch.compiler.is_compiling() else side.memory(size[0] if is_added else -1)
         return insum_owned(memory, text, side.fixed, size, side.fact, [], **given)
@@ -145,19 +150,19 @@ class _Made(torch.autograd.Function):
 
 
 @cache
-def statement(made: str, has_u: bool, is_gathered: bool, is_scattered: bool) -> str:
+def statement(made: str, along: Along, is_gathered: bool, is_scattered: bool) -> str:
     """
-    >>> statement("Z", False, True, False)
+    >>> statement("Z", APART, True, False)
     'Z[b,i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
-    >>> statement("X", False, True, False)
-    'X[SRC[b],j,u] += CGV[j,r] * Z[b,CGI[j,r],u] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u]'
+    >>> statement("X", MIXED, True, False)
+    'X[SRC[b],j,u] += CGV[j,r] * Z[b,CGI[j,r],w] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u,w]'
     """
     row = {"Z": "DST[b]" if is_scattered else "b", "X": "SRC[b]" if is_gathered else "b"}
     own = LETTERS[made]
     accesses = {}
-    for name, letter in LETTERS.items():
+    for (name, letter), channels in zip(LETTERS.items(), along):
         at = letter if name == made else f"CG{letter.upper()}[{own},r]"
-        accesses[name] = f"{name}[{row.get(name, 'b')},{at}{'' if name == 'Y' and not has_u else ',u'}]"
+        accesses[name] = f"{name}[{','.join([row.get(name, 'b'), at, *channels])}]"
     others = " * ".join(access for name, access in accesses.items() if name != made)
     return f"{accesses[made]} += CGV[{own},r] * {others}"
 

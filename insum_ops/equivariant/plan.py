@@ -209,8 +209,9 @@ def _flat_plan(
     first, second, out = slots
     if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
         return None
+    is_held = each.terms[0].tables.is_held("Z", torch.float32)
     reads, writes = (
-        slot.order is not None and max(ir.dim for mul, ir in own if mul) <= WIDEST
+        slot.order is not None and (is_held or max(ir.dim for mul, ir in own if mul) <= WIDEST)
         for own, slot in ((irreps[0], first), (irreps[2], out))
     )
     if not reads and not writes:

@@ -17,6 +17,7 @@ from ..compiler.parse import parse
 from ..compiler.ready import pinned
 from ..compiler.ready_call import PlainCall
 from ..functional import OWNED
+from .channels import MIXED, statement
 from .tables import TEXTS, ColumnTerm, TableTerm
 from .terms import PathTerm, path_statement
 
@@ -174,24 +175,41 @@ def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> St
     tables, texts, at = term.tables, TEXTS, int(is_gathered)
     tables.prepare(x.device, x.dtype)
     row = (("SRC", SRC),) if is_gathered else ()
-    (fixed, facts, _), (turned, turned_facts, _) = (
+    (fixed, _, facts, _), (turned, _, turned_facts, _) = (
         side.on(x.device, x.dtype) for side in (tables.forward, tables.swapped)
     )
     as_weights = tables.as_weights.on(x.device, x.dtype).fixed
     reads = (("X", X), ("Y", Y), ("W", W), *row)
-    product = Statement(texts.product[at], reads, fixed, OWNED, facts)
-    gradients = (
+    by_tables = (
+        Statement(texts.product[at], reads, fixed, OWNED, facts),
         Statement(texts.product[0], (("X", DZ), ("Y", Y), ("W", TURNED)), turned, OWNED, turned_facts),
         Statement(texts.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights),
         Statement(texts.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights),
     )
+    product, *gradients = _held(term, x, is_gathered, by_tables)
     scatter = Statement(texts.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
     shape = (term.plain.num_paths, *term.plain.weight_shape[::2])
-    return StatedStep(number, False, shape, product, gradients, scatter, reads_turned=True)
+    return StatedStep(number, False, shape, product, tuple(gradients), scatter, reads_turned=True)
+
+
+def _held(term: TableTerm, x: Tensor, is_gathered: bool, by_tables: Sequence[Statement]) -> list[Statement]:
+    """Z, dX, dY and dW, those that kernels make whose source holds the coefficients by their statements."""
+    known, places = term.tables.known, {"Z": DZ, "X": X, "Y": Y, "W": W}
+    sides = None if known is None else known.on(x.device, x.dtype)
+    found = []
+    for own, name in zip(by_tables, places):
+        if sides is None or not term.tables.is_held(name, x.dtype):
+            found.append(own)
+            continue
+        row = (("SRC", SRC),) if is_gathered and name != "X" else ()
+        reads = (*((other, at) for other, at in places.items() if other != name), *row)
+        text = statement(name, MIXED, bool(row), False)
+        found.append(Statement(text, reads, sides[name].fixed, sides[name].fact))
+    return found
 
 
 def column_step(term: ColumnTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
-    fixed, facts, _ = term.side.on(x.device, x.dtype)
+    fixed, fact, facts, _ = term.side.on(x.device, x.dtype)
     reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
-    product = Statement(term.texts[int(is_gathered)], reads, fixed, OWNED, facts)
+    product = Statement(term.texts[int(is_gathered)], reads, fixed, fact, facts)
     return StatedStep(number, False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())

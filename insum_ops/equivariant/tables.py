@@ -6,10 +6,14 @@ i, j and k are the components of a path's three blocks. Paths are sorted by thei
 program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer products than with a row
 for every coefficient. The gradient of X is the same product with X and Z, and u and w, swapped. Where nothing learns,
 tables can name columns, `X[b,CGJ[p,j,u]]`, in whichever layout: nothing has to be put in order first.
+
+With few channels the coefficients are better numbers in the kernel's source: `Channels` makes those of the four, Z and
+the gradients of X, Y and W, that `is_held` names.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,9 +22,13 @@ import torch
 from torch import Tensor
 
 from ..compiler.contract import SHORT
+from ..compiler.known import known
 from ..compiler.pipeline import has_kernels
 from ..compiler.ready import as_autocast, is_transformed, may_autocast
+from ..compiler.schedule import MOST_ENTRIES
+from ..formats import ELL
 from ..functional import OWNED, insum, insum_beside, insum_owned
+from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants, Memory
 from .paths import Instruction
@@ -29,7 +37,16 @@ from .terms import Beside, PathTerm, coefficients
 
 __all__ = ["TEXTS", "ColumnTerm", "TableTerm", "by_column", "has_tables_on", "product_texts", "with_tables"]
 
+CPU = torch.device("cpu")
 LEAST_ROWS = 4  # of a dot that is worth it
+# One H200, 10,000 samples, microseconds of Z, dX, dY and dW by kernels that hold the coefficients:
+#     channels   lmax 1            lmax 2             lmax 3               Z by tables, put in order before and after
+#     16         10 9 10 13        36 34 36 34        72 122 96 69         27, 113, 219
+#     32         50 43 50 47       139 118 147 124    301 495 762 257      55, 192, 363
+#     64         179 158 - 185     573 491 - 501      1376 1548 - 1030     162, 544, 1136
+# dX by tables takes as long as Z, dW and dY longer.
+HELD_BYTES = {"Z": 4096, "X": 4096, "Y": 4096, "W": math.inf}  # at most, of a path's weights as they are summed
+HELD_ENTRIES, BYTES_OF_MANY = 128, 1024  # with more coefficients dX runs out of registers, but for so few bytes
 
 
 class Texts(NamedTuple):
@@ -63,10 +80,19 @@ TEXTS = Texts(
 )
 
 
+def held_texts(reads_columns: bool, writes_columns: bool) -> tuple[str, str]:
+    """`product_texts` for coefficients one by one."""
+    Z = "Z[b,ROW[i,w]]" if writes_columns else "Z[b,i,w]"
+    at = "CGJ[i,r,u]" if reads_columns else "CGJ[i,r],u"
+    rest = "Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]"
+    return f"{Z} += CGV[i,r] * X[b,{at}] * {rest}", f"{Z} += CGV[i,r] * X[SRC[b],{at}] * {rest}"
+
+
 class OnDevice(NamedTuple):
     """Tables in one device's memory."""
 
     fixed: dict[str, Tensor]
+    fact: str
     facts: list[Tensor]  # where the paths of each output block begin
     memory: dict[Any, Any]  # of how they were used
 
@@ -76,6 +102,7 @@ class Tables:
     """What statements read beside their moving tensors, and its copies in each device's memory."""
 
     constants: Constants
+    is_known: bool = False  # their numbers may stand in a kernel's source; else programs own output blocks
     copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
@@ -83,8 +110,9 @@ class Tables:
         if found is None:
             tables = self.constants.on(device, dtype)
             fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-            found = OnDevice(fixed, [tables["pointers"]] if "pointers" in tables else [], {})
-            if type(fixed["CG"]) is Tensor:  # a FakeTensorMode's are good for one call
+            fact = known(self.constants.on(CPU, dtype)) if self.is_known else OWNED
+            found = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
+            if all([type(table) is Tensor for table in fixed.values()]):  # a FakeTensorMode's are good for one call
                 self.copies[device, dtype] = found
         return found
 
@@ -103,13 +131,13 @@ class Side(Tables):
         size: tuple[int, ...],
         SRC: Tensor | None,
     ) -> Tensor:
-        fixed, facts, memory = self.on(X.device, X.dtype)
+        fixed, fact, facts, memory = self.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "W": W}
         if Z is not None:
             moving["Z"] = Z
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_owned(memory, text, fixed, size, OWNED, facts, **moving)
+        return insum_owned(memory, text, fixed, size, fact, facts, **moving)
 
 
 @dataclass(frozen=True)
@@ -120,11 +148,35 @@ class PathTables:
     swapped: Side
     as_weights: Tables  # CG, CGI, CGJ, CGK
     shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of a row of X, Y and Z
+    known: Channels | None  # the same coefficients one by one, if they are not too many
+
+    def is_held(self, name: str, dtype: torch.dtype) -> bool:
+        """A kernel whose source holds the coefficients makes Z, or the gradient of X, Y or W."""
+        if self.known is None:
+            return False
+        size = self.shapes[0][-1] * self.shapes[2][-1] * max(dtype.itemsize, torch.float32.itemsize)
+        is_many = name == "X" and self.known.CG.nnz > HELD_ENTRIES
+        return size <= min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
+
+    def held(self, name: str, tensors: dict[str, Tensor], SRC: Tensor | None, size: tuple[int, ...]) -> Tensor | None:
+        """That one of the others; None: it is made by tables."""
+        _, like = next(iter(tensors.items()))
+        if not self.is_held(name, like.dtype):
+            return None
+        assert self.known is not None
+        if self.known.on(like.device, like.dtype) is None:
+            return None
+        return self.known.run(name, tensors, SRC, None, size)
 
     def product(
         self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None, is_swapped: bool
     ) -> Tensor:
         self.prepare(X.device, X.dtype)
+        own, other = ("X", "Z") if is_swapped else ("Z", "X")
+        seed = {} if Z is None else {own: Z}
+        made = self.held(own, {other: X, "Y": Y, "W": W, **seed}, SRC, (len(Y), *self.shapes[0 if is_swapped else 2]))
+        if made is not None:
+            return made
         text = TEXTS.product[int(SRC is not None)]
         if is_swapped:
             return self.swapped(text, X, Y, W.mT, Z, (len(Y), *self.shapes[0]), SRC)
@@ -136,16 +188,24 @@ class PathTables:
             self.forward.on(device, dtype)
             self.swapped.on(device, dtype)
             self.as_weights.on(device, dtype)
+            if self.known is not None:
+                self.known.on(device, dtype)
 
     def y_gradient(self, X: Tensor, W: Tensor, dZ: Tensor, SRC: Tensor | None) -> Tensor:
-        fixed, _, memory = self.as_weights.on(X.device, X.dtype)
+        made = self.held("Y", {"Z": dZ, "X": X, "W": W}, SRC, (len(W), *self.shapes[1]))
+        if made is not None:
+            return made
+        fixed, _, _, memory = self.as_weights.on(X.device, X.dtype)
         moving = {"X": X, "W": W, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
         return insum_beside(memory, TEXTS.dY[int(SRC is not None)], fixed, (len(W), *self.shapes[1]), **moving)
 
     def w_gradient(self, X: Tensor, Y: Tensor, dZ: Tensor, size: tuple[int, ...], SRC: Tensor | None) -> Tensor:
-        fixed, _, memory = self.as_weights.on(X.device, X.dtype)
+        made = self.held("W", {"Z": dZ, "X": X, "Y": Y}, SRC, size)
+        if made is not None:
+            return made
+        fixed, _, _, memory = self.as_weights.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "dZ": dZ}
         if SRC is not None:
             moving["SRC"] = SRC
@@ -291,9 +351,13 @@ def with_tables(
     CG = torch.zeros(len(paths), *(extents[at] for at in (2, 0, 1)), dtype=torch.float64)
     # a block's last component stands for those that it lacks: their coefficients are 0, and no load needs a mask
     at = [torch.zeros(len(paths), extent, dtype=torch.int32) for extent in extents]
+    entries, numbers = [], []
     for number, path in enumerate(paths):
         (j, k, i), values = coefficients(path, irreps)
         CG[number, i, j, k] = values
+        first, second, last = (own.first[place] for own, place in zip(slots, (path.i_in1, path.i_in2, path.i_out)))
+        entries.append(torch.stack([last + i, first + j, second + k, torch.full_like(i, number)]))
+        numbers.append(values)
         for own, slot, table, place in zip(irreps, slots, at, (path.i_in1, path.i_in2, path.i_out)):
             last = own[place].ir.dim - 1
             table[number] = slot.first[place] + torch.arange(table.shape[1]).clamp(max=last)
@@ -304,7 +368,10 @@ def with_tables(
     (in1, _, out), (at1, at2, at3) = slots, places
     shapes = (in1.counts[at1], in1.widths[at1]), (slots[1].counts[at2],), (out.counts[at3], out.widths[at3])
     sides = Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights))
-    return TableTerm(term, PathTables(*sides, shapes))
+    counts = shapes[2][0], shapes[0][0], shapes[1][0], len(paths)
+    known = ELL.from_coo(torch.cat(entries, 1), torch.cat(numbers), counts, group_dim=0)
+    held = Channels(known, MIXED) if 0 < known.nnz <= MOST_ENTRIES else None
+    return TableTerm(term, PathTables(*sides, shapes, held))
 
 
 def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> ColumnTerm:
@@ -312,8 +379,17 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> Column
     sides = {"CGJ": first, "ROW": out}
     columns = {name: _columns(slots) for name, slots in sides.items() if slots is not None}
     row = term.tables.shapes[2] if out is None else (columns["ROW"].numel(),)
+    if term.tables.is_held("Z", torch.float32):
+        assert term.tables.known is not None
+        form = term.tables.known.CG
+        names = dict(zip(("ROW", "CGJ", "CGK", "CGL"), form.coords))
+        tables = {name: at for name, at in names.items() if at is not None} | {"CGV": form.values}
+        if out is not None:
+            tables["ROW"] = torch.arange(form.shape[0])
+        side = Side(Constants(_at(tables, columns)), is_known=True)
+        return ColumnTerm(term.plain, side, held_texts(first is not None, out is not None), row)
     texts = product_texts(first is not None, out is not None)
-    return ColumnTerm(term.plain, Side(_at(term.tables.forward, **columns)), texts, row)
+    return ColumnTerm(term.plain, Side(Constants(_at(term.tables.forward.constants.tensors, columns))), texts, row)
 
 
 def _columns(slots: Slots) -> Tensor:
@@ -322,13 +398,12 @@ def _columns(slots: Slots) -> Tensor:
     return columns.int().view(slots.counts[0], slots.widths[0])
 
 
-def _at(tables: Tables, **columns: Tensor) -> Constants:
+def _at(tables: dict[str, Tensor], columns: dict[str, Tensor]) -> dict[str, Tensor]:
     """With the columns of all channels, [..., channel], in the place of some tables' components; -1 stays."""
-    known = tables.constants.tensors
     found = {
-        name: torch.where(known[name][..., None] < 0, -1, own[known[name].long()]) for name, own in columns.items()
+        name: torch.where(tables[name][..., None] < 0, -1, own[tables[name].long()]) for name, own in columns.items()
     }
-    return Constants({**known, **found})
+    return {**tables, **found}
 
 
 Block = tuple[int, int]  # its first component in a slot, and how many it has

@@ -25,7 +25,7 @@ from ..compiler.ready import is_transformed
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL, GroupCOO
 from ..functional import insum
-from .channels import Channels
+from .channels import ALL_APART, APART, Channels
 from .clebsch_gordan import Irreps, clebsch_gordan
 from .constants import Constants, Memory, format_on
 from .paths import LETTERS, Instruction, path_shape
@@ -280,7 +280,8 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
     shape = (out.counts[0], first.counts[0], num_second, offset // width)[:dims]
     CG = ELL.from_coo(torch.cat(entries, 1)[:dims], torch.cat(values), shape, group_dim=0)
     has_u = second is not None
-    channels = Channels(CG, has_u) if is_weighted and len(CG.values) and CG.nnz <= MOST_ENTRIES else None
+    along = ALL_APART if has_u else APART
+    channels = Channels(CG, along) if is_weighted and len(CG.values) and CG.nnz <= MOST_ENTRIES else None
     return ChannelTerm(CG, width, has_u, is_weighted, channels)
 
 

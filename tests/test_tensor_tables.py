@@ -15,10 +15,11 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
-from insum_ops.equivariant import tables  # noqa: E402
+from insum_ops.equivariant import path_tables, tables  # noqa: E402
+from insum_ops.equivariant.path_tables import PathTables, Side  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
-from insum_ops.equivariant.tables import PathTables, Side, TableTerm  # noqa: E402
+from insum_ops.equivariant.tables import TableTerm  # noqa: E402
 from insum_ops.equivariant.terms import PathTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
@@ -71,7 +72,7 @@ def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Coefficients in the source of kernels, or in tables that these read."""
     make_plan.cache_clear()  # nothing is known, nor which terms have run with tables
     if request.param != "held":
-        monkeypatch.setattr(tables, "HELD_BYTES", dict.fromkeys("ZXYW", 0))
+        monkeypatch.setattr(path_tables, "HELD_BYTES", dict.fromkeys("ZXYW", 0))
     return bool(request.param == "held")
 
 
@@ -215,7 +216,7 @@ def test_tables_run_where_kernels_do(monkeypatch):
 def test_every_component_is_in_a_tile_and_every_path_is_sorted(are_held):
     (term,) = terms_of(product(LONG))
     assert isinstance(term, TableTerm)
-    (in1, _), _, (out, _) = term.tables.shapes
+    (in1, _), (out, _) = term.tables.shapes["X"], term.tables.shapes["Z"]
     assert_sorted(term.tables.forward, out, term.plain.num_paths)
     assert_sorted(term.tables.swapped, in1, term.plain.num_paths)
     ours = product(NARROW)

@@ -11,10 +11,11 @@ What a product is made of:
 
 Its terms: the statements for paths that are alike, with their tables:
 
-    channels        weights for each sample, channels that never mix; the coefficients are numbers in a kernel's source
+    channels        weights for each sample; the coefficients are numbers in a kernel's source
     terms           the plain one, for every mode; one by output component, where channels never mix
     multilinear     a statement around fixed coefficients, which are grouped anew for each gradient
-    tables          weights for each sample; the coefficients of a path in a dense table
+    path_tables     weights for each sample, channels that mix; the coefficients of a path in a dense table, or numbers
+    tables          its terms, also for columns where they lie
     singles         weights for each sample, inputs of one channel
     shared          weights that all samples share, in two statements
     scalars         a second input of scalars that is sparse

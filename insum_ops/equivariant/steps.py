@@ -18,7 +18,8 @@ from ..compiler.ready import pinned
 from ..compiler.ready_call import PlainCall
 from ..functional import OWNED
 from .channels import MIXED, statement
-from .tables import TEXTS, ColumnTerm, TableTerm
+from .path_tables import TEXTS
+from .tables import ColumnTerm, TableTerm
 from .terms import PathTerm, path_statement
 
 __all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "column_step", "path_step", "run", "table_step"]

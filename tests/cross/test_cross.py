@@ -21,7 +21,7 @@ from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import statement
-from insum_ops.equivariant.tables import TEXTS, product_texts
+from insum_ops.equivariant.path_tables import TEXTS, product_texts
 from insum_ops.functional import OWNED
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,232 @@
+"""The four tensors of fully connected paths, each made of the others: by tables in memory or by numbers in a kernel.
+
+    Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]
+    Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]
+
+In the first, i, j and k are the components of a path's three blocks. Paths are sorted by their output block,
+ROW[TILE[p]], which one program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer
+products than with a row for every coefficient. X is the same product with X and Z, and u and w, swapped. The second is
+for few channels: `Channels` has kernels whose source holds the coefficients. A gradient is one more of the four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compiler.known import known
+from ..compiler.ready import may_autocast
+from ..functional import OWNED, insum, insum_beside, insum_owned
+from .channels import Channels
+from .constants import Constants, Memory
+
+__all__ = ["TEXTS", "PathTables", "Side", "Tables", "held_texts", "made", "product_texts"]
+
+NAMES = ("Z", "X", "Y", "W")
+CPU = torch.device("cpu")
+# One H200, 10,000 samples, microseconds of Z, dX, dY and dW by kernels that hold the coefficients:
+#     channels   lmax 1            lmax 2             lmax 3               Z by tables, put in order before and after
+#     16         10 9 10 13        36 34 36 34        72 122 96 69         27, 113, 219
+#     32         50 43 50 47       139 118 147 124    301 495 762 257      55, 192, 363
+#     64         179 158 - 185     573 491 - 501      1376 1548 - 1030     162, 544, 1136
+# By tables dX and dY take .97 and .60 ms at lmax 3 with 32 channels, together 2.1 at lmax 2 and 4.4 at lmax 3 with 64.
+HELD_BYTES = {"Z": 4096, "X": 16384, "Y": 4096, "W": math.inf}  # at most, of a path's weights as they are summed
+HELD_ENTRIES, BYTES_OF_MANY = 128, 1024  # with more coefficients than that Y runs out of registers beyond so few bytes
+
+
+class Texts(NamedTuple):
+    """The statements; of two the second gathers rows of X. By an int, since not every tracer takes a bool for one."""
+
+    product: tuple[str, str]
+    dY: tuple[str, str]
+    dW: tuple[str, str]
+    dX: str  # where rows of X were gathered
+
+
+def product_texts(reads_columns: bool = False, writes_columns: bool = False) -> tuple[str, str]:
+    """With a column for each component and channel, or with a component for all channels of x, and of z."""
+    Z = "Z[b,ROW[TILE[p],i,w]]" if writes_columns else "Z[b,ROW[TILE[p],i],w]"
+    at = "CGJ[p,j,u]" if reads_columns else "CGJ[p,j],u"
+    rest = "Y[b,CGK[p,k]] * W[b,CGL[p],u,w]"
+    return f"{Z} += CG[p,i,j,k] * X[b,{at}] * {rest}", f"{Z} += CG[p,i,j,k] * X[SRC[b],{at}] * {rest}"
+
+
+TEXTS = Texts(
+    product_texts(),
+    (
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+        "dY[b,CGK[p,k]] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * W[b,p,u,w] * dZ[b,CGI[p,i],w]",
+    ),
+    (
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+        "dW[b,p,u,w] += CG[p,i,j,k] * X[SRC[b],CGJ[p,j],u] * Y[b,CGK[p,k]] * dZ[b,CGI[p,i],w]",
+    ),
+    "dX[SRC[b],j,u] += D[b,j,u]",
+)
+
+
+def held_texts(reads_columns: bool, writes_columns: bool) -> tuple[str, str]:
+    """`product_texts` for coefficients one by one."""
+    Z = "Z[b,ROW[i,w]]" if writes_columns else "Z[b,i,w]"
+    at = "CGJ[i,r,u]" if reads_columns else "CGJ[i,r],u"
+    rest = "Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]"
+    return f"{Z} += CGV[i,r] * X[b,{at}] * {rest}", f"{Z} += CGV[i,r] * X[SRC[b],{at}] * {rest}"
+
+
+class OnDevice(NamedTuple):
+    """Tables in one device's memory."""
+
+    fixed: dict[str, Tensor]
+    fact: str
+    facts: list[Tensor]  # where the paths of each output block begin
+    memory: dict[Any, Any]  # of how they were used
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What statements read beside their moving tensors, and its copies in each device's memory."""
+
+    constants: Constants
+    is_known: bool = False  # their numbers may stand in a kernel's source; else programs own output blocks
+    copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=Memory, repr=False)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
+        found = self.copies.get((device, dtype))
+        if found is None:
+            tables = self.constants.on(device, dtype)
+            fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
+            fact = known(self.constants.on(CPU, dtype)) if self.is_known else OWNED
+            found = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
+            if all([type(table) is Tensor for table in fixed.values()]):  # a FakeTensorMode's are good for one call
+                self.copies[device, dtype] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Side(Tables):
+    """The product's, sorted for Z."""
+
+    def __call__(
+        self,
+        text: str,
+        X: Tensor,
+        Y: Tensor,
+        W: Tensor,
+        Z: Tensor | None,
+        size: tuple[int, ...],
+        SRC: Tensor | None,
+    ) -> Tensor:
+        fixed, fact, facts, memory = self.on(X.device, X.dtype)
+        moving = {"X": X, "Y": Y, "W": W}
+        if Z is not None:
+            moving["Z"] = Z
+        if SRC is not None:
+            moving["SRC"] = SRC
+        return insum_owned(memory, text, fixed, size, fact, facts, **moving)
+
+
+@dataclass(frozen=True)
+class PathTables:
+    """The same paths sorted for their output, for X, and as their weights lie."""
+
+    forward: Side
+    swapped: Side
+    as_weights: Tables  # CG, CGI, CGJ, CGK
+    shapes: Mapping[str, tuple[int, ...]]  # of a row of X, Y, W and Z
+    known: Channels | None  # the same coefficients one by one, if they are not too many
+
+    def is_held(self, name: str, dtype: torch.dtype) -> bool:
+        """A kernel whose source holds the coefficients makes it."""
+        if self.known is None:
+            return False
+        _, u, w = self.shapes["W"]
+        is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
+        most = min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
+        return u * w * max(dtype.itemsize, torch.float32.itemsize) <= most
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """All tables at once: a tracer can make none, and may meet those of gradients first."""
+        if (device, dtype) not in self.forward.copies:
+            self.forward.on(device, dtype)
+            self.swapped.on(device, dtype)
+            self.as_weights.on(device, dtype)
+            if self.known is not None:
+                self.known.on(device, dtype)
+
+    def make(self, name: str, given: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
+        """One of Z, X, Y and W, without a graph; SRC says which row of X each b reads, where X is not what is made."""
+        first = next(iter(given.values()))
+        size = (len(given["W"] if name == "Y" else given["Y"]), *self.shapes[name])
+        self.prepare(first.device, first.dtype)
+        if self.is_held(name, first.dtype):
+            assert self.known is not None
+            if self.known.on(first.device, first.dtype) is not None:
+                return self.known.run(name, given if seed is None else {**given, name: seed}, SRC, None, size)
+        if name == "X":
+            return self.swapped(TEXTS.product[0], given["Z"], given["Y"], given["W"].mT, seed, size, None)
+        at = int(SRC is not None)
+        if name == "Z":
+            return self.forward(TEXTS.product[at], given["X"], given["Y"], given["W"], seed, size, SRC)
+        fixed, _, _, memory = self.as_weights.on(first.device, first.dtype)
+        moving = {"dZ" if own == "Z" else own: tensor for own, tensor in given.items()}
+        if SRC is not None:
+            moving["SRC"] = SRC
+        return insum_beside(memory, (TEXTS.dY if name == "Y" else TEXTS.dW)[at], fixed, size, **moving)
+
+
+def made(
+    tables: PathTables,
+    name: str,
+    given: Mapping[str, Tensor],  # the other three, in the order of NAMES
+    seed: Tensor | None = None,  # what it is added to
+    SRC: Tensor | None = None,
+) -> Tensor:
+    """One of the four, with gradients of any order."""
+    learns = any([tensor.requires_grad for tensor in given.values()]) or (seed is not None and seed.requires_grad)
+    if learns and torch.is_grad_enabled():
+        return _Made.apply(tables, name, tuple(given), SRC, seed, *given.values())  # type: ignore[no-any-return]
+    return tables.make(name, given, seed, SRC)
+
+
+class _Made(torch.autograd.Function):
+    """One of the four, and its gradients, which are the other three."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tables: PathTables,
+        name: str,
+        names: tuple[str, ...],
+        SRC: Tensor | None,
+        seed: Tensor | None,
+        *given: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(SRC, *given)
+        ctx.rest = tables, name, names
+        return tables.make(name, dict(zip(names, given)), seed, SRC)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        SRC, *tensors = ctx.saved_tensors
+        tables, own, names = ctx.rest
+        known: dict[str, Tensor] = {own: upstream, **dict(zip(names, tensors))}
+        grads: list[Tensor | None] = []
+        # what forward has not cast backward does not cast either, wherever it is called
+        is_cast = not torch.compiler.is_compiling() and may_autocast()
+        with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
+            for name, is_wanted in zip(names, ctx.needs_input_grad[5:]):
+                others = {other: known[other] for other in NAMES if other != name}  # a statement's tensors in one order
+                if not is_wanted:
+                    grads.append(None)
+                elif name == "X" and SRC is not None:
+                    rows = made(tables, "X", others)
+                    grads.append(insum(TEXTS.dX, SRC=SRC, D=rows, size=known["X"].shape))
+                else:
+                    grads.append(made(tables, name, others, None, SRC))
+        return None, None, None, None, upstream if ctx.needs_input_grad[4] else None, *grads

@@ -203,14 +203,14 @@ def _table_configs(schedule: Schedule) -> Iterator[Config]:
 
 def _unrolled_configs(schedule: Schedule) -> Iterator[Config]:
     """One result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured."""
-    if len(schedule.axes) == 2:
+    if all(schedule.extents[name] > 1 for name in schedule.axes) and len(schedule.axes) == 2:
         yield from _unrolled_tiles(schedule)
         return
-    (vector,) = schedule.axes
+    *others, vector = sorted(schedule.axes, key=lambda name: schedule.extents[name])
     extent = power_of_two(schedule.extents[vector])
     wide = extent if schedule.roles[vector] == "step" else min(extent, 256)
     for each in (1, 2, 4):
-        yield Config(((vector, wide),), max(1, min(wide // (32 * each), 8)), 1)
+        yield Config((*((name, 1) for name in others), (vector, wide)), max(1, min(wide // (32 * each), 8)), 1)
 
 
 def _unrolled_tiles(schedule: Schedule) -> Iterator[Config]:

@@ -13,28 +13,33 @@ from irreps import dense_product
 from tolerances import assert_matches
 
 from insum_ops import explain
-from insum_ops.equivariant import singles
+from insum_ops.equivariant import path_tables, singles, tables
 from insum_ops.equivariant.plan import make_plan
 from insum_ops.equivariant.singles import SingleTerm
+from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 
 TETRIS = ("0e + 1o + 2e", "0e + 1o + 2e", "3x0e + 2x1o + 2x1e")
 SEEDED = ("0e + 2x1o + 1o", "0e + 1o", "3x0e + 3x1o")  # statements of two kinds add to one slot
 
 
-@pytest.fixture(autouse=True)
-def _everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where no kernel runs too: the statements as torch operations."""
-    monkeypatch.setattr(singles, "has_kernels", lambda device: True)
+@pytest.fixture(autouse=True, params=[TableTerm, SingleTerm], ids=["held", "in a format"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    """Coefficients in the source of kernels, or in a format; where no kernel runs too, as torch operations."""
+    for module in (singles, tables):
+        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+    if request.param is SingleTerm:
+        for name in path_tables.HELD_BYTES:
+            monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)
     make_plan.cache_clear()
     torch.manual_seed(0)
-    yield
+    yield request.param
     make_plan.cache_clear()
 
 
-def product(irreps: tuple[str, str, str]) -> FullyConnectedTensorProduct:
+def product(irreps: tuple[str, str, str], kind: type) -> FullyConnectedTensorProduct:
     ours = FullyConnectedTensorProduct(*irreps, shared_weights=False, internal_weights=False)
-    assert any(isinstance(term, SingleTerm) for term in ours._product.plan.each.terms)  # type: ignore[union-attr]
+    assert any(isinstance(term, kind) for term in ours._product.plan.each.terms)  # type: ignore[union-attr]
     return ours
 
 
@@ -44,8 +49,8 @@ def operands(ours: FullyConnectedTensorProduct, rows: int, dtype: torch.dtype = 
 
 
 @pytest.mark.parametrize("irreps", [TETRIS, SEEDED], ids=["tetris", "seeded"])
-def test_values_and_gradients(irreps):
-    ours = product(irreps)
+def test_values_and_gradients(irreps, kind):
+    ours = product(irreps, kind)
     tensors = operands(ours, 3)
     wide = [tensor.detach().cpu().requires_grad_() for tensor in tensors]
     expected = dense_product(ours, *wide)
@@ -61,8 +66,8 @@ def test_values_and_gradients(irreps):
         assert_matches(ours(*tensors), expected)
 
 
-def test_one_term_alone_and_along_edges():
-    ours = product(("0e + 1o", "0e + 1o", "3x0e + 3x1o"))
+def test_one_term_alone_and_along_edges(kind):
+    ours = product(("0e + 1o", "0e + 1o", "3x0e + 3x1o"), kind)
     tensors = operands(ours, 3)
     src, dst = torch.tensor([2, 0, 2], device=DEVICE), torch.tensor([1, 1, 0], device=DEVICE)
     wide = [tensor.detach().cpu().requires_grad_() for tensor in tensors]
@@ -77,16 +82,17 @@ def test_one_term_alone_and_along_edges():
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of calls")
-def test_gradients_of_first_and_second_order():
-    ours = product(("0e + 1o", "0e + 1o", "2x0e + 2x1o"))
+def test_gradients_of_first_and_second_order(kind):
+    ours = product(("0e + 1o", "0e + 1o", "2x0e + 2x1o"), kind)
     tensors = operands(ours, 2)
     assert torch.autograd.gradcheck(ours, tensors)
     assert torch.autograd.gradgradcheck(ours, tensors)
 
 
-def test_every_result_is_stored_once():
+@pytest.mark.parametrize("kind", [SingleTerm], indirect=True)
+def test_every_result_is_stored_once(kind):
     """Where a row for each path would be added to memory with every coefficient."""
-    ours = product(TETRIS)
+    ours = product(TETRIS, kind)
     term = next(term for term in ours._product.plan.each.terms if isinstance(term, SingleTerm))  # type: ignore[union-attr]
     mul_out, counts = term.key[1][2], term.product.forms["Z"].shape
     tensors = {

@@ -72,7 +72,8 @@ def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Coefficients in the source of kernels, or in tables that these read."""
     make_plan.cache_clear()  # nothing is known, nor which terms have run with tables
     if request.param != "held":
-        monkeypatch.setattr(path_tables, "HELD_BYTES", dict.fromkeys("ZXYW", 0))
+        for name in path_tables.HELD_BYTES:
+            monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)
     return bool(request.param == "held")
 
 
@@ -217,8 +218,8 @@ def test_every_component_is_in_a_tile_and_every_path_is_sorted(are_held):
     (term,) = terms_of(product(LONG))
     assert isinstance(term, TableTerm)
     (in1, _), (out, _) = term.tables.shapes["X"], term.tables.shapes["Z"]
-    assert_sorted(term.tables.forward, out, term.plain.num_paths)
-    assert_sorted(term.tables.swapped, in1, term.plain.num_paths)
+    assert_sorted(term.tables.in_memory.forward, out, term.plain.num_paths)
+    assert_sorted(term.tables.in_memory.swapped, in1, term.plain.num_paths)
     ours = product(NARROW)
     (columns,) = flat_of(ours).each.terms
     assert columns.side.is_known == are_held
@@ -295,6 +296,6 @@ def test_copies_and_pickles_after_calls():
     z.sum().backward()
     for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         (term, *_) = [term for term in terms_of(other) if isinstance(term, TableTerm)]
-        assert not term.tables.forward.copies
-        assert not term.tables.forward.constants.copies
+        assert not term.tables.in_memory.forward.copies
+        assert not term.tables.in_memory.forward.constants.copies
         assert_matches(other(*tensors), z.double())

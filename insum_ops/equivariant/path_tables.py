@@ -26,7 +26,7 @@ from ..functional import OWNED, insum, insum_beside, insum_owned
 from .channels import Channels
 from .constants import Constants, Memory
 
-__all__ = ["TEXTS", "PathTables", "Side", "Tables", "held_texts", "made", "product_texts"]
+__all__ = ["HELD_BYTES", "TEXTS", "InMemory", "PathTables", "Side", "Tables", "held_texts", "made", "product_texts"]
 
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
@@ -131,20 +131,28 @@ class Side(Tables):
         return insum_owned(memory, text, fixed, size, fact, facts, **moving)
 
 
-@dataclass(frozen=True)
-class PathTables:
+class InMemory(NamedTuple):
     """The same paths sorted for their output, for X, and as their weights lie."""
 
     forward: Side
     swapped: Side
     as_weights: Tables  # CG, CGI, CGJ, CGK
+
+
+@dataclass(frozen=True)
+class PathTables:
+    """Coefficients in memory, one by one, or both."""
+
+    in_memory: InMemory | None  # None: kernels that hold them make all four
+    known: Channels | None  # None: they are too many to be held
     shapes: Mapping[str, tuple[int, ...]]  # of a row of X, Y, W and Z
-    known: Channels | None  # the same coefficients one by one, if they are not too many
 
     def is_held(self, name: str, dtype: torch.dtype) -> bool:
         """A kernel whose source holds the coefficients makes it."""
         if self.known is None:
             return False
+        if self.in_memory is None:
+            return True
         _, u, w = self.shapes["W"]
         is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
         most = min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
@@ -152,12 +160,15 @@ class PathTables:
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """All tables at once: a tracer can make none, and may meet those of gradients first."""
-        if (device, dtype) not in self.forward.copies:
-            self.forward.on(device, dtype)
-            self.swapped.on(device, dtype)
-            self.as_weights.on(device, dtype)
-            if self.known is not None:
-                self.known.on(device, dtype)
+        if self.in_memory is not None and (device, dtype) not in self.in_memory.forward.copies:
+            for side in self.in_memory:
+                side.on(device, dtype)
+        if self.known is not None:
+            self.known.on(device, dtype)
+
+    def is_on(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """False: a tracer is the first to ask for what it can't make."""
+        return self.in_memory is not None or (self.known is not None and self.known.on(device, dtype) is not None)
 
     def make(self, name: str, given: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
         """One of Z, X, Y and W, without a graph; SRC says which row of X each b reads, where X is not what is made."""
@@ -168,12 +179,13 @@ class PathTables:
             assert self.known is not None
             if self.known.on(first.device, first.dtype) is not None:
                 return self.known.run(name, given if seed is None else {**given, name: seed}, SRC, None, size)
+        assert self.in_memory is not None
         if name == "X":
-            return self.swapped(TEXTS.product[0], given["Z"], given["Y"], given["W"].mT, seed, size, None)
+            return self.in_memory.swapped(TEXTS.product[0], given["Z"], given["Y"], given["W"].mT, seed, size, None)
         at = int(SRC is not None)
         if name == "Z":
-            return self.forward(TEXTS.product[at], given["X"], given["Y"], given["W"], seed, size, SRC)
-        fixed, _, _, memory = self.as_weights.on(first.device, first.dtype)
+            return self.in_memory.forward(TEXTS.product[at], given["X"], given["Y"], given["W"], seed, size, SRC)
+        fixed, _, _, memory = self.in_memory.as_weights.on(first.device, first.dtype)
         moving = {"dZ" if own == "Z" else own: tensor for own, tensor in given.items()}
         if SRC is not None:
             moving["SRC"] = SRC

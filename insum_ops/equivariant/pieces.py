@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .constants import Constants
+from .tables import with_known
 from .terms import PathTerm
 
 __all__ = ["Piece", "pieces_of"]
@@ -43,7 +44,12 @@ def pieces_of(terms: Sequence[Any], order: Tensor | None, is_merged: bool) -> tu
         if in_place:
             starts = [int(part[0]) if len(part) else 0 for part in own]
     pieces = [Piece(*each) for each in zip(terms, starts)]
-    return in_place, _merged(pieces) if is_merged else pieces
+    pieces = _merged(pieces) if is_merged else pieces
+    return in_place, [piece._replace(term=_with_known(piece.term)) for piece in pieces]
+
+
+def _with_known(term: object) -> object:
+    return with_known(term) if isinstance(term, PathTerm) else term
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:

@@ -265,10 +265,9 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
             terms.append((kinds_term if has_kinds else shared_term)(key, own, irreps, slots))
         else:
             term = path_term(key, own, irreps, slots)
-            single = term if is_shared else with_single_channels(term, own, irreps, slots)
-            terms.append(
-                single if is_shared or isinstance(single, SingleTerm) else with_tables(term, own, irreps, slots)
-            )
+            tabled = term if is_shared else with_tables(term, own, irreps, slots)
+            is_plain = tabled is term and not is_shared
+            terms.append(with_single_channels(term, own, irreps, slots) if is_plain else tabled)
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
     return Terms(tuple(terms), make_order(order))
 

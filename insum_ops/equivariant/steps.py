@@ -78,6 +78,7 @@ class Statement(NamedTuple):
 
 
 X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
+PLACES = {"Z": DZ, "X": X, "Y": Y, "W": W}
 
 
 def run(
@@ -173,40 +174,32 @@ def _statement(
 
 
 def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
-    tables, texts, at = term.tables, TEXTS, int(is_gathered)
-    tables.prepare(x.device, x.dtype)
-    row = (("SRC", SRC),) if is_gathered else ()
-    (fixed, _, facts, _), (turned, _, turned_facts, _) = (
-        side.on(x.device, x.dtype) for side in (tables.forward, tables.swapped)
-    )
-    as_weights = tables.as_weights.on(x.device, x.dtype).fixed
-    reads = (("X", X), ("Y", Y), ("W", W), *row)
-    by_tables = (
-        Statement(texts.product[at], reads, fixed, OWNED, facts),
-        Statement(texts.product[0], (("X", DZ), ("Y", Y), ("W", TURNED)), turned, OWNED, turned_facts),
-        Statement(texts.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights),
-        Statement(texts.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights),
-    )
-    product, *gradients = _held(term, x, is_gathered, by_tables)
-    scatter = Statement(texts.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
-    shape = (term.plain.num_paths, *term.plain.weight_shape[::2])
+    term.tables.prepare(x.device, x.dtype)
+    product, *gradients = (_path_statement(term, name, x, is_gathered) for name in PLACES)
+    scatter = Statement(TEXTS.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
+    shape = term.tables.shapes["W"]
     return StatedStep(number, False, shape, product, tuple(gradients), scatter, reads_turned=True)
 
 
-def _held(term: TableTerm, x: Tensor, is_gathered: bool, by_tables: Sequence[Statement]) -> list[Statement]:
-    """Z, dX, dY and dW, those that kernels make whose source holds the coefficients by their statements."""
-    known, places = term.tables.known, {"Z": DZ, "X": X, "Y": Y, "W": W}
-    sides = None if known is None else known.on(x.device, x.dtype)
-    found = []
-    for own, name in zip(by_tables, places):
-        if sides is None or not term.tables.is_held(name, x.dtype):
-            found.append(own)
-            continue
-        row = (("SRC", SRC),) if is_gathered and name != "X" else ()
-        reads = (*((other, at) for other, at in places.items() if other != name), *row)
-        text = statement(name, MIXED, bool(row), False)
-        found.append(Statement(text, reads, sides[name].fixed, sides[name].fact))
-    return found
+def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) -> Statement:
+    """That makes Z, dX, dY or dW: by numbers in a kernel's source, or by tables in memory."""
+    tables, at = term.tables, int(is_gathered)
+    row = (("SRC", SRC),) if is_gathered and name != "X" else ()
+    sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
+    if sides is not None and tables.is_held(name, x.dtype):
+        reads = (*((other, place) for other, place in PLACES.items() if other != name), *row)
+        return Statement(statement(name, MIXED, bool(row), False), reads, sides[name].fixed, sides[name].fact)
+    assert tables.in_memory is not None
+    forward, swapped, as_weights = (side.on(x.device, x.dtype) for side in tables.in_memory)
+    if name == "Z":
+        reads = (("X", X), ("Y", Y), ("W", W), *row)
+        return Statement(TEXTS.product[at], reads, forward.fixed, OWNED, forward.facts)
+    if name == "X":
+        reads = (("X", DZ), ("Y", Y), ("W", TURNED))
+        return Statement(TEXTS.product[0], reads, swapped.fixed, OWNED, swapped.facts)
+    if name == "Y":
+        return Statement(TEXTS.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights.fixed)
+    return Statement(TEXTS.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights.fixed)
 
 
 def column_step(term: ColumnTerm, number: int, x: Tensor, is_gathered: bool) -> Step:

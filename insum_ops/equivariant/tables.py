@@ -20,12 +20,12 @@ from ..formats import ELL
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
-from .path_tables import PathTables, Side, Tables, held_texts, made, product_texts
+from .path_tables import HELD_BYTES, InMemory, PathTables, Side, Tables, held_texts, made, product_texts
 from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
 
-__all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_tables"]
+__all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_known", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
 
@@ -71,7 +71,7 @@ class TableTerm(Tabled):
 
     def __call__(
         self,
-        X: Tensor,  # [b, j, u], [n, j, u] with SRC
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
         Y: Tensor,  # [b, k]
         W: Tensor | None,  # flat, [b, weight_numel]
         Z: Tensor | None,  # what to start from
@@ -80,7 +80,9 @@ class TableTerm(Tabled):
     ) -> Tensor:
         if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
-        return self.run(X, Y, W, Z, SRC)
+        if not self.tables.is_on(X.device, X.dtype):
+            return self.plain(X, Y, W, Z, size, SRC)
+        return self.run(X.unsqueeze(2) if X.dim() == 2 else X, Y, W, Z, SRC)
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,13 @@ class ColumnTerm(Tabled):
 def with_tables(
     term: PathTerm, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> PathTerm | TableTerm:
-    """The term, with tables where they make it faster: a dot is worth it, between blocks of few components."""
-    mode, (_, mul2, _), _, places = term.key
+    """The term, with tables where they make it faster: a dot is worth it, between blocks of few components.
+
+    Or the first input has one channel: with others paths are put together first, see `pieces_of`.
+    """
+    mode, (mul1, mul2, _), _, places = term.key
+    if mode == "uvw" and mul1 == mul2 == 1:
+        return with_known(term)
     blocks = [_blocks(*item) for item in zip(irreps, slots, places)]
     is_short = all(dim <= SHORT for side in blocks for _, dim in side)
     if mode != "uvw" or mul2 != 1 or not term.is_worth_a_dot or not is_short:
@@ -123,13 +130,9 @@ def with_tables(
     CG = torch.zeros(len(paths), *(extents[at] for at in (2, 0, 1)), dtype=torch.float64)
     # a block's last component stands for those that it lacks: their coefficients are 0, and no load needs a mask
     at = [torch.zeros(len(paths), extent, dtype=torch.int32) for extent in extents]
-    entries, numbers = [], []
     for number, path in enumerate(paths):
         (j, k, i), values = coefficients(path, irreps)
         CG[number, i, j, k] = values
-        first, second, last = (own.first[place] for own, place in zip(slots, (path.i_in1, path.i_in2, path.i_out)))
-        entries.append(torch.stack([last + i, first + j, second + k, torch.full_like(i, number)]))
-        numbers.append(values)
         for own, slot, table, place in zip(irreps, slots, at, (path.i_in1, path.i_in2, path.i_out)):
             last = own[place].ir.dim - 1
             table[number] = slot.first[place] + torch.arange(table.shape[1]).clamp(max=last)
@@ -137,18 +140,34 @@ def with_tables(
     forward = _side(CG, CGI, CGJ, CGK, blocks[2], extents[2])
     swapped = _side(CG.transpose(1, 2), CGJ, CGI, CGK, blocks[0], extents[0])
     as_weights = {"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK}
-    (in1, _, out), (at1, at2, at3) = slots, places
-    shapes = {
-        "X": (in1.counts[at1], in1.widths[at1]),
-        "Y": (slots[1].counts[at2],),
-        "W": (len(paths), in1.widths[at1], out.widths[at3]),
-        "Z": (out.counts[at3], out.widths[at3]),
-    }
-    sides = Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights))
-    counts = tuple(shapes[name][0] for name in "ZXYW")
-    known = ELL.from_coo(torch.cat(entries, 1), torch.cat(numbers), counts, group_dim=0)
-    held = Channels(known, MIXED) if 0 < known.nnz <= MOST_ENTRIES else None
-    return TableTerm(term, PathTables(*sides, shapes, held))
+    in_memory = InMemory(Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights)))
+    return TableTerm(term, PathTables(in_memory, _known(term), _shapes(term)))
+
+
+def with_known(term: PathTerm) -> PathTerm | TableTerm:
+    """The term with kernels that hold its coefficients, where they are the best for all that it makes."""
+    mode, (mul1, mul2, mul3), is_weighted, _ = term.key
+    if mode != "uvw" or mul2 != 1 or not is_weighted or mul1 * mul3 * torch.float32.itemsize > HELD_BYTES["Z"]:
+        return term
+    known = _known(term)
+    return term if known is None else TableTerm(term, PathTables(None, known, _shapes(term)))
+
+
+def _known(term: PathTerm) -> Channels | None:
+    """The coefficients of a term one by one; None: there are none, or too many."""
+    tables = term.tables.tensors
+    is_entry = (tables["CGI"] >= 0) & (tables["CGV"] != 0)
+    path, _ = is_entry.nonzero(as_tuple=True)
+    if not 0 < len(path) <= MOST_ENTRIES:
+        return None
+    entries = torch.stack([*(tables[name][is_entry].long() for name in ("CGI", "CGJ", "CGK")), path])
+    X, Y, Z = term.counts
+    return Channels(ELL.from_coo(entries, tables["CGV"][is_entry], (Z, X, Y, term.num_paths), group_dim=0), MIXED)
+
+
+def _shapes(term: PathTerm) -> dict[str, tuple[int, ...]]:
+    (X, Y, Z), (u, _, w) = term.counts, term.key[1]
+    return {"X": (X, u), "Y": (Y,), "W": (term.num_paths, u, w), "Z": (Z, w)}
 
 
 def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> ColumnTerm:
@@ -165,8 +184,9 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> Column
             tables["ROW"] = torch.arange(form.shape[0])
         side = Side(Constants(_at(tables, columns)), is_known=True)
         return ColumnTerm(term.plain, side, held_texts(first is not None, out is not None), row)
-    texts = product_texts(first is not None, out is not None)
-    return ColumnTerm(term.plain, Side(Constants(_at(term.tables.forward.constants.tensors, columns))), texts, row)
+    assert term.tables.in_memory is not None
+    side = Side(Constants(_at(term.tables.in_memory.forward.constants.tensors, columns)))
+    return ColumnTerm(term.plain, side, product_texts(first is not None, out is not None), row)
 
 
 def _columns(slots: Slots) -> Tensor:

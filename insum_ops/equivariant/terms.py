@@ -65,6 +65,7 @@ class PathTerm:
     num_paths: int
     tables: Constants  # CGI, CGJ, CGK, CGV: [p, q]
     is_worth_a_dot: bool  # else entries are a loop, and padding would cost time
+    counts: tuple[int, int, int]  # components of X, Y and Z
 
     @property
     def weight_numel(self) -> int:
@@ -163,7 +164,8 @@ def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], 
         starts = torch.tensor([own.first[at] for own, at in zip(slots, places)])
         entries.append(torch.cat([torch.full((1, positions.shape[1]), number), positions + starts[:, None]]))
         values.append(own)
-    counts = [own.counts[at] for own, at in zip(slots, key[3])]
+    in1, in2, out = (own.counts[at] for own, at in zip(slots, key[3]))
+    counts = (in1, in2, out)
     longest = max(len(part) for part in values)
     is_worth_a_dot = longest > 1 and max(counts[0], counts[2]) >= 4 and min(key[1][0], key[1][2]) >= 12
     group_size = max(LEAST_GROUP, 1 << (longest - 1).bit_length()) if is_worth_a_dot else longest
@@ -175,7 +177,7 @@ def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], 
     assert CGJ is not None
     assert CGK is not None
     tables = Constants({"CGI": CGI, "CGJ": CGJ, "CGK": CGK, "CGV": CG.values})
-    return PathTerm(key, len(paths), tables, is_worth_a_dot)
+    return PathTerm(key, len(paths), tables, is_worth_a_dot, counts)
 
 
 def coefficients(path: Instruction, irreps: Sequence[Irreps]) -> tuple[Tensor, Tensor]:

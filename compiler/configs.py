@@ -18,7 +18,7 @@ BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not
 LEAST_TURNS = 4
 SORTED = 3  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
-LARGEST_TILE = 2048  # elements of a program's tiles over known tables, of which it has several rows
+LARGEST_TILE = 4096  # elements of a program's tiles over known tables, of which it has several rows
 WIDE = 1024  # results of a program from which on they are too many for one warp
 
 

@@ -40,7 +40,7 @@ SHARED_TILE = 64  # with tiles of this size
 NARROW = 32  # a dot's tile up to this wide is made wider by neighbours, which share what the other side loads
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
-WIDEST_SUM = 1024  # elements of a tile that is summed at once
+WIDEST_SUM = 4096  # elements of a tile that is summed at once
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 

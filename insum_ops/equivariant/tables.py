@@ -147,7 +147,7 @@ def with_tables(
 def with_known(term: PathTerm) -> PathTerm | TableTerm:
     """The term with kernels that hold its coefficients, where they are the best for all that it makes."""
     mode, (mul1, mul2, mul3), is_weighted, _ = term.key
-    if mode != "uvw" or mul2 != 1 or not is_weighted or mul1 * mul3 * torch.float32.itemsize > HELD_BYTES["Z"]:
+    if mode != "uvw" or mul2 != 1 or not is_weighted or mul1 * mul3 * torch.float32.itemsize > HELD_BYTES["X"]:
         return term
     known = _known(term)
     return term if known is None else TableTerm(term, PathTables(None, known, _shapes(term)))

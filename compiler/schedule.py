@@ -209,11 +209,12 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
     """The name along memory, and one more that stands beside it in a factor or in the output, as channels do."""
-    contiguous = _contiguity(start, strides)
-    by_memory = sorted(names, key=lambda name: (contiguous.get(name, 0), start.extents[name]), reverse=True)
-    if not by_memory or is_varying(start.bound, by_memory[0]):
+    contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
+    rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
+    by_memory = sorted(names, key=rank, reverse=True)
+    if not by_memory or by_memory[0] not in fixed:
         return by_memory[:1]
-    return [name for name in by_memory if not is_varying(start.bound, name)][1::-1]
+    return [name for name in by_memory if name in fixed][1::-1]
 
 
 def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:

@@ -16,6 +16,7 @@ from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.known import known
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.compiler.problem import candidates
+from insum_ops.formats import ELL
 from insum_ops.functional import insum, insum_owned
 
 STORED = "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]]"
@@ -172,6 +173,118 @@ def test_many_entries_and_wide_sums_are_left_too(monkeypatch):
     assert unrolled(own_problem(STORED))
 
 
+MIXED = {
+    "Z": ("Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]", "ju,k,luw->iw"),
+    "X": ("X[b,j,u] += CGV[j,r] * Z[b,CGI[j,r],w] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u,w]", "iw,k,luw->ju"),
+    "Y": ("Y[b,k] += CGV[k,r] * Z[b,CGI[k,r],w] * X[b,CGJ[k,r],u] * W[b,CGL[k,r],u,w]", "iw,ju,luw->k"),
+    "W": ("W[b,l,u,w] += CGV[l,r] * Z[b,CGI[l,r],w] * X[b,CGJ[l,r],u] * Y[b,CGK[l,r]]", "iw,ju,k->luw"),
+}
+COUNTS = {"Z": 3, "X": 2, "Y": 2, "W": 2}
+
+
+def mixed_tables(made):
+    """Six entries, two of them for one row and one path, and a row of Z that nothing leads to."""
+    entries = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1], [2, 0, 1, 1], [2, 1, 1, 1], [0, 0, 1, 1]]).T
+    numbers = torch.tensor([0.5, -2.0, 1.5, 3.0, -1.0, 0.25])
+    form = ELL.from_coo(entries, numbers, tuple(COUNTS.values()), group_dim=0).regroup(list(COUNTS).index(made))
+    places = {f"CG{letter}": at for letter, at in zip("IJKL", form.coords) if at is not None}
+    return {"CGV": form.values, **places}
+
+
+def mixed_shapes(batch, u, w):
+    return {"Z": (batch, 3, w), "X": (batch, 2, u), "Y": (batch, 2), "W": (batch, 2, u, w)}
+
+
+def mixed_problem(made, batch=1000, u=16, w=32):
+    fixed, shapes = mixed_tables(made), mixed_shapes(batch, u, w)
+    moving = {name: values(*size, dtype=torch.float32) for name, size in shapes.items() if name != made}
+    meta = {
+        name: values(*t.shape, dtype=torch.float32) if name == "CGV" else positions(*t.shape)
+        for name, t in fixed.items()
+    }
+    return problem(MIXED[made][0], {**moving, **meta}, shapes[made], known(fixed), NO_PADDING)
+
+
+def test_tiles_are_loaded_once_and_summed_when_their_row_is_complete():
+    own = mixed_problem("Z", u=16, w=16)
+    way = candidates(own)[0]
+    source = own.launcher(way).kernel.source
+    body = source[source.index("    v_W") :]
+    assert (
+        body
+        == """\
+    v_W_2 = tl.load(W_ptr + i_b * stride_W_0 + i_u[:, None] * stride_W_2 + i_w[None, :])
+    v_W_4 = tl.load(W_ptr + i_b * stride_W_0 + 1 * stride_W_1 + i_u[:, None] * stride_W_2 + i_w[None, :])
+    acc_0 = v_W_2 * (v_X_0 * (v_Y_1 * 0.5) + v_X_5 * (v_Y_3 * -2.0))[:, None]
+    acc_0 += v_W_4 * (v_X_0 * (v_Y_3 * 0.25) + v_X_5 * (v_Y_1 * 1.5))[:, None]
+    row_6 = tl.sum(acc_0, 0)
+    acc_2 = v_W_4 * (v_X_0 * (v_Y_3 * 3.0) + v_X_5 * (v_Y_3 * -1.0))[:, None]
+    row_7 = tl.sum(acc_2, 0)
+    acc = row_6
+    tl.store(ptr_of_output + i_b * stride__0 + i_w, acc)
+    acc = tl.zeros((16,), tl.float32)
+    tl.store(ptr_of_output + i_b * stride__0 + 1 * stride__1 + i_w, acc)
+    acc = row_7
+    tl.store(ptr_of_output + i_b * stride__0 + 2 * stride__1 + i_w, acc)
+"""
+    )
+    assert str(way) == "store unrolled u=16 w=16 warps=1 stages=4"
+
+
+@pytest.mark.parametrize(
+    ("made", "roles"),
+    [
+        ("Z", {"u": "step", "w": "tile"}),
+        ("X", {"u": "tile", "w": "step"}),
+        ("Y", {"u": "step", "w": "step"}),
+        ("W", {"u": "tile", "w": "tile"}),
+    ],
+)
+def test_channels_that_mix_are_two_axes(made, roles):
+    own = mixed_problem(made)
+    for way in candidates(own):  # no other way would do
+        assert way.schedule.tables
+        assert {name: way.schedule.roles[name] for name in "uw"} == roles
+        source = own.launcher(way).kernel.source
+        loads = re.findall(r"tl\.load\((.*)\)", source)
+        assert len(loads) == len(set(loads))
+        assert source.rindex("tl.load") < source.index("tl.store")
+
+
+def test_one_channel_is_no_axis():
+    for way in candidates(mixed_problem("Z", u=1, w=64)):
+        assert dict(way.config.blocks)["u"] == 1
+
+
+def test_a_line_of_positions_is_an_axis_and_anything_else_is_not():
+    expr = "Z[b,ROW[i,u]] += CGV[i,r] * X[b,CGJ[i,r,u]]"
+    fixed = {
+        "CGV": torch.tensor([[1.0, 2.0], [3.0, 0.0]]),
+        "ROW": torch.tensor([[0, 2, 4], [1, 3, 5]]),  # every place once
+        "CGJ": torch.tensor([[[0, 1, 2], [5, 4, 3]], [[0, 2, 4], [-1, -1, -1]]]),
+    }
+
+    def ways(**changed):
+        tables = {**fixed, **changed}
+        meta = {
+            name: values(*t.shape, dtype=torch.float32) if name == "CGV" else positions(*t.shape)
+            for name, t in tables.items()
+        }
+        own = problem(expr, {"X": values(1000, 6, dtype=torch.float32), **meta}, (1000, 6), known(tables), NO_PADDING)
+        return own, candidates(own)
+
+    own, found = ways()
+    assert found[0].schedule.strategy == "store-once"
+    source = own.launcher(found[0]).kernel.source
+    assert "tl.load(X_ptr + i_b * stride_X_0 + (5 + i_u * -1), mask=in_u_0, other=0.0)" in source
+    assert "tl.store(ptr_of_output + i_b * stride__0 + (1 + i_u * 2), acc, mask=in_u_0)" in source
+    bent = fixed["CGJ"].clone()
+    bent[0, 0] = torch.tensor([0, 1, 5])
+    assert not any(way.schedule.tables for way in ways(CGJ=bent)[1])
+    twice = torch.tensor([[0, 2, 4], [1, 3, 4]])
+    assert not any(way.schedule.tables or way.schedule.strategy == "store-once" for way in ways(ROW=twice)[1])
+
+
 kernels = pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
 
 
@@ -223,6 +336,31 @@ def one_by_one(expr, wide, size):
                 if source >= 0 and place >= 0:
                     total[place, row] += first[row, at] * wide["X"][source, j] * wide["Y"][b, int(wide["CGK"][row, at])]
     return total
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("u", "w"), [(16, 5), (1, 7), (3, 1), (20, 40)])
+@pytest.mark.parametrize("made", MIXED)
+def test_values_of_channels_that_mix(made, u, w, dtype, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    fixed = {name: t.to(DEVICE, dtype if name == "CGV" else torch.int32) for name, t in mixed_tables(made).items()}
+    shapes = mixed_shapes(3, u, w)
+    draw = lambda size: torch.randn(size, dtype=torch.float64).to(dtype).to(DEVICE)
+    moving = {name: draw(size) for name, size in shapes.items() if name != made}
+    expr, subscripts = MIXED[made]
+    dense = torch.zeros(tuple(COUNTS.values()), dtype=torch.float64)
+    dense[0, 0, 0, 0], dense[0, 1, 1, 0], dense[0, 1, 0, 1], dense[0, 0, 1, 1] = 0.5, -2, 1.5, 0.25
+    dense[2, 0, 1, 1], dense[2, 1, 1, 1] = 3, -1
+    operands, out = subscripts.split("->")
+    batched = ",".join(f"b{own}" for own in operands.split(","))
+    expected = torch.einsum(f"ijkl,{batched}->b{out}", dense, *[tensor.double().cpu() for tensor in moving.values()])
+    memory, fact = {}, known(fixed)
+    for _ in range(2):
+        assert_matches(insum_owned(memory, expr, fixed, shapes[made], fact, [], **moving), expected)
+    start = draw(shapes[made])
+    found = insum_owned(memory, expr, fixed, shapes[made], fact, [], **moving, **{made: start})
+    assert_matches(found, start.double().cpu() + expected)
 
 
 @kernels

@@ -5,6 +5,7 @@ Needs no GPU, but a process in which Triton does not interpret.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
-from insum_ops.equivariant.channels import statement
+from insum_ops.equivariant.channels import APART, MIXED, statement
 from insum_ops.equivariant.path_tables import TEXTS, product_texts
+from insum_ops.formats import ELL
 from insum_ops.functional import OWNED
 
 pytestmark = pytest.mark.skipif(
@@ -181,7 +183,35 @@ def channelwise() -> Iterator[Case]:
             if name != made:
                 tables[f"CG{letter}"] = torch.randint(0, counts[name], size, generator=draw)
         shapes = {**moving, **{name: tuple(table.shape) for name, table in tables.items()}}
-        yield Case(f"channelwise {made}", statement(made, False, False, False), shapes, SINGLE, known(tables))
+        yield Case(f"channelwise {made}", statement(made, APART, False, False), shapes, SINGLE, known(tables))
+
+
+def mixed(channels: int) -> Iterator[Case]:
+    """Channels that mix, over coefficients as numbers: as at lmax 2 paths lead from block to block, with a few each."""
+    batch, blocks = 10_000, (range(1), range(1, 4), range(4, 9))
+    counts = {"Z": 9, "X": 9, "Y": 9, "W": 11}
+    paths = [
+        (a, b, c)
+        for a, b, c in itertools.product(range(3), repeat=3)
+        if abs(a - b) <= c <= a + b and not (a + b + c) % 2
+    ]
+    draw = torch.Generator().manual_seed(0)
+    entries = [
+        (*place, number)
+        for number, path in enumerate(paths)
+        for at, place in enumerate(itertools.product(*(blocks[degree] for degree in path)))
+        if at == 0 or float(torch.rand((), generator=draw)) < 0.2
+    ]
+    moving = {name: (batch, count) for name, count in counts.items()}
+    moving = {name: (*size, *[channels] * len(own)) for (name, size), own in zip(moving.items(), MIXED)}
+    numbers = torch.randn(len(entries), generator=draw)
+    coefficients = ELL.from_coo(torch.tensor(entries).T, numbers, tuple(counts.values()), group_dim=0)
+    for dim, made in enumerate(counts):
+        form = coefficients.regroup(dim)
+        tables = {f"CG{letter}": at for letter, at in zip("IJKL", form.coords) if at is not None}
+        tables["CGV"] = form.values
+        shapes = {**moving, **{name: tuple(table.shape) for name, table in tables.items()}}
+        yield Case(f"mixed {made} {channels}", statement(made, MIXED, False, False), shapes, SINGLE, known(tables))
 
 
 def shared_weights(precision: str) -> Case:
@@ -199,6 +229,7 @@ def cases() -> Iterator[Case]:
         yield tensor_tables(precision, 16)[0]
         yield tensor_columns(precision, 32)
     yield from channelwise()
+    yield from (*mixed(16), *mixed(32))
     for edge in (128, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))

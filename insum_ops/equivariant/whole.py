@@ -115,7 +115,7 @@ class Whole:
             return x.new_zeros(self.num_rows, out.sizes[at])
         if dst is not None:
             Z = run(self.calls, ("Z", at), SCATTER[out.is_flat], out.shape(self.num_rows, at), (Z, dst))
-        return Z.view(self.num_rows, out.sizes[at])
+        return Z if out.is_flat else Z.view(self.num_rows, out.sizes[at])
 
     def backward(
         self,
@@ -190,13 +190,15 @@ def _view_of(view: Tensor, base: Tensor) -> View:
     return tuple(view.shape), view.stride(), _start(view) - _start(base)
 
 
-def _views_of(views: Sequence[Tensor], base: Tensor) -> list[View]:
-    return [_view_of(view, base) for view in views]
+def _views_of(views: Sequence[Tensor], base: Tensor) -> list[View | None]:
+    """None: the tensor as it is, which costs the host nothing."""
+    found = [_view_of(view, base) for view in views]
+    return [None if view == (tuple(base.shape), base.stride(), 0) else view for view in found]
 
 
-def _views(base: Tensor, views: Sequence[View]) -> list[Tensor]:
+def _views(base: Tensor, views: Sequence[View | None]) -> list[Tensor]:
     start = base.storage_offset()
-    return [base.as_strided(size, strides, start + offset) for size, strides, offset in views]
+    return [base if view is None else base.as_strided(view[0], view[1], start + view[2]) for view in views]
 
 
 def _by_slot(dYs: Sequence[Tensor | None], at: Sequence[int], count: int) -> list[Tensor | None]:

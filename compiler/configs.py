@@ -9,7 +9,7 @@ from math import prod
 
 from .contract import SHORT, dots
 from .kernel import Config
-from .schedule import NARROW, Schedule
+from .schedule import LARGEST_TILE, LEAST_TILE, NARROW, Schedule
 
 __all__ = ["configs", "power_of_two"]
 
@@ -18,7 +18,6 @@ BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not
 LEAST_TURNS = 4
 SORTED = 3  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
-LARGEST_TILE = 4096  # elements of a program's tiles over known tables, of which it has several rows
 WIDE = 1024  # results of a program from which on they are too many for one warp
 
 
@@ -221,7 +220,9 @@ def _unrolled_tiles(schedule: Schedule) -> Iterator[Config]:
     """
     whole = {name: power_of_two(schedule.extents[name]) for name in schedule.axes}
     is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
-    for most, (each, stages) in product((64, 16), ((8, 4), (8, 2), (4, 2)) if is_streamed else ((8, 1), (4, 1))):
+    for most, (each, stages) in product(
+        (64, LEAST_TILE), ((8, 4), (8, 2), (4, 2)) if is_streamed else ((8, 1), (4, 1))
+    ):
         blocks = {name: size if schedule.roles[name] == "step" else min(size, most) for name, size in whole.items()}
         if prod(blocks.values()) <= LARGEST_TILE:
             yield Config(tuple(blocks.items()), max(1, min(prod(blocks.values()) // (32 * each), 8)), stages)

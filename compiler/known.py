@@ -43,13 +43,17 @@ def number_at(table: Any, place: tuple[int, ...]) -> Any:
 
 
 def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None:
-    """Where a table begins along the dimension whose place is None, and how far apart its numbers are; None: unevenly.
+    """Where a table begins along the dimension whose place is None, and how far apart its numbers are.
+
+    None: unevenly, with some but not all below 0, or along several dimensions.
 
     >>> line_at([[7, 1, 4, 7]], (0, None)), line_at([[0, 1, 4]], (0, None)), line_at([[7, 1, 4]], (0, 2))
     (None, None, (4, 0))
     >>> line_at([[0, 3, 6], [1, 4, 7]], (1, None))
     (1, 3)
     """
+    if place.count(None) > 1:
+        return None
     along = place.index(None) if None in place else len(place)
     table = number_at(table, tuple(at for at in place[:along] if at is not None))
     if along == len(place):
@@ -57,7 +61,8 @@ def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None
     rest = tuple(at for at in place[along + 1 :] if at is not None)
     numbers = [number_at(each, rest) for each in table]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
-    return (numbers[0], step) if numbers == [numbers[0] + step * at for at in range(len(numbers))] else None
+    is_line = numbers == [numbers[0] + step * at for at in range(len(numbers))]
+    return (numbers[0], step) if is_line and (step == 0 or min(numbers[0], numbers[-1]) >= 0) else None
 
 
 def is_permutation(table: Any, length: int) -> bool:

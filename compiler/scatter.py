@@ -134,10 +134,15 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
 
 
 def _is_known_once(bound: Bound, scattered: Access, fact: str) -> bool:
-    """Its numbers are known, and lead to every place once."""
+    """Its numbers are known, each is met once, and they lead to every place once."""
     table = tables_of(fact).get(scattered.name)
+    names = [index.name for index in scattered.indices if isinstance(index, Var)]
+    if table is None or len({*names}) < len(scattered.indices):
+        return False
     length = bound.size[bound.statement.output.indices.index(scattered)]
-    return table is not None and is_permutation(table, length)
+    return bound.shapes[scattered.name] == tuple(bound.extents[name] for name in names) and is_permutation(
+        table, length
+    )
 
 
 def tensors_of(fact: str) -> tuple[str, ...]:

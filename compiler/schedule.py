@@ -27,7 +27,7 @@ from .ir import Access, Var, walk
 from .known import Tables, line_at, tables_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows
 
-__all__ = ["MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
+__all__ = ["LARGEST_TILE", "LEAST_TILE", "MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -40,7 +40,7 @@ SHARED_TILE = 64  # with tiles of this size
 NARROW = 32  # a dot's tile up to this wide is made wider by neighbours, which share what the other side loads
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
-WIDEST_SUM = 4096  # elements of a tile that is summed at once
+LARGEST_TILE, LEAST_TILE = 4096, 16  # elements of tiles over known tables, and along an axis that is not summed
 SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
@@ -195,8 +195,14 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     others = [name for name in (*start.free, *start.summed) if name not in entries]
     axes = _unrolled_axes(start, strides, others)
     unrolled = dict.fromkeys([*entries, *(name for access in own for name in access.names if name not in axes)])
+    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in own]
+    if any(name in unrolled for access in inside for name in access.names):
+        return None
     summed = [name for name in others if name in start.summed]
-    if any(name not in axes for name in summed) or math.prod(start.extents[name] for name in summed) > WIDEST_SUM:
+    # tiles are powers of two, along what is summed whole
+    sizes = [1 << (start.extents[name] - 1).bit_length() for name in axes]
+    least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
+    if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
         return None
     if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
         return None

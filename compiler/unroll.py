@@ -6,6 +6,7 @@ complete. Coefficients of equivariant products are such tables: a few hundred en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -125,7 +126,8 @@ class Unrolled(Products):
         return found
 
     def literal(self, number: float) -> str:
-        return repr(number) if self.accumulate == "tl.float32" else f"tl.full((), {number!r}, {self.accumulate})"
+        text = repr(number) if math.isfinite(number) else f'float("{number}")'
+        return text if self.accumulate == "tl.float32" else f"tl.full((), {text}, {self.accumulate})"
 
     def places(self, names: Sequence[str]) -> Iterator[None]:
         """Every combination of values; while one is current the names stand for its numbers."""
@@ -161,10 +163,11 @@ class Unrolled(Products):
         line = line_at(self.schedule.tables[access.name], tuple(place))
         assert line is not None
         start, step = line
-        if step:
-            axis = self.names[names[place.index(None)]]
-            text = axis.text if step == 1 else f"{axis.text} * {step}"
-            self.positions[access] = Value(f"({start} + {text})" if start else text, axis.axes)
+        axis = self.names[names[place.index(None)]] if None in place else Value("")
+        if axis.axes:
+            along = axis.text if step == 1 else f"{axis.text} * {step}"
+            text = f"{start} + {along}" if start else along
+            self.positions[access] = Value(text if text.isidentifier() else f"({text})", axis.axes)
         else:
             self.positions[access] = Value(str(start))
         return bool(start >= 0)

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, second_gradients  # noqa: E402
@@ -299,3 +300,58 @@ def test_copies_and_pickles_after_calls():
         assert not term.tables.in_memory.forward.copies
         assert not term.tables.in_memory.forward.constants.copies
         assert_matches(other(*tensors), z.double())
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    "irreps",
+    [
+        ("48x0e + 10x1o", "0e + 1o", "80x0e + 10x1o"),  # tiles are powers of two: 64 x 128
+        ("70x0e + 3x1o", "0e", "58x0e + 3x1o"),
+        ("300x0e + 3x1o", "0e", "13x0e + 3x1o"),
+        ("3x0e + 5x1o", "0e", "1300x0e + 5x1o"),
+        ("1x0e + 1x1o", "0e + 1o", "5x0e + 5x1o"),  # one channel in, which is no dimension of its own
+    ],
+    ids=" x ".join,
+)
+def test_odd_multiplicities(irreps):
+    ours = product(irreps)
+    tensors = operands(ours, 2)
+    wide = doubles(tensors)
+    expected = dense_product(ours, *wide)
+    assert_same(ours(*tensors), tensors, expected, wide)
+    with torch.no_grad():
+        assert_matches(ours(*tensors), expected)
+        assert_matches(ours(*[tensor.detach() for tensor in tensors]), expected)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("irreps", [NARROW, ("1x0e + 1x1o", "0e + 1o", "5x0e + 5x1o")], ids=["narrow", "one channel"])
+def test_a_tracer_that_comes_first(irreps):
+    ours = product(irreps)
+    still = [tensor.detach() for tensor in operands(ours, 2)]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert ours(*still).shape == (2, ours.irreps_out.dim)
+    assert_matches(ours(*still), dense_product(ours, *doubles(still)))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_compiled_without_gradients_after_a_call_that_learns():
+    ours = product(NARROW)
+    tensors = operands(ours, 2)
+    ours(*tensors)
+    expected = dense_product(ours, *doubles(tensors))
+    with torch.no_grad():
+        assert_matches(torch.compile(ours, fullgraph=True, backend="aot_eager")(*tensors), expected)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
+def test_compiled_under_autocast_after_a_call_without():
+    ours = product(NARROW)
+    tensors = operands(ours, 2)
+    ours(*tensors)
+    wide = doubles([tensor.detach().bfloat16() for tensor in tensors])
+    with torch.autocast(torch.device(DEVICE).type, torch.bfloat16):
+        z = torch.compile(ours, backend="aot_eager")(*tensors)
+    assert_within(z, dense_product(ours, *wide).detach(), allowed(ours, wide, torch.bfloat16))

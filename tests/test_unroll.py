@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from problems import positions, problem, values
+from reference import LoopNest
 from statements import DEVICE
 from tolerances import assert_matches
 
@@ -168,7 +169,7 @@ def test_many_entries_and_wide_sums_are_left_too(monkeypatch):
     assert not unrolled(own_problem())
     monkeypatch.setattr(schedule, "MOST_ENTRIES", 3)
     assert unrolled(own_problem())
-    monkeypatch.setattr(schedule, "WIDEST_SUM", 32)
+    monkeypatch.setattr(schedule, "LARGEST_TILE", 32)
     assert not unrolled(own_problem(SUMMED))
     assert unrolled(own_problem(STORED))
 
@@ -381,3 +382,117 @@ def test_it_starts_from_what_is_there(monkeypatch):
     found = insum_owned({}, STORED, fixed, size, known(fixed), [], Z=start, **moving)
     assert_matches(found, start.double().cpu() + one_by_one(STORED, wide, size))
     assert_matches(insum(STORED, size=size, **moving, **fixed), one_by_one(STORED, wide, size))
+
+
+V, J = torch.tensor([[0.5, -2.0], [1.5, 0.25]]), torch.tensor([[1, 0], [2, 1]])
+ROW = torch.tensor([[0, 2, 4], [1, 3, 5]])
+NEAR = {
+    "rows met several times": ("Z[b,ROW[TILE[p]]] += X[b,p]", {"ROW": [2, 0, 1]}, {"TILE": [0, 1, 1, 2, 0]}, (4, 3)),
+    "a column of rows": ("Z[b,ROW[i,0]] += CGV[i,r] * X[b,CGJ[i,r]]", {"CGV": V, "CGJ": J, "ROW": ROW}, {}, (4, 6)),
+    "a diagonal of rows": (
+        "Z[b,ROW[i,i]] += CGV[i,r] * X[b,CGJ[i,r]]",
+        {"CGV": V, "CGJ": J, "ROW": [[0, 2], [1, 3]]},
+        {},
+        (4, 4),
+    ),
+    "a line that ends below 0": (
+        "Z[b,i] += CGV[i,r] * X[b,CGJ[i,r,u]] * Q[b,u]",
+        {"CGV": V, "CGJ": [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [1, 0, -1]]]},
+        {},
+        (4, 2),
+    ),
+    "a line that begins below 0": (
+        "Z[b,i] += CGV[i,r] * X[b,CGJ[i,r,u]] * Q[b,u]",
+        {"CGV": V, "CGJ": [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [-1, 0, 1]]]},
+        {},
+        (4, 2),
+    ),
+    "a line of one number": (
+        "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r,u]] * Q[b,u]",
+        {"CGV": V, "CGJ": [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [4, 4, 4]]]},
+        {},
+        (4, 2, 3),
+    ),
+    "a line in a tile": (
+        "Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r,u],w] * Q[b,u]",
+        {"CGV": V, "CGJ": [[[0, 3, 6], [1, 4, 7]], [[2, 5, 8], [0, 1, 2]]]},
+        {},
+        (4, 2, 5),
+    ),
+    "rows in a tile": (
+        "Z[b,ROW[i,u],w] += CGV[i,r] * X[b,CGJ[i,r],u,w]",
+        {"CGV": V, "CGJ": J, "ROW": ROW},
+        {},
+        (4, 6, 5),
+    ),
+    "positions that are not known": (
+        "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],P[i],u]",
+        {"CGV": V, "CGJ": J},
+        {"P": [1, 0]},
+        (4, 2, 5),
+    ),
+    "positions of known ones": (
+        "Z[b,i,u] += CGV[i,r] * X[b,P[CGJ[i,r]],u]",
+        {"CGV": V, "CGJ": J},
+        {"P": [1, 2, 0]},
+        (4, 2, 5),
+    ),
+    "rows that are not known": (
+        "Z[b,P[i],u] += CGV[i,r] * X[b,CGJ[i,r],u]",
+        {"CGV": V, "CGJ": J},
+        {"P": [1, 1]},
+        (4, 2, 5),
+    ),
+    "no axis": ("Z[i] += CGV[i,r] * X[CGJ[i,r]]", {"CGV": V, "CGJ": J}, {}, (2,)),
+    "nothing but a table": ("Z[i] += CGV[i,r]", {"CGV": V}, {}, (2,)),
+    "a table over two axes": (
+        "Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r,u,w]] * Q[b,u,w]",
+        {"CGV": V, "CGJ": torch.arange(16).view(2, 2, 2, 2)},
+        {},
+        (4, 2, 2),
+    ),
+}
+SIZES = {
+    "X[b,p]": (4, 5),
+    "X[b,CGJ[i,r]]": (4, 3),
+    "X[b,CGJ[i,r,u]]": (4, 9),
+    "X[b,CGJ[i,r,u],w]": (4, 9, 5),
+    "X[b,CGJ[i,r],u,w]": (4, 3, 3, 5),
+    "X[b,CGJ[i,r],P[i],u]": (4, 3, 2, 5),
+    "X[b,P[CGJ[i,r]],u]": (4, 3, 5),
+    "X[b,CGJ[i,r],u]": (4, 3, 5),
+    "X[CGJ[i,r]]": (3,),
+    "X[b,CGJ[i,r,u,w]]": (4, 16),
+    "Q[b,u]": (4, 3),
+    "Q[b,u,w]": (4, 2, 2),
+}
+
+
+@kernels
+@pytest.mark.parametrize("why", NEAR)
+def test_values_of_statements_that_are_near(why, monkeypatch):
+    """Unrolled or left to other schedules."""
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    expr, tables_of_it, moving, size = NEAR[why]
+    fixed = {name: torch.as_tensor(table) for name, table in tables_of_it.items()}
+    fixed = {name: t.to(DEVICE, torch.float32 if name == "CGV" else torch.int32) for name, t in fixed.items()}
+    given = {name: torch.tensor(places, dtype=torch.int32, device=DEVICE) for name, places in moving.items()}
+    factors = expr.split("= ")[1].split(" * ")
+    given |= {factor[0]: torch.randn(SIZES[factor]).to(DEVICE) for factor in factors if factor in SIZES}
+    expected = LoopNest(expr, {name: t.cpu() for name, t in {**given, **fixed}.items()}, size).result().value
+    torch.use_deterministic_algorithms(True)  # which fills what was never written with nan
+    try:
+        found = insum_owned({}, expr, fixed, size, known(fixed), [], **given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_matches(found, expected)
+
+
+@kernels
+def test_numbers_may_be_infinite(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    fixed, moving, size = given_tensors(STORED, torch.float32)
+    fixed["CGV"][0, 0] = float("inf")
+    found = insum_owned({}, STORED, fixed, size, known(fixed), [], **moving)
+    assert not found[:, 0].isfinite().any()
+    assert found[:, 1:].isfinite().all()

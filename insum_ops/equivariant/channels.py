@@ -23,12 +23,11 @@ from ..compiler.known import known
 from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum_owned
-from .constants import Memory
+from .constants import Memory, cast_from
 
 __all__ = ["ALL_APART", "APART", "MIXED", "Channels", "statement"]
 
 NUMBERS_OF_ROWS = 64  # kept before starting afresh, so that graphs of ever other sizes do not fill memory
-HALF = (torch.float16, torch.bfloat16)
 LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
 Along = tuple[str, str, str, str]  # the channels of Z, X, Y and W
 APART: Along = ("u", "u", "", "u")  # they never mix
@@ -64,10 +63,8 @@ class Channels:
         """None: somebody who watches is the first to ask, to whom tensors may hold no numbers."""
         found = self.copies.get((device, dtype))
         if found is None and not is_watched():
-            # what a tracer wants under autocast has to be there when it comes
-            dtypes = (dtype, *HALF) if dtype == torch.float32 else (dtype,)
             with outside_transforms():
-                for own in dtypes:
+                for own in cast_from(dtype):
                     sides = {name: self.side(dim, device, own) for dim, name in enumerate(LETTERS)}
                     self.copies.setdefault((device, own), sides)
             found = self.copies[device, dtype]

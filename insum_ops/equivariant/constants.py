@@ -11,7 +11,9 @@ from torch import Tensor
 from ..compiler.ready import outside_transforms
 from ..formats import ELL
 
-__all__ = ["Constants", "Memory", "format_on"]
+__all__ = ["Constants", "Memory", "cast_from", "format_on"]
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Memory(dict[Any, Any]):
@@ -19,6 +21,11 @@ class Memory(dict[Any, Any]):
 
     def __reduce__(self) -> Any:
         return Memory, ()
+
+
+def cast_from(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The type and those that autocast makes of it: what a tracer wants has to be there when it comes."""
+    return (dtype, *HALF) if dtype == torch.float32 else (dtype,)
 
 
 @dataclass(frozen=True)

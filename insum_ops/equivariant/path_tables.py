@@ -21,12 +21,23 @@ import torch
 from torch import Tensor
 
 from ..compiler.known import known
-from ..compiler.ready import may_autocast
+from ..compiler.ready import is_watched, may_autocast
 from ..functional import OWNED, insum, insum_beside, insum_owned
 from .channels import Channels
-from .constants import Constants, Memory
+from .constants import Constants, Memory, cast_from
 
-__all__ = ["HELD_BYTES", "TEXTS", "InMemory", "PathTables", "Side", "Tables", "held_texts", "made", "product_texts"]
+__all__ = [
+    "HELD_BYTES",
+    "TEXTS",
+    "InMemory",
+    "PathTables",
+    "Side",
+    "Tables",
+    "held_bytes",
+    "held_texts",
+    "made",
+    "product_texts",
+]
 
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
@@ -36,8 +47,17 @@ CPU = torch.device("cpu")
 #     32         50 43 50 47       139 118 147 124    301 495 762 257      55, 192, 363
 #     64         179 158 - 185     573 491 - 501      1376 1548 - 1030     162, 544, 1136
 # By tables dX and dY take .97 and .60 ms at lmax 3 with 32 channels, together 2.1 at lmax 2 and 4.4 at lmax 3 with 64.
-HELD_BYTES = {"Z": 4096, "X": 16384, "Y": 4096, "W": math.inf}  # at most, of a path's weights as they are summed
+HELD_BYTES = {"Z": 4096, "X": 16384, "Y": 4096, "W": math.inf}  # at most, see `held_bytes`
 HELD_ENTRIES, BYTES_OF_MANY = 128, 1024  # with more coefficients than that Y runs out of registers beyond so few bytes
+
+
+def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
+    """Of a path's weights as a kernel holds them, in tiles whose sides are powers of two.
+
+    >>> held_bytes(10, 48, torch.float16) == 16 * 64 * 4
+    True
+    """
+    return (1 << (u - 1).bit_length()) * (1 << (w - 1).bit_length()) * max(dtype.itemsize, torch.float32.itemsize)
 
 
 class Texts(NamedTuple):
@@ -96,15 +116,22 @@ class Tables:
     is_known: bool = False  # their numbers may stand in a kernel's source; else programs own output blocks
     copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=Memory, repr=False)
 
+    def is_on(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """False: somebody who watches is the first to ask, to whom tensors may hold no numbers."""
+        return not self.is_known or (device, dtype) in self.copies or not is_watched()
+
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         found = self.copies.get((device, dtype))
         if found is None:
-            tables = self.constants.on(device, dtype)
-            fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-            fact = known(self.constants.on(CPU, dtype)) if self.is_known else OWNED
-            found = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
-            if all([type(table) is Tensor for table in fixed.values()]):  # a FakeTensorMode's are good for one call
-                self.copies[device, dtype] = found
+            for own in cast_from(dtype):
+                tables = self.constants.on(device, own)
+                fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
+                fact = known(self.constants.on(CPU, own)) if self.is_known else OWNED
+                made = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
+                found = found or made
+                if all([type(table) is Tensor for table in fixed.values()]):  # a FakeTensorMode's are good for one call
+                    self.copies.setdefault((device, own), made)
+        assert found is not None
         return found
 
 
@@ -155,8 +182,7 @@ class PathTables:
             return True
         _, u, w = self.shapes["W"]
         is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
-        most = min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
-        return u * w * max(dtype.itemsize, torch.float32.itemsize) <= most
+        return held_bytes(u, w, dtype) <= min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """All tables at once: a tracer can make none, and may meet those of gradients first."""

@@ -114,6 +114,10 @@ class TensorPlan:
         """A plan of columns: each sample has weights of its own, kernels read them, and nobody asks for gradients."""
         if weight is None or weight.dim() != 2 or y.dim() != 2 or is_transformed() or not has_tables_on(x.device):
             return False
+        (term,) = self.each.terms
+        assert isinstance(term, ColumnTerm)
+        if not term.is_on(x.device, x.dtype):
+            return False
         return not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
 
     def work(self, weight: Tensor | None) -> Terms:
@@ -126,6 +130,8 @@ class TensorPlan:
             work.order.on(device)
         for term in work.terms:
             term.prepare(device, dtype)
+        if self.flat is not None and work is self.each:
+            self.flat.prepare(weight, device, dtype)
 
     def composed(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int

@@ -20,7 +20,7 @@ from ..formats import ELL
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
-from .path_tables import HELD_BYTES, InMemory, PathTables, Side, Tables, held_texts, made, product_texts
+from .path_tables import HELD_BYTES, InMemory, PathTables, Side, Tables, held_bytes, held_texts, made, product_texts
 from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
@@ -92,6 +92,10 @@ class ColumnTerm(Tabled):
     side: Side
     texts: tuple[str, str]
     row: tuple[int, ...]  # of Z
+    reads_columns: bool  # x is flat
+
+    def is_on(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return self.side.is_on(device, dtype)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.side.on(device, dtype)
@@ -101,7 +105,7 @@ class ColumnTerm(Tabled):
 
     def __call__(
         self,
-        X: Tensor,  # [b, c] or [b, j, u], n for b with SRC
+        X: Tensor,  # [b, c] or [b, j, u], n for b with SRC; without u if that is 1
         Y: Tensor,  # [b, k]
         W: Tensor | None,  # flat, [b, weight_numel]; there is one
         Z: Tensor | None,  # what to start from
@@ -109,7 +113,7 @@ class ColumnTerm(Tabled):
         SRC: Tensor | None,  # [b]
     ) -> Tensor:
         assert W is not None
-        return self.run(X, Y, W, Z, SRC)
+        return self.run(X.unsqueeze(2) if X.dim() == 2 and not self.reads_columns else X, Y, W, Z, SRC)
 
 
 def with_tables(
@@ -147,7 +151,7 @@ def with_tables(
 def with_known(term: PathTerm) -> PathTerm | TableTerm:
     """The term with kernels that hold its coefficients, where they are the best for all that it makes."""
     mode, (mul1, mul2, mul3), is_weighted, _ = term.key
-    if mode != "uvw" or mul2 != 1 or not is_weighted or mul1 * mul3 * torch.float32.itemsize > HELD_BYTES["X"]:
+    if mode != "uvw" or mul2 != 1 or not is_weighted or held_bytes(mul1, mul3, torch.float32) > HELD_BYTES["X"]:
         return term
     known = _known(term)
     return term if known is None else TableTerm(term, PathTables(None, known, _shapes(term)))
@@ -183,10 +187,12 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> Column
         if out is not None:
             tables["ROW"] = torch.arange(form.shape[0])
         side = Side(Constants(_at(tables, columns)), is_known=True)
-        return ColumnTerm(term.plain, side, held_texts(first is not None, out is not None), row)
+        texts = held_texts(first is not None, out is not None)
+        return ColumnTerm(term.plain, side, texts, row, first is not None)
     assert term.tables.in_memory is not None
     side = Side(Constants(_at(term.tables.in_memory.forward.constants.tensors, columns)))
-    return ColumnTerm(term.plain, side, product_texts(first is not None, out is not None), row)
+    texts = product_texts(first is not None, out is not None)
+    return ColumnTerm(term.plain, side, texts, row, first is not None)
 
 
 def _columns(slots: Slots) -> Tensor:

@@ -43,7 +43,9 @@ class Unrolled(Products):
         sums = [name for name in s.names("unrolled") if name not in s.free]
         self.loaded: dict[str, Load] = {}
         found = [[term for _ in self.places(sums) if (term := self.term()) is not None] for _ in self.places(rows)]
-        large = [load for load in self.loaded.values() if len(root) > 1 and load.value.axes == root]
+        is_large = lambda tile: len(root) > 1 and tile.axes == root
+        firsts = {next(filter(is_large, term.tiles), None) for terms in found for term in terms}
+        large = [load for load in self.loaded.values() if load.value in firsts]
         # all loads before the first store: no compiler moves one past it, since they might overlap
         for load in self.loaded.values():
             if load not in large:

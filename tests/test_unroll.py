@@ -425,6 +425,18 @@ NEAR = {
         {},
         (4, 6, 5),
     ),
+    "two factors with both axes": (
+        "Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r],u,w] * S[b,u,w]",
+        {"CGV": V, "CGJ": J},
+        {},
+        (4, 2, 5),
+    ),
+    "two factors with both axes, at positions": (
+        "Z[b,i] += CGV[i,r] * X[b,CGJ[i,r],u,w] * T[b,CGK[i,r],u,w]",
+        {"CGV": V, "CGJ": J, "CGK": [[1, 1], [0, 1]]},
+        {},
+        (4, 2),
+    ),
     "positions that are not known": (
         "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],P[i],u]",
         {"CGV": V, "CGJ": J},
@@ -464,6 +476,8 @@ SIZES = {
     "X[CGJ[i,r]]": (3,),
     "X[b,CGJ[i,r,u,w]]": (4, 16),
     "Q[b,u]": (4, 3),
+    "S[b,u,w]": (4, 3, 5),
+    "T[b,CGK[i,r],u,w]": (4, 2, 3, 5),
     "Q[b,u,w]": (4, 2, 2),
 }
 

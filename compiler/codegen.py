@@ -11,12 +11,11 @@ import math
 from collections.abc import Sequence
 
 from .broadcast import Value
-from .configs import power_of_two
 from .contract import Dot
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
-from .scatter import Merged, Owner, known_divisor
+from .scatter import Merged, Owner, known_divisor, power_of_two
 from .schedule import Schedule, Strides
 from .unroll import Unrolled
 from .winners import Winners

@@ -9,9 +9,10 @@ from math import prod
 
 from .contract import SHORT, dots
 from .kernel import Config
+from .scatter import power_of_two
 from .schedule import LARGEST_TILE, LEAST_TILE, NARROW, Schedule
 
-__all__ = ["configs", "power_of_two"]
+__all__ = ["configs"]
 
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not measured
 # of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
@@ -19,11 +20,6 @@ LEAST_TURNS = 4
 SORTED = 3  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
 WIDE = 1024  # results of a program from which on they are too many for one warp
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> tuple[Config, ...]:

@@ -23,6 +23,7 @@ __all__ = [
     "known_divisor",
     "owned_by",
     "owned_rows",
+    "power_of_two",
     "strategies",
     "tensors_of",
     "written_once",
@@ -82,6 +83,11 @@ def is_varying(bound: Bound, name: str) -> bool:
     roots = (bound.statement.output, *bound.statement.accesses)
     firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
     return any(isinstance(first, Var) and first.name == name for first in firsts)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def known_divisor(length: int) -> int:

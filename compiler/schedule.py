@@ -25,7 +25,7 @@ from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
 from .known import Tables, line_at, tables_of
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows, power_of_two
 
 __all__ = ["LARGEST_TILE", "LEAST_TILE", "MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
 
@@ -200,7 +200,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
         return None
     summed = [name for name in others if name in start.summed]
     # tiles are powers of two, along what is summed whole
-    sizes = [1 << (start.extents[name] - 1).bit_length() for name in axes]
+    sizes = [power_of_two(start.extents[name]) for name in axes]
     least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
     if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
         return None

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..compiler.known import known
 from ..compiler.ready import is_watched, may_autocast
+from ..compiler.scatter import power_of_two
 from ..functional import OWNED, insum, insum_beside, insum_owned
 from .channels import Channels
 from .constants import Constants, Memory, cast_from
@@ -57,7 +58,7 @@ def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
     >>> held_bytes(10, 48, torch.float16) == 16 * 64 * 4
     True
     """
-    return (1 << (u - 1).bit_length()) * (1 << (w - 1).bit_length()) * max(dtype.itemsize, torch.float32.itemsize)
+    return power_of_two(u) * power_of_two(w) * max(dtype.itemsize, torch.float32.itemsize)
 
 
 class Texts(NamedTuple):

@@ -47,8 +47,8 @@ CPU = torch.device("cpu")
 #     16         10 9 10 13        36 34 36 34        72 122 96 69         27, 113, 219
 #     32         50 43 50 47       139 118 147 124    301 495 762 257      55, 192, 363
 #     64         179 158 - 185     573 491 - 501      1376 1548 - 1030     162, 544, 1136
-# Reckoned from whole steps of training, less the rest: dX and dY by tables take .97 and .60 ms at lmax 3 with 32 channels,
-# together 2.1 at lmax 2 and 4.4 at lmax 3 with 64.
+# Reckoned from whole steps of training, less the rest: by tables dX and dY take .97 and .60 ms at lmax 3 with 32
+# channels, with 64 together 2.1 at lmax 2 and 4.4 at lmax 3.
 HELD_BYTES = {"Z": 4096, "X": 16384, "Y": 4096, "W": math.inf}  # at most, see `held_bytes`
 HELD_ENTRIES, BYTES_OF_MANY = 128, 1024  # with more coefficients than that Y runs out of registers beyond so few bytes
 

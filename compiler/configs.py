@@ -19,6 +19,7 @@ BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not
 LEAST_TURNS = 4
 SORTED = 3  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
+FEW_COLUMNS = 16  # fill a warp with several rows
 WIDE = 1024  # results of a program from which on they are too many for one warp
 
 
@@ -107,17 +108,32 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         if len(steps) == 2:  # a chain: all of the first sum, half of the second (10 % at lmax 3, 64 channels, ieee)
             yield at_depths(16, 64, (2 * deep, deep), 2, 2)
         return
+    # blocks of a sparse matrix by the rows of a dense one, 4096^3 in float16 on an H200
     if schedule.extents[rows] <= 32:  # a narrow block sits best on the columns' side of wgmma
-        # the position's own load takes two of the stages: 6 was 5-7 % faster than 4 on an H200 (4096^3, 32 x 32 blocks)
+        # the position's own load takes two of the stages: 6 was 5-7 % faster than 4
+        yield config(32, 256, deep, 4, 6, True, reverse=True)
+        # Programs of one stretch of columns run at once, and with the longest rows first they keep pace: what one reads
+        # the others find in L2. 8 % faster than the other order at half density, 16 % at three quarters.
+        yield config(32, 512, deep, 4, 5, True, reverse=True)
+        yield config(32, 512, deep, 4, 6, True, reverse=True)
         yield config(32, 256, deep, 4, 6, True)
-        yield config(32, 256, deep, 4, 5, True)
-        yield config(32, 256, deep, 4, 4, True)
-        yield config(32, 512, deep, 4, 5, True)  # 2 % faster at 70 % sparsity: fewer programs read each block
-        yield config(32, 256, deep, 4, 6, True, reverse=True)  # 2 % faster at 95 % sparsity, slower at 80 and 90
+        yield config(32, 256, deep, 4, 5, True)  # as fast at a tenth
         yield config(32, 128, deep, 4, 6, True)
         yield config(32, 128, deep, 4, 3)
         yield config(32, 64, deep, 2, 3)
         yield config(32, 64, 2 * deep, 4, 3)
+        return
+    if schedule.extents[rows] <= 64:  # half of a warp group's rows to each warp of four: 3 to 4 % faster than of eight
+        yield config(64, 256, deep, 4, 6, reverse=True)  # half and a fifth dense
+        yield config(64, 256, deep, 4, 4, reverse=True)  # a tenth
+        yield config(64, 256, deep, 4, 5)  # three quarters
+        yield config(64, 256, deep, 8, 3)
+        yield config(64, 128, deep, 4, 3)
+        yield config(64, 128, deep, 4, 3, reverse=True)
+        yield config(64, 128, deep, 4, 5)
+        yield config(64, 128, 2 * deep, 4, 3)
+        yield config(64, 256, deep, 4, 4, True)
+        yield config(64, 64, deep, 2, 2)
         return
     if len(others) == 1 and schedule.extents[others[0]] <= 32:
         # tokens x a narrow block: programs that share their tokens side by side, 12 % faster than the other order
@@ -128,6 +144,19 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         yield config(256, 32, deep, 4, 5)
         yield config(128, 32, deep, 4, 3)
         yield config(64, 32, deep, 2, 3)
+        return
+    if len(others) == 1 and schedule.extents[others[0]] <= 64:
+        yield config(128, 64, deep, 4, 3)
+        yield config(128, 64, deep, 4, 3, reverse=True)
+        yield config(128, 64, deep, 4, 5)
+        # tokens x 64 x 64 blocks, 4096^3 on an H200: 3 to 9 % faster than 128 tokens
+        yield config(256, 64, deep, 4, 5, True, reverse=True)
+        yield config(256, 64, deep, 4, 3, True, reverse=True)
+        yield config(256, 64, deep, 8, 6, True, reverse=True)
+        yield config(64, 64, deep, 4, 3)
+        yield config(128, 64, deep, 8, 3)
+        yield config(128, 64, 2 * deep, 4, 3)
+        yield config(64, 64, deep, 2, 2)
         return
     yield config(128, 128, deep, 4, 3)
     yield config(128, 128, deep, 4, 3, reverse=True)
@@ -142,29 +171,43 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
 
 
 def _merged_configs(schedule: Schedule) -> Iterator[Config]:
-    """Neighbours side by side are the rows of wgmma, the narrow tile that they share is its columns."""
+    """Neighbours side by side are the rows of wgmma, the narrow tile that they share is its columns.
+
+    A tile of 64 is wide enough for rows. One H200, the gradient of 32 x 32 and 64 x 64 blocks of a linear layer with
+    4096 tokens, 4096^2 weights in float16.
+    """
     merged, itemsize = schedule.merged, schedule.bound.dtype.itemsize
     assert merged is not None
     tiles = schedule.names("tile")
+    (other,) = [name for name in tiles if name != merged.name]
+    is_narrow = schedule.extents[other] <= 32
+    deep = 128 // itemsize
 
     def fit(name: str, largest: int) -> int:
         return max(16, min(power_of_two(schedule.extents[name]), largest))
 
-    def config(width: int, warps: int, stages: int) -> Config:
-        blocks = {name: fit(name, width if name == merged.name else NARROW) for name in tiles}
-        blocks |= {name: fit(name, 128 // itemsize) for name in schedule.names("step")}
-        return Config(tuple(blocks.items()), warps, stages, swap=tiles[-1] == merged.name)
+    def config(width: int, depth: int, warps: int, stages: int) -> Config:
+        blocks = {name: fit(name, width if name == merged.name else NARROW[itemsize]) for name in tiles}
+        blocks |= {name: fit(name, depth) for name in schedule.names("step")}
+        return Config(tuple(blocks.items()), warps, stages, swap=(tiles[-1] == merged.name) == is_narrow)
 
-    # reckoned, not measured: with three steps of 64 x (32 + 256) half-precision numbers two programs fit on a core
     widest = min(power_of_two(schedule.extents[merged.name]), 512 // itemsize)
-    yield config(widest, 4, 3)
-    yield config(widest, 4, 4)
-    yield config(widest, 8, 3)
-    yield config(widest, 8, 4)
-    yield config(widest // 2, 4, 4)
-    yield config(widest // 2, 4, 3)
-    yield config(widest // 2, 4, 5)
-    yield config(widest // 4, 4, 4)
+    if is_narrow:
+        yield config(widest, deep // 2, 4, 4)  # .175 ms at 30 % density, the best with whole steps .181
+        yield config(widest, deep // 2, 4, 3)  # .067 at 10 %, .075
+        yield config(widest, deep, 8, 3)
+        yield config(widest, deep, 4, 4)
+        yield config(widest, deep, 4, 3)
+        yield config(widest, deep, 8, 4)
+        yield config(widest // 2, deep // 2, 4, 4)
+        yield config(widest // 2, deep, 4, 4)
+        yield config(widest // 4, deep, 4, 4)
+    else:
+        yield config(widest, deep, 4, 4)  # .152 ms at 50 % density, blocks alone .186; at 10 % .031, .038
+        yield config(widest, deep // 2, 4, 6)
+        yield config(widest, deep, 8, 4)
+        yield config(widest, deep, 4, 3)
+        yield config(widest // 2, deep, 4, 4)
 
 
 def _table_configs(schedule: Schedule) -> Iterator[Config]:
@@ -235,8 +278,8 @@ def _plain_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     handful: tuple[tuple[int, int], ...] = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
     if schedule.names("step") and others == schedule.names("step"):
         handful = ((8, 1), (16, 1), (16, 2), (32, 4))
-    elif wide <= NARROW // 2:
-        handful = (*handful, (16, 1), (32, 2), (32, 4))  # so few columns fill a warp with several rows
+    elif wide <= FEW_COLUMNS:
+        handful = (*handful, (16, 1), (32, 2), (32, 4))
     heights = product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8)) if full else handful
     found = []
     for height, count in heights:

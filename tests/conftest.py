@@ -13,6 +13,8 @@ from statements import IS_INTERPRETED
 from torch import Tensor
 from triton.runtime import interpreter
 
+from insum_ops.compiler import gradients
+
 settings.register_profile(
     "insum",
     derandomize=True,
@@ -35,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _few_groups_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small matrices of tests take blocks of a row together, as large ones do."""
+    monkeypatch.setattr(gradients, "FEW_GROUPS", 1)
 
 
 @pytest.fixture(autouse=True, scope="session")

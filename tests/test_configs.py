@@ -59,13 +59,13 @@ def test_blocks_are_no_longer_than_extents_need() -> None:
     assert all(config.block("bm") == 32 and config.block("bk") == 32 for config in configs(schedule))
 
 
-def widths(Q: int, dtype: torch.dtype = torch.float16) -> list[int]:
+def widths(Q: int, dtype: torch.dtype = torch.float16, edge: int = 32) -> list[int]:
     indices = {"AM": positions(300), "AK": positions(300, Q)}
-    tensors = {**indices, "dY": values(512, 40, 32, dtype=dtype), "X": values(512, 50, 32, dtype=dtype)}
+    tensors = {**indices, "dY": values(512, 40, edge, dtype=dtype), "X": values(512, 50, edge, dtype=dtype)}
     own = problem("dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors)
     wide, _ = schedules(own.bound, own.strides, "store")
     found = configs(wide)
-    assert all(config.swap and config.block("o") == 32 for config in found)
+    assert all(config.swap == (edge == 32) and config.block("o") == edge for config in found)
     return sorted({config.block("c") for config in found}, reverse=True)
 
 
@@ -75,6 +75,23 @@ def test_neighbours_side_by_side_are_the_rows_of_a_dot_as_far_as_they_go() -> No
     assert widths(3) == [128, 64, 32]
     assert widths(8, torch.float32) == [128, 64, 32]
     assert widths(8, torch.float64) == [64, 32, 16]
+
+
+def test_a_tile_of_64_has_rows_enough_and_its_neighbours_are_columns() -> None:
+    assert widths(4, edge=64) == widths(8, edge=64) == [256, 128]
+    assert widths(2, edge=64) == [128, 64]
+
+
+@pytest.mark.parametrize(
+    "expr", ["C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", "C[n,AM[p],i] += B[n,AK[p],j] * AV[p,i,j]"]
+)
+def test_blocks_of_64_by_many_columns_get_tiles_that_fill_a_warp_group(expr: str) -> None:
+    shape = (50, 64, 4096) if "B[AK" in expr else (4096, 50, 64)
+    tensors = {"AM": positions(300), "AK": positions(300), "AV": values(300, 64, 64), "B": values(*shape)}
+    size = (40, 64, 4096) if "B[AK" in expr else (4096, 40, 64)
+    own = problem(expr, tensors, size)
+    found = [config for way in schedules(own.bound, own.strides, "atomic") for config in configs(way)]
+    assert any(config.block("n") == 256 and config.block("i") == 64 and config.num_warps == 4 for config in found)
 
 
 def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:
@@ -109,7 +126,7 @@ def test_single_precision_takes_shallower_steps() -> None:
 
 def test_a_config_prints_in_one_line() -> None:
     (schedule,) = scheduled("block_spmm_owner")
-    assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=6 swap"
+    assert str(configs(schedule)[0]) == "bm=32 n=256 bk=32 warps=4 stages=6 swap reverse"
 
 
 def test_a_tables_axes_are_as_short_as_they_are() -> None:

@@ -17,6 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
+from insum_ops.compiler import gradients
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.formats import BlockCOO
 
@@ -179,6 +180,8 @@ def test_values_of_a_format_get_gradients_in_three_dimensions(name: str) -> None
 # blocks of a row side by side: rows of none to six blocks, so groups of four are full, padded or missing
 
 COUNTS = (6, 4, 0, 3, 5)
+
+
 BLOCKS = ((16, 16), (4, 16), (16, 12), (24, 16))
 
 
@@ -285,6 +288,29 @@ def test_rows_of_few_blocks_and_wide_blocks_stay_alone() -> None:
     for sparse in (diagonal, wide):
         (statement,) = statements_of(sparse)
         assert "dAV[p,bm,bk] +=" in statement
+
+
+def test_so_do_blocks_of_too_few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group is a program, and a GPU has room for many."""
+    monkeypatch.setattr(gradients, "FEW_GROUPS", 5)
+    B, upstream = torch.ones(96, 20, device=DEVICE).double(), torch.ones(80, 20, device=DEVICE).double()
+    sparse = narrow((16, 16))
+    values_gradients(sparse, upstream, B, times=1)
+    (statement,) = statements_of(sparse)
+    assert "dAV[p,bm,bk] +=" in statement
+
+
+@pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
+def test_blocks_of_64_in_half_precision_stand_side_by_side() -> None:
+    """24 and more blocks of a row would be eight at a time, if they were narrower."""
+    generator = torch.Generator().manual_seed(17)
+    B, upstream = (random_values((rows, 24), torch.float16, generator) for rows in (1600, 64))
+    A = random_values((64, 1600), torch.float16, generator)
+    sparse = BlockCOO.from_dense(A.to(DEVICE), block_size=(64, 64))
+    for dvalues in values_gradients(sparse, upstream.to(DEVICE), B.to(DEVICE)):
+        assert_matches(dvalues, sampled(sparse, upstream.double() @ B.double().T))
+    (statement,) = statements_of(sparse)
+    assert "dAV[AS[p,q],bm,bk] +=" in statement
 
 
 def test_second_gradients_of_narrow_blocks() -> None:

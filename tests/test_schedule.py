@@ -271,9 +271,11 @@ q                  8  loop"""
 BLOCK_GRADIENT = "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
 
 
-def block_gradient(o: int = 32, i: int = 32, Q: int = 8, T: int = 512, expr: str = BLOCK_GRADIENT) -> Problem:
-    tensors = {"AM": positions(300), "AK": positions(300, Q), "dY": values(T, 40, o), "X": values(T, 50, i)}
-    return problem(expr, tensors)
+def block_gradient(
+    o: int = 32, i: int = 32, Q: int = 8, expr: str = BLOCK_GRADIENT, dtype: torch.dtype = torch.float16
+) -> Problem:
+    dense = {"dY": values(512, 40, o, dtype=dtype), "X": values(512, 50, i, dtype=dtype)}
+    return problem(expr, {"AM": positions(300), "AK": positions(300, Q), **dense})
 
 
 def test_narrow_blocks_that_share_a_side_stand_side_by_side() -> None:
@@ -298,6 +300,12 @@ t                512  step"""
     )
 
 
+def test_blocks_of_64_in_half_precision_do_too() -> None:
+    own = block_gradient(o=64, i=64)
+    wide, _ = schedules(own.bound, own.strides, "store")
+    assert wide.merged == Merged("c", outer="q", inner="i", width=64)
+
+
 def test_either_side_may_be_the_one_with_neighbours() -> None:
     own = block_gradient(expr="dW[p,q,i,o] += X[t,AK[p,q],i] * dY[t,AM[p],o]")
     wide, _ = schedules(own.bound, own.strides, "store")
@@ -307,15 +315,25 @@ def test_either_side_may_be_the_one_with_neighbours() -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        block_gradient(o=64),
-        block_gradient(i=64),
+        block_gradient(o=128),
+        block_gradient(i=128),
+        block_gradient(o=64, dtype=torch.float32),
         block_gradient(i=24),
         block_gradient(Q=1),
         problem("C[q,i,j] += A[i,k] * B[q,k,j]", {"A": values(32, 64), "B": values(8, 64, 32)}),
         problem("C[p,q,i,j] += A[p,q,i,k] * B[p,q,k,j]", {"A": values(9, 8, 32, 64), "B": values(9, 8, 64, 32)}),
         problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(32, 64), "B": values(64, 32)}),
     ],
-    ids=["wide rows", "wide columns", "no power of two", "alone", "varying", "nothing shared", "no neighbour"],
+    ids=[
+        "wide rows",
+        "wide columns",
+        "wide numbers",
+        "no power of two",
+        "alone",
+        "varying",
+        "nothing shared",
+        "no neighbour",
+    ],
 )
 def test_other_dots_stay_alone(own: Problem) -> None:
     assert [way.merged for way in schedules(own.bound, own.strides, "store")] == [None]

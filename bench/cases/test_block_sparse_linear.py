@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -18,11 +19,7 @@ from ..peers import torch_bsr
 DENSE = "dense"
 SIZE = on(4096, 512)
 DENSITIES = on((1.0, 0.5, 0.3, 0.1, 0.05, 0.01), (0.5, 0.1))
-KINDS = on(
-    [(torch.float16, 32), (torch.float16, 64), (torch.float16, 128), (torch.bfloat16, 32)],
-    [(torch.float32, 32)],
-)
-FEW = (0.3, 0.1)  # densities at which bfloat16 runs: it takes the time of float16
+KINDS = on(list(product((torch.float16, torch.bfloat16), (32, 64, 128))), [(torch.float32, 32)])
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,6 @@ def forward(provider: str, given: Operands, edge: int) -> Call:
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize(("dtype", "edge"), KINDS)
 def test_forward(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
-    _skip_most(dtype, density)
-    if provider == "TorchBSR" and (dtype != torch.float16 or edge != 32 or density > 0.5):
-        pytest.skip("TorchBSR is tuned for each case, so in float16, at 32x32 and up to half dense alone")
     given = operands(dtype, edge, density)
     measure(forward_case(given, density), provider, lambda: forward(provider, given, edge))
 
@@ -97,13 +91,7 @@ def training(provider: str, given: Operands) -> Call:
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize(("dtype", "edge"), KINDS)
 def test_training(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
-    _skip_most(dtype, density)
     given = operands(dtype, edge, density)
     expected = given.upstream.double() @ given.twin.weight.detach().double()
     case = Case("linear_training", given.name, expected, LIMIT[dtype], density, facts=given.facts)
     measure(case, provider, lambda: training(provider, given))
-
-
-def _skip_most(dtype: torch.dtype, density: float) -> None:
-    if dtype == torch.bfloat16 and density not in FEW:
-        pytest.skip(f"bfloat16 runs at {' and '.join(map(str, FEW))} alone: it takes the time of float16")

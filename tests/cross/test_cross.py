@@ -102,12 +102,13 @@ def block_spmm(edge: int) -> Case:
     return Case(f"BlockCOO SpMM {edge}", expr, shapes, HALF, "AM")
 
 
-def neighbour_gradient() -> Case:
-    """The gradient of narrow blocks, eight of a row in one tile; each is written to its own place."""
-    P, T = 640, 4096
-    shapes = {"AS": (P, 8), "AM": (P,), "AK": (P, 8), "dY": (T, 128, 32), "X": (T, 128, 32), "dW": (4900, 32, 32)}
+def neighbour_gradient(edge: int = 32) -> Case:
+    """The gradient of narrow blocks, several of a row in one tile; each is written to its own place."""
+    P, Q, T, R = 640, 256 // edge, 4096, 4096 // edge
+    shapes = {"AS": (P, Q), "AM": (P,), "AK": (P, Q)}
+    shapes |= {"dY": (T, R, edge), "X": (T, R, edge), "dW": (4900, edge, edge)}
     expr = "dW[AS[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
-    return Case("BlockCOO dW", expr, shapes, HALF, "AS once", frozenset({"AS", "AK"}))
+    return Case(f"BlockCOO dW {edge}", expr, shapes, HALF, "AS once", frozenset({"AS", "AK"}))
 
 
 def grouped_gradient(dtype: torch.dtype) -> Case:
@@ -230,10 +231,10 @@ def cases() -> Iterator[Case]:
         yield tensor_columns(precision, 32)
     yield from channelwise()
     yield from (*mixed(16), *mixed(32))
-    for edge in (128, 32):
+    for edge in (128, 64, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
-    yield from (neighbour_gradient(), grouped_gradient(HALF), grouped_gradient(SINGLE))
+    yield from (neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF), grouped_gradient(SINGLE))
     for channels in (128, 32):
         forward = convolution(channels, HALF)
         yield from (forward, convolution(channels, BRAIN), convolution(channels, HALF, SINGLE))
@@ -280,7 +281,7 @@ def test_hopper_runs_the_default_configs(case, build):
     check(case, 90, 2, build)
 
 
-@pytest.mark.parametrize("case", [neighbour_gradient(), grouped_gradient(HALF)], ids=str)
+@pytest.mark.parametrize("case", [neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF)], ids=str)
 def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
     """The compiler sees that a position is the same for all columns of a block, and that these lie side by side."""
     problem = case.problem

@@ -45,6 +45,7 @@ class _Emitter(Winners, Unrolled):
             return self.assemble(grid)
         loops = self.loops()
         is_sum = self.bound.statement.is_sum
+        early = self.early_seed(root) if is_sum and loops else None
         if not is_sum:
             self.emit_no_winner(root)
         elif loops:
@@ -64,7 +65,7 @@ class _Emitter(Winners, Unrolled):
         if loops and isinstance(s.tree, Dot) and self.tile.result("acc", root) != "acc":
             self.line(f"acc = {self.tile.result('acc', root)}")
         if is_sum:
-            self.emit_scatter(root)
+            self.emit_scatter(root, early)
         else:
             self.emit_winner(root)
         return self.assemble(grid)
@@ -327,7 +328,33 @@ class _Emitter(Winners, Unrolled):
 
     # results
 
-    def emit_scatter(self, root: tuple[str, ...]) -> None:
+    def early_seed(self, root: tuple[str, ...]) -> Value | None:
+        """A seed that lacks an axis of the tile, as a bias does, is so small that it is loaded before the loops."""
+        if not self.bound.is_seeded or self.schedule.is_atomic:
+            return None
+        axes = tuple(axis for axis in root if self.schedule.is_kept(axis))
+        return self.seed(axes) if self.seed_axes(axes) != axes else None
+
+    def seed_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        moving = self.moving_axes(self.schedule.output.indices, self.bound.size, self.strides[" seed"])
+        return tuple(axis for axis in axes if axis in moving)
+
+    def seed(self, axes: tuple[str, ...]) -> Value:
+        """What the sums of a tile start from."""
+        own = self.seed_axes(axes)
+        mask = self.conjunction([mask for mask in self.output_masks() if {*mask.axes} <= {*own}], own)
+        guard = f", mask={mask}, other=0.0" if mask else ""
+        pointer = self.pointer(self.schedule.output, "seed", own)
+        return self.let(f"tl.load({pointer}{guard}).to({self.accumulate})", own, "seed")
+
+    def output_masks(self) -> list[Value]:
+        """Where the program's tile has places in the output."""
+        s = self.schedule
+        places = s.output.indirections if s.strategy in ("store-once", "owner") else ()
+        masks = [self.bounds[name] for name in s.free if name in self.bounds]
+        return masks + [self.valid[access] for access in places if access in self.valid]
+
+    def emit_scatter(self, root: tuple[str, ...], early: Value | None = None) -> None:
         s = self.schedule
         axes = tuple(axis for axis in root if s.is_kept(axis))
         for axis in root:
@@ -336,9 +363,8 @@ class _Emitter(Winners, Unrolled):
                 root = tuple(other for other in root if other != axis)
         if self.bound.statement.scale != 1:
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
-        masks = [self.bounds[name] for name in s.free if name in self.bounds]
+        masks = self.output_masks()
         places = s.output.indirections if s.strategy in ("store-once", "owner") else ()
-        masks += [self.valid[access] for access in places if access in self.valid]
         known = [access for access in self.valid if set(access.names) <= set(s.free) and access not in places]
         entries = [self.valid[access] for access in known]
         if s.strategy == "atomic":
@@ -348,8 +374,7 @@ class _Emitter(Winners, Unrolled):
         mask = self.conjunction(masks, axes)
         guard = f", mask={mask}" if mask else ""
         if self.bound.is_seeded and not s.is_atomic:
-            other = ", other=0.0" if mask else ""
-            self.line(f"acc += tl.load({self.pointer(s.output, 'seed', axes)}{guard}{other}).to({self.accumulate})")
+            self.line(f"acc += {self.spread(early or self.seed(axes), axes)}")
         dtype = s.sum_dtype(self.flags.sum_dtype)
         pointer = self.pointer(s.output, "output", axes)
         value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"

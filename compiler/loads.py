@@ -179,6 +179,8 @@ class Loads:
         terms = []
         for dim, index in enumerate(access.indices):
             value = self.index_value(index)
+            if not {*value.axes} <= {*axes}:  # along which the address stays: see `moving_axes`
+                continue
             text = self.spread(value, axes)
             if strides[dim] == 0 or shape[dim] == 1 or text == "0":
                 if value.axes:  # the address stays, but its shape must be the tile's
@@ -188,6 +190,11 @@ class Loads:
                 text = f"tl.cast({text}, tl.int64)"
             terms.append(text if strides[dim] == 1 else f"{text} * {self.parameter('stride', key, dim)}")
         return " + ".join([base, *terms]) if len(axes) or terms else base
+
+    def moving_axes(self, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]) -> set[str]:
+        """The axes along which an address moves: not those of a dimension that was expanded, or has one element."""
+        moved = [index for index, size, stride in zip(indices, shape, strides) if size > 1 and stride != 0]
+        return {axis for index in moved for axis in self.index_value(index).axes}
 
     def index_value(self, index: Index) -> Value:
         if isinstance(index, Var):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
+from torch import Tensor
 
 from insum_ops.compiler.codegen import emit
 from insum_ops.compiler.kernel import Config, Flags, Kernel
@@ -116,13 +117,36 @@ def test_a_tile_is_known_by_its_program_and_stored_once() -> None:
         assert sum("tl.store(" in line for line in lines) == 1
 
 
-def test_the_bias_that_tiles_start_from_is_one_row() -> None:
+def seeded(start: Tensor) -> list[str]:
     application = APPLICATIONS["convolution_tiled"]
-    tensors = {**application.tensors, "Out": values(96).expand(10000, 96)}
-    source = first(problem(application.expr, tensors, None, application.fact, Flags(padded=application.padded)))
-    (line,) = (line for line in source.splitlines() if "acc += tl.load(" in line)
-    assert "* 0 + i_m" in line
-    assert "has_ROW" in line
+    tensors = {**application.tensors, "Out": start}
+    own = problem(application.expr, tensors, None, application.fact, Flags(padded=application.padded))
+    return [line.strip() for line in first(own).splitlines()]
+
+
+def test_the_bias_that_tiles_start_from_is_one_row() -> None:
+    """It is on its way while the products are summed."""
+    source = seeded(values(96).expand(10000, 96))
+    (loaded,) = (line for line in source if "ptr_of_seed +" in line)
+    assert re.fullmatch(
+        r"seed_\d+ = tl\.load\(ptr_of_seed \+ i_m, mask=in_m_\d+, other=0\.0\)\.to\(tl\.float32\)", loaded
+    )
+    (loop,) = (line for line in source if line.startswith("for "))
+    assert source.index(loaded) < source.index(loop)
+    assert f"acc += {loaded.split()[0]}[None, :]" in source
+
+
+def test_one_number_that_tiles_start_from_is_one_number() -> None:
+    source = seeded(values(1).expand(10000, 96))
+    assert any(re.fullmatch(r"seed_\d+ = tl\.load\(ptr_of_seed\)\.to\(tl\.float32\)", line) for line in source)
+
+
+def test_a_whole_tile_of_starts_is_loaded_when_it_is_needed() -> None:
+    source = seeded(values(10000, 96))
+    (loaded,) = (line for line in source if "ptr_of_seed +" in line)
+    assert "has_ROW" in loaded
+    (loop,) = (line for line in source if line.startswith("for "))
+    assert source.index(loaded) > source.index(loop)
 
 
 def test_programs_that_share_a_sum_take_a_part_of_its_longest_loop() -> None:

@@ -113,7 +113,8 @@ def _type(parameter: Parameter, launcher: Launcher, value: int | None) -> str:
         if parameter.kind == "stride" and value == 1:
             return "constexpr"
         return "i32" if value < 2**31 else "i64"
-    facts = {"pointers": torch.int32, "is_shared": torch.bool, "output": launcher.sum_dtype}
+    facts = {"pointers": torch.int32, "order": torch.int32, "is_shared": torch.bool}
+    facts |= {"output": launcher.sum_dtype, "seed": launcher.bound.dtype}
     facts["winners"] = launcher.bound.winner_dtype
     return POINTERS[facts.get(parameter.kind) or launcher.bound.dtypes[parameter.name]]
 

@@ -13,14 +13,11 @@ import os
 import sys
 import time
 from dataclasses import replace
-from itertools import product
 from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor_config
-from torch.sparse._triton_ops import bsr_dense_addmm
-from triton.runtime.errors import OutOfResources
 
 from insum_ops import insum, sparse_conv3d
 from insum_ops.compiler.autotune import tune
@@ -33,6 +30,7 @@ from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 
 from .harness import check, device_ms, geomean, host_us, table
 from .inputs import clebsch_gordan, clouds, graphs, submanifold_map, voxels
+from .peers import torch_bsr
 
 DEVICE = "cuda"
 LIMIT = {torch.float16: 5e-3, torch.float32: 1e-5}  # fp16: sums that meet in fp16, as torch's flag allows
@@ -171,16 +169,7 @@ def block_peers() -> None:
 
 
 def _torch_bsr(dense: Tensor, B: Tensor, edge: int) -> float:
-    bsr, zero = dense.to_sparse_bsr((edge, edge)), torch.zeros_like(B)
-    best = float("inf")
-    for split, warps, stages in product((16, 32, 64), (2, 4), (3, 4)):
-        meta = {"SPLIT_N": split, "GROUP_SIZE_ROW": 4, "num_warps": warps, "num_stages": stages}
-        call = lambda: bsr_dense_addmm(zero, bsr, B, beta=0, meta=meta)
-        try:
-            best = min(best, device_ms(call, replays=7))
-        except OutOfResources:
-            continue
-    return best
+    return device_ms(torch_bsr(dense, B, edge).run, replays=7)
 
 
 def _inductor(A: BlockCOO, B: Tensor, dense: Tensor) -> float:

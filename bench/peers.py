@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from types import ModuleType
 
@@ -20,7 +20,7 @@ from insum_ops.compiler.ranges import check_ranges
 from .case import DEVICE, Call
 from .harness import device_ms
 
-__all__ = ["fx_graph", "inductor", "installed", "needs_gpu", "torch_bsr"]
+__all__ = ["fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
 
 
 def installed(module: str) -> ModuleType:
@@ -36,21 +36,48 @@ def needs_gpu(what: str) -> None:
         pytest.skip(f"{what} needs a GPU")
 
 
+# what torch's own table for its kernel varies; the first of each is where the search begins
+BSR_CHOICES = {
+    "SPLIT_N": (16, 8, 32, 64),
+    "num_warps": (4, 2, 8),
+    "num_stages": (4, 1, 2, 3, 5),
+    "GROUP_SIZE_ROW": (4, 1, 2, 8),
+}
+BSR_TOGETHER = ("SPLIT_N", "num_warps")  # a wider tile wants more warps
+
+
 def torch_bsr(dense: Tensor, B: Tensor, edge: int) -> Call:
-    """torch's own block-sparse kernel, at the best of twelve configs; its own table knows the A100 alone."""
+    """torch's own block-sparse kernel, tuned; its own table knows the A100 alone."""
     needs_gpu("TorchBSR")
     kernels, errors = installed("torch.sparse._triton_ops"), installed("triton.runtime.errors")
     bsr, start = dense.to_sparse_bsr((edge, edge)), torch.zeros(len(dense), B.shape[1], device=B.device, dtype=B.dtype)
-    best: tuple[float, dict[str, int]] = (float("inf"), {})
-    for split, warps, stages in product((16, 32, 64), (2, 4), (3, 4)):
-        meta = {"SPLIT_N": split, "GROUP_SIZE_ROW": 4, "num_warps": warps, "num_stages": stages}
-        call = lambda: kernels.bsr_dense_addmm(start, bsr, B, beta=0, meta=meta)
+
+    def run(meta: dict[str, int]) -> Callable[[], Tensor]:
+        return lambda: kernels.bsr_dense_addmm(start, bsr, B, beta=0, meta=meta)
+
+    def milliseconds(meta: dict[str, int]) -> float:
         try:
-            best = min(best, (device_ms(call, replays=5), meta), key=lambda found: found[0])
+            return device_ms(run(meta), replays=5)
         except errors.OutOfResources:
-            continue
-    chosen = best[1]
-    return Call(lambda: kernels.bsr_dense_addmm(start, bsr, B, beta=0, meta=chosen), facts=chosen)
+            return float("inf")
+
+    chosen = searched(BSR_CHOICES, BSR_TOGETHER, milliseconds)
+    return Call(run(chosen), facts=chosen)
+
+
+def searched(
+    choices: Mapping[str, Sequence[int]], together: Sequence[str], cost: Callable[[dict[str, int]], float]
+) -> dict[str, int]:
+    """The best values of some names that are searched together, then of each other name in turn."""
+    best = {name: values[0] for name, values in choices.items()}
+    known: dict[tuple[int, ...], float] = {}
+    for names in (tuple(together), *((name,) for name in choices if name not in together)):
+        tried = [{**best, **dict(zip(names, values))} for values in product(*(choices[name] for name in names))]
+        for each in tried:
+            if (*each.values(),) not in known:
+                known[(*each.values(),)] = cost(each)
+        best = min(tried, key=lambda each: known[(*each.values(),)])
+    return best
 
 
 def fx_graph(

@@ -17,8 +17,9 @@ from .bind import Bound
 from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
-from .launch import INTERPRETED, Launcher
-from .problem import Candidate, Problem, candidates, device_name, resize, tuning_mode
+from .launch import INTERPRETED, TOO_LARGE, Launcher
+from .problem import Candidate, Problem, candidates, device_name, resize
+from .settings import tuning_mode
 
 __all__ = ["HOST", "Timing", "alike", "alike_at", "choose", "fastest", "recall", "tune"]
 
@@ -93,13 +94,32 @@ def _choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]
     known = _recalled(problem)
     if known is not None:
         return known
-    if INTERPRETED or is_capturing or tuning_mode() == "off":
+    if INTERPRETED:
         return problem.launcher(candidates(problem)[0])
+    if is_capturing or tuning_mode() == "off":
+        return _first(problem, tensors, facts)
     with _cache(str(cache_dir())).lock(problem.key):
         known = _recalled(problem)  # another process may have tuned it while this one waited
         if known is not None:
             return known
         return _measure(problem, tensors, facts, full=tuning_mode() == "full")[1]
+
+
+def _first(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
+    """The most promising candidate that this GPU has the memory on chip for."""
+    refused: UnsupportedError | None = None
+    for candidate in candidates(problem):
+        made = problem.launcher(candidate)
+        try:
+            made.build(tensors, facts)
+        except UnsupportedError as error:
+            if not isinstance(error.__cause__, TOO_LARGE):
+                raise
+            refused = refused or error
+        else:
+            return made
+    assert refused is not None, "every statement has a candidate"
+    raise refused
 
 
 def recall(problem: Problem) -> Candidate | None:

@@ -154,21 +154,24 @@ def write_source(text: str) -> Path:
 
 
 def _store(path: Path, data: bytes) -> Path:
-    if not path.is_file() or path.read_bytes() != data:
-        if path.exists():
-            _warn_damaged(path)
-        _replace(path, data)
-        _thin_out(path.parent)
+    if path.is_file() and path.read_bytes() == data:
+        with suppress(OSError):  # it is another user's, or gone since
+            os.utime(path)
+        return path
+    if path.exists():
+        _warn_damaged(path)
+    _replace(path, data)
+    _thin_out(path.parent, keep=path.name)
     return path
 
 
-def _thin_out(folder: Path) -> None:
-    """Of very many sources the older half goes: every config that tuning ever tried has one."""
+def _thin_out(folder: Path, keep: str) -> None:
+    """Of very many sources the older half, by when they were last used, goes: every config ever tried has one."""
     global _written
     _written += 1
     if _written % SOURCES_BETWEEN_LOOKS:
         return
-    found = [entry for entry in os.scandir(folder) if entry.name.endswith(".py")]
+    found = [entry for entry in os.scandir(folder) if entry.name.endswith(".py") and entry.name != keep]
     if len(found) > MOST_SOURCES:
         for entry in sorted(found, key=_age)[: len(found) // 2]:
             Path(entry.path).unlink(missing_ok=True)

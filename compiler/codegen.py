@@ -121,13 +121,14 @@ class _Emitter(Winners, Unrolled):
             clean = f"i_{self.clean(name)}"
             place = "pid"
             if position < len(varying) - 1:
-                count = f"tl.cdiv({self.extent(name)}, {block})" if block > 1 else self.extent(name)
+                count = f"tl.cdiv({self.long_extent(name, block)}, {block})" if block > 1 else self.extent(name)
                 place = f"pid % {count}" if len(varying) > 1 else "pid"
             if block == 1:
                 self.line(f"{clean} = {place}")
                 self.names[name] = Value(clean)
             else:
-                self.line(f"{clean} = ({place}) * {block} + {self.arange(name)}")
+                start = f"tl.cast({place}, tl.int64)" if self.is_long(name, block) else f"({place})"
+                self.line(f"{clean} = {start} * {block} + {self.arange(name)}")
                 self.names[name] = Value(clean, (name,))
             if position < len(varying) - 1:
                 self.line(f"pid = pid // {count}")
@@ -159,6 +160,14 @@ class _Emitter(Winners, Unrolled):
             self.names[name] = Value(clean, both.axes)
             if merged.name in self.bounds:
                 self.bounds[name] = self.bounds[merged.name]
+
+    def is_long(self, name: str, block: int) -> bool:
+        """The last tile may end where 32 bits no longer count; lengths near that have a source of their own."""
+        return self.schedule.extents[name] + block > 2**31
+
+    def long_extent(self, name: str, block: int) -> str:
+        """An extent to which a block can be added."""
+        return f"tl.cast({self.extent(name)}, tl.int64)" if self.is_long(name, block) else self.extent(name)
 
     def is_single(self, name: str, block: int) -> bool:
         """One tile holds the whole extent, and the source may rely on it."""
@@ -216,7 +225,7 @@ class _Emitter(Winners, Unrolled):
             self.names[name] = Value(clean)
         else:
             start, block = f"start_{self.clean(name)}", self.block(name)
-            first, end = "0", self.extent(name)
+            first, end = "0", self.long_extent(name, block)
             if name == self.shared_loop():
                 share = self.let(f"tl.cdiv({end}, {block * self.config.parts}) * {block}", (), "share").text
                 first, end = f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"

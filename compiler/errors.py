@@ -7,6 +7,7 @@ __all__ = [
     "InsumError",
     "OperandError",
     "ParseError",
+    "SettingError",
     "ShapeError",
     "UnsupportedError",
 ]
@@ -42,6 +43,10 @@ class OperandError(InsumError):
 
 class UnsupportedError(InsumError):
     """A legal request that can't be met; the message says what to do instead."""
+
+
+class SettingError(InsumError):
+    """A variable of the environment has a value that it can't have."""
 
 
 class IndexRangeError(InsumError, IndexError):

@@ -28,6 +28,7 @@ from .launch import INTERPRETED, SEVERAL_GPUS, Launcher, is_capturing, misaligne
 from .pipeline import Plan
 from .ranges import known_version, remembered_range
 from .recognise import recogniser
+from .settings import rounds_float32
 
 __all__ = [
     "PLAIN",
@@ -52,7 +53,6 @@ Lane = Callable[[Sequence[Tensor]], "Tensor | None"]
 modes = torch._C._len_torch_dispatch_stack
 transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
 may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
-_precision = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
 _is_deterministic = getattr(torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 SETTINGS = ("marks", "tensors", "precision", "is_deterministic")  # with which each key begins, before the layouts
@@ -78,7 +78,7 @@ def is_free() -> bool:
 
 def look_up(memory: dict[Any, Any], marks: object, tensors: Sequence[Tensor]) -> tuple[Key | None, Any]:
     """By what a call is remembered, None: not at all; and what is remembered of one like it."""
-    settings: Key = (marks, len(tensors), _precision(), _is_deterministic())
+    settings: Key = (marks, len(tensors), rounds_float32(), _is_deterministic())
     recent = memory.get(settings)
     if recent:
         for recognises, key, call in recent:
@@ -97,7 +97,7 @@ def again(
     """
     if modes() or forward_ad._current_level >= 0:
         return None, None, None
-    settings: Key = (marks, len(tensors), _precision(), _is_deterministic())
+    settings: Key = (marks, len(tensors), rounds_float32(), _is_deterministic())
     recent = memory.get(settings)
     if recent:
         for recognises, key, call in recent:

@@ -15,6 +15,9 @@ NUMBERS = ("extent", "stride")  # parameters that are no tensors
 
 # tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
 _GENERATOR = (
+    "known",
+    "kernel",
+    "problem",
     "scatter",
     "schedule",
     "contract",

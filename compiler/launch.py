@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "BUILD_ERRORS",
     "INTERPRETED",
     "SEVERAL_GPUS",
+    "TOO_LARGE",
     "TRITON_VERSION",
     "Launcher",
     "is_capturing",
@@ -48,11 +50,11 @@ SEVERAL_GPUS = torch.cuda.device_count() > 1
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
+# of a config that needs more memory on chip than there is
+TOO_LARGE: tuple[type[BaseException], ...] = () if triton is None else (triton.runtime.errors.OutOfResources,)
 # what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
 BUILD_ERRORS: tuple[type[BaseException], ...] = (
-    ()
-    if triton is None
-    else (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError, triton.CompilationError)
+    () if triton is None else (*TOO_LARGE, triton.runtime.errors.PTXASError, triton.CompilationError)
 )
 
 
@@ -60,6 +62,8 @@ BUILD_ERRORS: tuple[type[BaseException], ...] = (
 def load(source: str, name: str) -> Any:
     """The kernel function that `source` defines, imported from a file so that debuggers and profilers can show it."""
     path = write_source(source)
+    # Triton reads the lines back; another process may thin out the folder meanwhile
+    linecache.cache[str(path)] = len(source), None, source.splitlines(keepends=True), str(path)
     module = ModuleType(f"insum_kernel_{path.stem}")
     exec(compile(source, str(path), "exec"), module.__dict__)  # the text that was emitted, whatever the file holds
     return getattr(module, name)

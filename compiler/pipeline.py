@@ -22,10 +22,11 @@ from .kernel import Flags
 from .launch import INTERPRETED, is_capturing
 from .lower import lower, placeholders
 from .parse import parse
-from .problem import Problem, is_uneven, rough, tuning_mode
+from .problem import Problem, is_uneven, rough
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .scatter import strategies
 from .schedule import resized_extents
+from .settings import rounds_float32, tuning_mode
 
 __all__ = [
     "Plan",
@@ -111,7 +112,7 @@ def run_alike(expr: str, names: str, size: tuple[int, ...], tensors: list[Tensor
 
 def _call(expr: str, names: str, fact: str, wants_winners: bool) -> tuple[object, ...]:
     """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
-    settings = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    settings = rounds_float32(), torch.are_deterministic_algorithms_enabled()
     return expr, names, wants_winners, fact, *settings, torch.get_default_dtype()
 
 
@@ -186,10 +187,15 @@ class Plan:
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
         key = self.variant(tensors)
-        runner = self.runners.get(key)
-        if runner is None:
-            runner = self.runners[key] = self.runner(key, tensors, facts)
+        runner = self.runners.get(key) or self.new_runner(key, tensors, facts)
         return runner(tensors, facts)
+
+    def new_runner(self, key: Any, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+        """What runs from now on; what is found while a graph is captured, when nothing is tuned, runs for it alone."""
+        runner = self.runner(key, tensors, facts)
+        if self.bound.device.type != "cuda" or not is_capturing():
+            self.runners[key] = runner
+        return runner
 
     def variant(self, tensors: list[Tensor]) -> object:
         """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range."""
@@ -221,7 +227,7 @@ class Plan:
             launcher = alike(kin, self.bound, self.fact)
             if launcher is None:
                 if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
-                    return self.ordered() if self.is_sum else self.graph(self.padding(key))
+                    return self.ordered(key) if self.is_sum else self.graph(self.padding(key))
                 launcher = choose(self.problem(tensors, facts), tensors, facts, kin)
             launcher.build(tensors, facts)
             return launcher
@@ -251,26 +257,31 @@ class Plan:
         order = [self.names.index(name) for name in placeholders(self.bound)]
         return lambda tensors, facts: run(*(tensors[at] for at in order))
 
-    def ordered(self) -> Runner:
-        """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter."""
+    def ordered(self, key: Any) -> Runner:
+        """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter.
+
+        Where sums may not be rounded on the way, half precision is made float32 before.
+        """
         statement, bound = self.bound.statement, self.bound
+        is_wide = self.is_half and not key[1]
         name = fresh_name("T", (*self.names, statement.output.name))
         products = Access(name, tuple(map(Var, statement.free)))
         first = Statement(products, statement.factors, "=")
         second = Statement(statement.output, (products,), statement.op)
         inner = tuple(bound.extents[index] for index in statement.free)
 
-        known = {key: Meta(bound.shapes[key], bound.dtypes[key], bound.device) for key in self.names}
-        made = Meta(inner, bind(first, {key: known[key] for key in first.tensor_names}, inner).dtype, bound.device)
-        rest = [key for key in placeholders(bound) if key in (*second.tensor_names, statement.output.name)]
-        scatter = bind(second, {**{key: known[key] for key in rest}, name: made}, bound.size)
+        dtypes = {own: torch.float32 if is_wide and dtype in HALF else dtype for own, dtype in bound.dtypes.items()}
+        known = {own: Meta(bound.shapes[own], dtypes[own], bound.device) for own in self.names}
+        made = Meta(inner, bind(first, {own: known[own] for own in first.tensor_names}, inner).dtype, bound.device)
+        rest = [own for own in placeholders(bound) if own in (*second.tensor_names, statement.output.name)]
+        scatter = bind(second, {**{own: known[own] for own in rest}, name: made}, bound.size)
         add_up = lower(scatter).forward
 
         def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
-            named = dict(zip(self.names, tensors))
-            read = {key: named[key] for key in first.tensor_names}
+            named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
+            read = {own: named[own] for own in first.tensor_names}
             named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
-            return add_up(*(named[key] for key in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
+            return add_up(*(named[own] for own in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
 
         return runner
 
@@ -283,7 +294,7 @@ def may_round_sums(dtype: torch.dtype) -> bool:
 
 def uses_tensor_cores(dtype: torch.dtype) -> bool:
     """Products in half precision, and in float32 where torch may round to tf32; all others are multiply-adds."""
-    return dtype.itemsize == 2 or (dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+    return dtype.itemsize == 2 or (dtype == torch.float32 and rounds_float32())
 
 
 # a tracer asks once and keeps the answer: torch's own function returns a word, which it can't hold
@@ -320,7 +331,7 @@ def problem_for(
     is_half = bound.dtype in HALF
     needs_wide = is_half and (not may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
     flags = Flags(
-        precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        precision="tf32" if rounds_float32() else "ieee",
         sum_dtype=torch.float32 if needs_wide else None,
         interpreted=INTERPRETED,
         padded=padded,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -13,24 +12,17 @@ from .cache import Config as Choices
 from .cache import Key, bucket
 from .codegen import emit
 from .configs import configs
-from .errors import UnsupportedError
+from .ir import Access
 from .kernel import CODEGEN_VERSION, Config, Flags
 from .launch import TRITON_VERSION, Launcher, launcher
 from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
+from .settings import tuning_mode
 
-__all__ = ["Candidate", "Problem", "candidates", "device_name", "is_uneven", "resize", "rough", "tuning_mode"]
+__all__ = ["Candidate", "Problem", "candidates", "device_name", "is_uneven", "resize", "rough"]
 
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
-
-
-def tuning_mode() -> str:
-    """INSUM_TUNE: `default` times a handful of configs, `full` a grid of them, `off` none."""
-    mode = os.environ.get("INSUM_TUNE", "default")
-    if mode not in ("default", "full", "off"):
-        raise UnsupportedError(f"INSUM_TUNE is {mode!r}; it must be one of default, full, off")
-    return mode
 
 
 @dataclass(frozen=True)
@@ -90,13 +82,31 @@ class Problem:
             f"{statement} seeded={bound.is_seeded} fact={self.fact}",
             CODEGEN_VERSION,
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
-            (*extents, *zip((" rows", " longest"), map(bucket, self.rows)), (" uneven", int(self.is_uneven))),
+            (
+                *extents,
+                *self.pointed_sizes,
+                *zip((" rows", " longest"), map(bucket, self.rows)),
+                (" uneven", int(self.is_uneven)),
+            ),
             layout,
             device_name(bound.device),
             TRITON_VERSION,
             str(self.flags),
             self.deterministic,
         )
+
+    @property
+    def pointed_sizes(self) -> tuple[tuple[str, int], ...]:
+        """How long the dimensions are into which index tensors point: a few rows are kept on chip, many are not."""
+        bound, statement = self.bound, self.bound.statement
+        shapes = {**bound.shapes, "": bound.size}
+        found = {
+            (f"{access.name}[{dim}]", bucket(shapes["" if access is statement.output else access.name][dim]))
+            for access in (statement.output, *statement.reads)
+            for dim, index in enumerate(access.indices)
+            if isinstance(index, Access)
+        }
+        return tuple(sorted(found))
 
 
 def resize(known: Launcher, bound: Bound, fact: str) -> Launcher:

@@ -110,7 +110,7 @@ class PlainCall(_Ready):
         key = self.variant(tensors)
         runner: Any = self.runners.get(key)
         if runner is None:
-            runner = self.runners[key] = self.plan.runner(key, tensors, self.facts)
+            runner = self.plan.new_runner(key, tensors, self.facts)
         return tensors, runner
 
     def add_to(self, total: Tensor, moving: Iterable[Tensor]) -> Tensor:

@@ -17,7 +17,8 @@ from .compiler.cache import Key, bucket
 from .compiler.express import is_free
 from .compiler.kernel import CODEGEN_VERSION
 from .compiler.launch import INTERPRETED, TRITON_VERSION
-from .compiler.problem import device_name, tuning_mode
+from .compiler.problem import device_name
+from .compiler.settings import tuning_mode
 from .conv_forms import (
     GROUP_SIZE,
     GROUP_SIZE_OF_SUMS,

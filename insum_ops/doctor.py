@@ -12,6 +12,7 @@ from importlib import metadata
 import torch
 
 from insum_ops.compiler.cache import cache_dir, cache_size
+from insum_ops.compiler.settings import rounds_float32
 from insum_ops.functional import insum
 
 __all__ = ["doctor", "probe"]
@@ -106,7 +107,7 @@ def _cache() -> Iterator[tuple[str, str]]:
 
 def _settings() -> Iterator[tuple[str, str]]:
     matmul = torch.backends.cuda.matmul
-    yield "float32 matmul", torch.get_float32_matmul_precision()
+    yield "float32 matmul", "tf32" if rounds_float32() else "ieee"
     yield "fp16 sums reduced", str(matmul.allow_fp16_reduced_precision_reduction)
     yield "bf16 sums reduced", str(matmul.allow_bf16_reduced_precision_reduction)
     yield "deterministic", str(torch.are_deterministic_algorithms_enabled())

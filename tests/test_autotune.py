@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from insum_ops.compiler import autotune
 from insum_ops.compiler.autotune import Timing, choose, recall
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
-from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.errors import SettingError, UnsupportedError
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
-from insum_ops.compiler.problem import candidates, tuning_mode
+from insum_ops.compiler.problem import candidates
+from insum_ops.compiler.settings import tuning_mode
 from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats.facts import row_facts
 
@@ -49,10 +51,40 @@ def test_a_config_that_is_not_ours_is_not_used(problem):
     assert recall(problem) is None
 
 
-def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
+def building(monkeypatch, refuse):
+    """Launchers that are refused, as their builder would, by the given function."""
     monkeypatch.setattr(autotune, "_measure", forbidden)
     monkeypatch.setenv("INSUM_TUNE", "off")
+    autotune._launchers.clear()
+
+    def build(self, tensors, facts):
+        cause = refuse(self)
+        if cause is not None:
+            raise UnsupportedError("the kernel could not be built") from cause
+
+    monkeypatch.setattr(autotune.Launcher, "build", build)
+
+
+def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
+    building(monkeypatch, lambda made: None)
     assert choose(problem, [], []).kernel.source == problem.launcher(candidates(problem)[0]).kernel.source
+
+
+def test_with_tuning_off_the_first_candidate_runs_that_the_gpu_has_room_for(problem, monkeypatch):
+    first, second, *_ = [problem.launcher(candidate).kernel.source for candidate in candidates(problem)]
+    too_large = OutOfResources(200_000, 101_376, "shared memory")
+    building(monkeypatch, lambda made: too_large if made.kernel.source == first else None)
+    assert choose(problem, [], []).kernel.source == second
+    building(monkeypatch, lambda made: too_large)
+    with pytest.raises(UnsupportedError, match=r"^the kernel could not be built$"):
+        choose(problem, [], [])
+
+
+def test_what_is_wrong_with_a_kernel_itself_is_not_hidden_by_the_next(problem, monkeypatch):
+    first = problem.launcher(candidates(problem)[0]).kernel.source
+    building(monkeypatch, lambda made: PTXASError("bad") if made.kernel.source == first else None)
+    with pytest.raises(UnsupportedError, match=r"^the kernel could not be built$"):
+        choose(problem, [], [])
 
 
 def groups(dtype=torch.float32):
@@ -133,8 +165,21 @@ def test_rows_of_one_length_are_tuned_apart_from_others():
 
 def test_an_unknown_mode_is_refused(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "quick")
-    with pytest.raises(UnsupportedError, match=r"^INSUM_TUNE is 'quick'; it must be one of default, full, off$"):
+    with pytest.raises(SettingError, match=r"^INSUM_TUNE is 'quick'; it must be one of default, full, off$"):
         tuning_mode()
+
+
+def test_sizes_that_index_tensors_point_into_are_part_of_a_key():
+    """Of 9 rows a program keeps all, of 4000 none."""
+
+    def key(rows, columns):
+        tensors = {"X": torch.ones(100, columns, 16), "V": torch.ones(30)}
+        tensors |= {name: torch.zeros(30, dtype=torch.int32) for name in "IJ"}
+        return problem_for(bind(parse("Z[b,I[p],w] += X[b,J[p],w] * V[p]"), tensors, (100, rows, 16)), tensors).key
+
+    assert key(9, 9) == key(10, 11)
+    assert key(9, 9) != key(4000, 9)
+    assert key(9, 9) != key(9, 4000)
 
 
 def test_lengths_of_one_power_of_two_share_a_key():

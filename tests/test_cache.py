@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from insum_ops.compiler import cache
+from insum_ops.compiler import cache, launch
 from insum_ops.compiler.cache import (
     Entry,
     Key,
@@ -481,10 +481,51 @@ def test_source_is_written_once_under_its_hash(folder: Path) -> None:
     assert path == source_path(path.stem)
     assert path.parent == folder / "kernels"
     assert path.read_text(encoding="utf-8") == SOURCE
+    written = path.stat().st_ino
     os.utime(path, (1, 1))
     assert write_source(SOURCE) == path
-    assert path.stat().st_mtime == 1
+    assert path.stat().st_ino == written
+    assert path.stat().st_mtime > 1  # it is in use
     assert write_source(SOURCE + "\n") != path
+
+
+def test_of_very_many_sources_those_go_that_were_used_longest_ago(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MOST_SOURCES", 4)
+    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 1)
+    paths = [write_source(f"{SOURCE}# {at}\n") for at in range(4)]
+    for at, path in enumerate(paths):
+        os.utime(path, (100 + at, 100 + at))
+    write_source(f"{SOURCE}# 0\n")  # used again
+    write_source(f"{SOURCE}# 4\n")
+    last = write_source(f"{SOURCE}# 5\n")
+    assert last.exists()
+    assert paths[0].exists()
+    assert not paths[1].exists()
+
+
+def test_a_source_just_written_stays_though_clocks_were_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_SOURCES", 4)
+    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 1)
+    for at in range(4):
+        os.utime(write_source(f"{SOURCE}# {at}\n"), (1e10, 1e10))  # in the year 2286
+    for at in range(4, 8):
+        assert write_source(f"{SOURCE}# {at}\n").exists()
+
+
+def test_a_kernel_is_loaded_though_its_file_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may thin out the folder at any time."""
+    real = launch.write_source
+
+    def vanishing(text: str) -> Path:
+        path = real(text)
+        path.unlink()
+        return path
+
+    monkeypatch.setattr(launch, "write_source", vanishing)
+    source = "import triton\n\n\n@triton.jit\ndef vanished(x_ptr):\n    pass\n"
+    assert "def vanished" in launch.load(source, "vanished").src
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -289,6 +289,19 @@ def test_positions_are_64_bits_wide_only_in_tensors_over_2_gib(rows: int, is_wid
     assert [re.sub(r"_\d+$", "", name) for name in casts] == (["v_B"] if is_wide else [])
 
 
+@pytest.mark.parametrize(
+    "expr", ["C[i] = A[i] * B[i]", "C[()] += A[i] * B[i]", "C[E[i]] += A[i] * B[i]", "C[j] += A[i] * B[i] * D[j]"]
+)
+def test_an_index_that_32_bits_do_not_count_has_64(expr: str) -> None:
+    """From the program's number on: a product of 32 bits would be wrong before it is cast."""
+    tensors = {"A": values(2**31 - 8), "B": values(2**31 - 8)}
+    tensors |= {"E": positions(2**31 - 8)} if "E" in expr else {}
+    tensors |= {"D": values(4)} if "D" in expr else {}
+    for source in every(problem(expr, tensors, (100,) if "E" in expr else None, flags=NO_PADDING)):
+        lines = [line for line in source.splitlines() if re.search(r"i_i = .*arange|in range\(", line)]
+        assert any("tl.int64" in line for line in lines), source
+
+
 def test_a_large_output_is_addressed_with_64_bits() -> None:
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(500, 64)}
     source = first(problem(GROUP_SPMM, tensors, (2**25, 64), flags=NO_PADDING))

@@ -13,6 +13,7 @@ from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from insum_ops import conv_forms, sparse_conv, sparse_conv3d
+from insum_ops.compiler import pipeline
 from insum_ops.conv_forms import (
     FEW_CHANNELS,
     GROUPED,
@@ -79,14 +80,14 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
     assert form_of(large, 256, HALF, GPU) is GROUPED
     assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
     assert form_of(full, 64, HALF, CPU) is GROUPED
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
     assert form_of(few, 64, SINGLE, GPU) is TILED
 
 
 @pytest.mark.parametrize("channels", [64, 256])
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, SINGLE])
 def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
     found = cube()
     for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)

@@ -29,7 +29,7 @@ def test_the_report_names_what_matters(capsys, monkeypatch, tmp_path):
         "insum_ops +0.1.0",
         f"folder +{re.escape(str(tmp_path))}",
         "holds +1 files, 1.0 MiB",
-        "float32 matmul +highest",
+        "float32 matmul +ieee",
         "deterministic +False",
         f"INSUM_CACHE_DIR +{re.escape(str(tmp_path))}",
         "torch.fx on CPU +works",

@@ -7,9 +7,9 @@ import torch
 from tolerances import TOLERANCE
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, ready
+from insum_ops.compiler import pipeline, ready, settings
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.errors import SettingError, UnsupportedError
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import GroupCOO
@@ -89,6 +89,73 @@ def test_deterministic_mode_scatters_in_order(is_seeded):
     expected = dense(**given) + extra.get("C", 0)
     torch.testing.assert_close(results[0], expected, **TOLERANCE[torch.float32])
     assert all(torch.equal(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_deterministic_sums_that_may_not_be_rounded_are_not(dtype, is_seeded, monkeypatch):
+    """Products that overflow, or that are no half precision, meet in float32."""
+    monkeypatch.setattr(pipeline, "may_round_sums", lambda dtype: False)
+    pipeline._plans.clear()
+    ready._plans.clear()
+    A = torch.tensor([300.0, 300.0, 1 + 2**-7, 1.0], dtype=dtype)
+    B = torch.tensor([300.0, -300.0, 1 + 2**-7, -1 - 2**-6], dtype=dtype)
+    extra = {"C": torch.tensor([2.0, 0.0], dtype=dtype)} if is_seeded else {}
+    torch.use_deterministic_algorithms(True)
+    try:
+        M = torch.tensor([0, 0, 1, 1])
+        result = insum("C[M[p]] += A[p] * B[p]", M=M, A=A, B=B, size=None if is_seeded else (2,), **extra)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        pipeline._plans.clear()
+        ready._plans.clear()
+    assert result.dtype == dtype
+    assert result.tolist() == [2.0 * is_seeded, 2**-14]
+
+
+def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
+    """Nothing is tuned then; what comes later is not to be held to it."""
+    given = [torch.ones(3), torch.ones(3)]
+    bound = bind(parse("C[i] = A[i] * B[i]"), dict(zip("AB", given)))
+    plan = pipeline.plan_for("C[i] = A[i] * B[i]", "A,B", None, given, "")
+    plan.runners.clear()
+    monkeypatch.setattr(pipeline, "is_capturing", lambda: True)
+    monkeypatch.setattr(plan, "bound", replace(bound, device=torch.device("cuda")))
+    monkeypatch.setattr(plan, "runner", lambda key, tensors, facts: lambda tensors, facts: "captured")
+    assert plan(given, []) == "captured"
+    assert not plan.runners
+    monkeypatch.setattr(pipeline, "is_capturing", lambda: False)
+    assert plan(given, []) == "captured"
+    assert plan.runners
+
+
+@pytest.mark.parametrize("setting", ["cuda.matmul", "all"])
+def test_torchs_newer_setting_of_precision_is_obeyed(setting):
+    """Its older function raises then."""
+    owner = torch.backends.cuda.matmul if setting == "cuda.matmul" else torch.backends
+    if not hasattr(owner, "fp32_precision"):
+        pytest.skip("this torch has no such setting")
+    before = owner.fp32_precision
+    assert not settings.rounds_float32()
+    try:
+        owner.fp32_precision = "tf32"
+        assert settings.rounds_float32()
+        assert insum("C[i] = A[i]", A=torch.ones(3)).tolist() == [1.0] * 3
+        assert pipeline.uses_tensor_cores(torch.float32)
+    finally:
+        owner.fp32_precision = before
+    assert not settings.rounds_float32()
+
+
+def test_a_misspelt_mode_is_an_error_and_no_slow_path(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "fast")
+    monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
+    pipeline._plans.clear()
+    ready._plans.clear()
+    with pytest.raises(SettingError, match=r"^INSUM_TUNE is 'fast'; it must be one of default, full, off$"):
+        insum(SPMM, size=(4, 3), **tensors())
+    pipeline._plans.clear()
+    ready._plans.clear()
 
 
 def test_a_format_is_rewritten_once():

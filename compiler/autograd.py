@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .carried import as_memory
+from .carried import as_memory, owned
 from .express import again, look_up
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .op import run_plain, run_plain_with_winners
@@ -125,9 +125,7 @@ class _Plain(torch.autograd.Function):
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        if call is not None:
-            return call(tensors)
-        return run_plain(expr, names, size, list(tensors), fact, facts)
+        return owned(run_plain(expr, names, size, list(tensors), fact, facts) if call is None else call(tensors))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
@@ -151,7 +149,7 @@ class _Extremum(torch.autograd.Function):
         ctx.expr, ctx.names = expr, names
         result, won = run_plain_with_winners(expr, names, size, list(tensors), fact, facts)
         ctx.save_for_backward(won, *tensors)
-        return result
+        return owned(result)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
@@ -220,10 +218,9 @@ class _Sparse(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         dense = dict(zip(ctx.names, tensors[1:]))
         known = None if call is None else call(form, [dense.get(other, tensors[0]) for other in names])
-        if known is not None:
-            return known
-        # in the caller's order, by which the call is remembered
-        return evaluate(expr, {other: dense.get(other, form) for other in names}, size)
+        if known is None:  # in the caller's order, by which the call is remembered
+            known = evaluate(expr, {other: dense.get(other, form) for other in names}, size)
+        return owned(known)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

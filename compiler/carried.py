@@ -1,13 +1,16 @@
-"""What a tensor may carry besides its memory: a sign that is not applied yet."""
+"""What a tensor may carry besides its memory: a sign that is not applied yet, a base that it is a view of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["as_memory"]
+__all__ = ["as_memory", "owned"]
+
+_without_base = torch.ops.aten._unsafe_view.default
 
 
 def as_memory(operands: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -19,3 +22,10 @@ def _resolved(operand: Any) -> Any:
     if isinstance(operand, Tensor):
         return operand.resolve_neg() if operand.is_neg() else operand
     return operand.with_values(operand.values.resolve_neg()) if operand.values.is_neg() else operand
+
+
+def owned(result: Tensor) -> Tensor:
+    """The same memory, and no view: one that a step of autograd made could not be changed in place by its caller."""
+    if torch.compiler.is_compiling() or result._base is None:
+        return result
+    return _without_base(result, result.shape)  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from .compiler.autograd import evaluate
+from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.express import PLAIN, again
 from .compiler.gradients import gradients_of
@@ -139,7 +140,7 @@ class _Trained(torch.autograd.Function):
     def forward(ctx: Any, listed: Tensor, source: Any, B: Tensor, statement: str) -> Tensor:
         ctx.source, ctx.statement, ctx.form = source, statement, source.detached(listed)
         ctx.save_for_backward(listed, B)
-        return insum(statement, A=ctx.form, B=B)
+        return owned(insum(statement, A=ctx.form, B=B))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
@@ -254,7 +255,7 @@ class _Sampled(torch.autograd.Function):
     def forward(ctx: Any, form: Any, X: Tensor, Y: Tensor) -> Tensor:
         ctx.form, ctx.known = form, pattern_of(form)
         ctx.save_for_backward(X, Y)
-        return _sample(form, X, Y)
+        return owned(_sample(form, X, Y))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import conv_forms as forms
+from .compiler.carried import owned
 from .compiler.errors import ShapeError
 from .compiler.express import Key, again
 from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, pinned
@@ -201,7 +202,7 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(features, weight)
         ctx.rest = kernel_map, groups, is_swapped, views
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _run(features, weight, bias, kernel_map, groups, is_swapped, views)
+        return owned(_run(features, weight, bias, kernel_map, groups, is_swapped, views))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

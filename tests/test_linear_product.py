@@ -192,3 +192,30 @@ def test_transforms_take_the_statement_itself(statements, shape):
     _, moved = torch.func.jvp(loss, (parameters,), (tangents,))
     expected = sum((grads[name] * tangents[name]).sum() for name in grads)
     assert_matches(moved, expected.cpu())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("features", [(8, 12), (8, 11), (7, 12)], ids=str)
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
+def test_what_comes_out_may_be_changed_in_place(
+    leading: tuple[int, ...], features: tuple[int, int], bias: bool
+) -> None:
+    """As nn.ReLU(inplace=True) and `h += x` do after nn.Linear."""
+    layer = made(*features, bias=bias)
+    x, twin = drawn(*leading, features[0]), MaskedLinear(layer)
+    for _ in range(2):
+        given = x.clone().requires_grad_()
+        y = layer(given)
+        y += 1
+        y.relu_().square().sum().backward()
+        wide = x.cpu().clone().requires_grad_()
+        expected = (twin(wide) + 1).relu()
+        expected.square().sum().backward()
+        assert_matches(y, expected)
+        assert_matches(given.grad, wide.grad)
+
+
+def test_what_comes_of_a_transposed_input_may_be_changed_in_place() -> None:
+    layer, x = made(), drawn(8, 5).T.requires_grad_()
+    for _ in range(2):
+        layer(x).relu_().sum().backward()

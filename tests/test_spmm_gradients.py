@@ -137,3 +137,18 @@ def test_what_is_remembered_in_inference_mode_serves_training():
         for operand in (A, graph, (graph[0], None, graph[2])):
             spmm(operand, B, reduce).sum().backward()
     assert B.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kind", [*FORMATS, *TENSORS, "edges"])
+def test_what_comes_out_may_be_changed_in_place(kind, reduce):
+    dense = random_matrix(8, 12)
+    made = {**FORMATS, **TENSORS}.get(kind)
+    A = edges(dense) if made is None else made(dense)
+    B = random_dense(12, 3).requires_grad_()
+    for _ in range(2):
+        C = spmm(A, B, reduce)
+        expected = C.detach() * 2
+        C *= 2
+        assert_matches(C, expected.cpu())
+        C.sum().backward()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..compiler.carried import owned
 from ..compiler.known import known
 from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
@@ -128,7 +129,7 @@ class _Made(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(SRC, DST, *tensors)
         ctx.rest = channels, made, names
-        return channels.run(made, dict(zip(names, tensors)), SRC, DST, size)
+        return owned(channels.run(made, dict(zip(names, tensors)), SRC, DST, size))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

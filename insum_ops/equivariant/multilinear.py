@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compiler.carried import owned
 from ..compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum
@@ -104,7 +105,7 @@ class _Made(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.rest = product, made, names
-        return product.run(forms, made, dict(zip(names, tensors)), seed, size)
+        return owned(product.run(forms, made, dict(zip(names, tensors)), seed, size))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

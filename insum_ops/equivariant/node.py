@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from ..compiler.carried import owned
 from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
 from .format_steps import shared_step, single_step
 from .shared import SharedTerm
@@ -27,7 +28,6 @@ from .whole import Whole, Work, writes_parts
 
 __all__ = ["evaluate_whole", "find_whole"]
 
-_as_own = torch.ops.aten._unsafe_view.default
 LAYOUTS = 1024  # kept for a plan before starting afresh, so that a new batch size every call does not fill memory
 
 
@@ -102,8 +102,7 @@ class _Product(torch.autograd.Function):
         z, kept = whole.forward(x, y, weight, src, dst)
         ctx.plan, ctx.whole = plan, whole
         ctx.save_for_backward(x, y, weight, src, dst, *kept)
-        # a view that was made in here could not be changed in place by whoever gets it
-        return z if z._base is None else _as_own(z, z.shape)
+        return owned(z)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

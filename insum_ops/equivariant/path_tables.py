@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..compiler.carried import owned
 from ..compiler.known import known
 from ..compiler.ready import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
@@ -249,7 +250,7 @@ class _Made(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(SRC, *given)
         ctx.rest = tables, name, names
-        return tables.make(name, dict(zip(names, given)), seed, SRC)
+        return owned(tables.make(name, dict(zip(names, given)), seed, SRC))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.autograd import evaluate
+from ..compiler.carried import owned
 from ..compiler.express import again, is_free, look_up
 from ..compiler.gradients import gradients_of
 from ..compiler.ready import find, keep
@@ -80,7 +81,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, W: BlockCOO) -> Tensor:
         ctx.W = W
         ctx.save_for_backward(x, weight)
-        return _run(x, W, bias)
+        return owned(_run(x, W, bias))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -1,13 +1,15 @@
-"""Two runs of the same kind of machine: has ours lost ground against a peer?"""
+"""Two runs of the same kind of machine: has ours lost ground against a peer, or rows that it had?"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 
 from .case import OURS, is_ours
 from .machine import slug
-from .results import ResultsError, Row, Run, better, load
+from .results import ResultsError, Row, Run, bases, load
 
 __all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
 
@@ -15,6 +17,7 @@ __all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
 # by 1.03 times in the median, two by more than 1.5, the worst by 1.85. GPU: a choice, not measured from run to run.
 THRESHOLD = {"gpu": 1.15, "cpu": 2.0}
 STORED = Path(__file__).parent / "results"
+Key = tuple[str, str, str, str]  # experiment, case, ours or a variant of it, peer
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Change:
 
     experiment: str
     case: str
+    ours: str
     peer: str
     before: float
     now: float
@@ -32,7 +36,8 @@ class Change:
         return self.before / self.now
 
     def __str__(self) -> str:
-        against = f"{self.experiment}: {self.case}, against {self.peer}"
+        variant = "" if self.ours == OURS else f"{self.ours} "
+        against = f"{self.experiment}: {self.case}, {variant}against {self.peer}"
         return f"{against}: {self.before:.2f}x before, {self.now:.2f}x now, {self.loss:.2f} times worse"
 
 
@@ -42,29 +47,32 @@ def stored_run(run: Run) -> Path:
 
 
 def changes(before: Run, now: Run) -> list[Change]:
-    """Every pair of ours and a peer that both runs have, in the order of the new run."""
-    known = _ratios(before)
-    return [Change(*key, known[key], ratio) for key, ratio in _ratios(now).items() if key in known]
+    """Every pair of ours and a peer that both runs have on the same basis, in the order of the new run."""
+    known, found = _ratios(before), []
+    for key, ratios in _ratios(now).items():
+        shared = [basis for basis in ratios if basis in known.get(key, {})]
+        if shared:  # a graph's replay then and calls now: calls of both
+            found.append(Change(*key, known[key][shared[0]], ratios[shared[0]]))
+    return found
 
 
-def _ratios(run: Run) -> dict[tuple[str, str, str], float]:
+def _ratios(run: Run) -> dict[Key, dict[str, float]]:
     """By the least times, which noise disturbs least; notes such as bytes count too."""
     found = {}
     for experiment in run.experiments:
         for providers in run.cases(experiment):
-            ours = providers.get(OURS)
-            for peer, row in providers.items():
-                if ours is not None and _is_comparable(ours, row):
-                    found[experiment, row.case, peer] = better(ours, row, is_low=True)
+            for own in filter(is_ours, providers):
+                ours = providers[own]
+                for peer, row in providers.items():
+                    if not is_ours(peer) and row.is_comparable(ours):
+                        found[experiment, row.case, own, peer] = bases(ours, row, is_low=True)
     return found
 
 
-def _is_comparable(ours: Row, peer: Row) -> bool:
-    return not is_ours(peer.provider) and ours.unit == peer.unit and ours.low > 0 and peer.low > 0
-
-
 def compare(path: Path, stored: Path | None = None, threshold: float | None = None) -> int:
-    """Print what changed; 1 if a ratio shrank by more than the threshold."""
+    """Print what changed; 1 if a ratio shrank by more than the threshold, or a row of ours is gone or has no time."""
+    if threshold is not None and not 1 < threshold < inf:
+        raise ResultsError(f"the threshold is {threshold:g}; how many times worse a ratio may get is a number above 1")
     now = load(path)
     stored = stored_run(now) if stored is None else stored
     if not stored.exists():
@@ -75,11 +83,69 @@ def compare(path: Path, stored: Path | None = None, threshold: float | None = No
         raise ResultsError(f"{stored} is of {kinds[0]} and {path} of {kinds[1]}; compare runs of one kind of machine")
     allowed = threshold or THRESHOLD["cpu" if kinds[1].startswith("cpu-") else "gpu"]
     found = changes(before, now)
-    if not found:
+    failures = [*_gone(before, now), *_without_time(now)]
+    if not found and not failures:
         raise ResultsError(f"{stored} and {path} share no case with a peer; run the same cases")
     worse = sorted((change for change in found if change.loss > allowed), key=lambda change: -change.loss)
     better = sum(change.loss < 1 / allowed for change in found)
-    for change in worse:
-        print(f"worse  {change}")
+    for line in (*failures, *(f"worse  {change}" for change in worse), *_aside(before, now, found)):
+        print(line)
     print(f"{len(found)} ratios to peers: {len(worse)} worse and {better} better by more than {allowed:g} times")
-    return 1 if worse else 0
+    return 1 if worse or failures else 0
+
+
+def _gone(before: Run, now: Run) -> Iterator[str]:
+    """Rows of ours that the stored run has and the new one lacks, of experiments that were run."""
+    for experiment in _measured(before, now):
+        cases, there = _cases(before, experiment), _cases(now, experiment)
+        lost = {case: [own for own in cases[case] if is_ours(own) and own not in there.get(case, {})] for case in cases}
+        if any(lost.values()) and not cases.keys() & there.keys():
+            yield (
+                f"gone   {experiment}: all {len(cases)} cases; the new run has others ({next(iter(cases))} before, "
+                f"{next(iter(there))} now): compare runs of the same INSUM_DATA, or both of generated inputs"
+            )
+            continue
+        for case, providers in lost.items():
+            if providers:
+                yield f"gone   {experiment}: {case}, {', '.join(providers) if case in there else 'the whole case'}"
+
+
+def _without_time(now: Run) -> Iterator[str]:
+    """Rows of ours that say nothing; no memory at all is a figure, no time at all is none."""
+    for row in now.rows:
+        figures = row.value, row.low
+        is_figure = all(map(isfinite, figures)) and (min(figures) > 0 or row.unit == "MiB")
+        if is_ours(row.provider) and not is_figure:
+            worst = next((figure for figure in figures if not isfinite(figure)), min(figures))
+            yield f"failed {row.experiment}: {row.case}, {row.provider}: {worst:g} {row.unit} is no measurement"
+
+
+def _aside(before: Run, now: Run, found: Sequence[Change]) -> Iterator[str]:
+    """What was not compared and is no failure: cases of others alone, peers that did not run, other experiments."""
+    measured = _measured(before, now)
+    for experiment in measured:
+        cases, there = _cases(before, experiment), _cases(now, experiment)
+        for case in cases:
+            if case not in there and not any(map(is_ours, cases[case])):
+                yield f"gone   {experiment}: {case}, which has no row of ours"
+    compared = {(change.experiment, change.case, change.ours, change.peer) for change in found}
+    left = [key for key in _ratios(before) if key[0] in measured and key not in compared]
+    if left:
+        peers = ", ".join(dict.fromkeys(peer for *_, peer in left))
+        yield f"{_counted(len(left), 'stored ratio')} not compared, to {peers}"
+    absent = [name for name in before.experiments if name not in measured]
+    if absent:
+        count = sum(len(_cases(before, name)) for name in absent)
+        yield f"{_counted(count, 'stored case')} of {_counted(len(absent), 'experiment')} not run"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _measured(before: Run, now: Run) -> list[str]:
+    return [experiment for experiment in before.experiments if experiment in now.experiments]
+
+
+def _cases(run: Run, experiment: str) -> dict[str, dict[str, Row]]:
+    return {next(iter(providers.values())).case: providers for providers in run.cases(experiment)}

@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 from .case import OURS, is_ours
 
-__all__ = ["BASELINES", "TITLES", "ResultsError", "Row", "Run", "better", "called_ratio", "crossover", "load", "merge"]
+__all__ = [
+    "BASELINES",
+    "TITLES",
+    "ResultsError",
+    "Row",
+    "Run",
+    "bases",
+    "better",
+    "called_ratio",
+    "crossover",
+    "is_positive",
+    "load",
+    "merge",
+]
 
 # the paper's order, then ours; an experiment that is not named here comes last
 TITLES = {
@@ -55,6 +69,9 @@ BASELINES = {
 }
 
 
+CORE = ("torch", "triton")  # what all rows depend on; other packages are peers, or of those
+
+
 class ResultsError(ValueError):
     """A file that is no results file, or not one that can be used so."""
 
@@ -85,6 +102,14 @@ class Row:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether it can be compared or drawn: zero, an infinity and NaN are no measurements."""
+        return is_positive(self.value)
+
+    def is_comparable(self, other: Row) -> bool:
+        return self.unit == other.unit and self.is_sound and other.is_sound
+
+    @property
     def series(self) -> str:
         return str(self.facts.get("series", ""))
 
@@ -92,7 +117,7 @@ class Row:
     def peak_mib(self) -> float | None:
         """What the call needed beyond its operands, where it was measured."""
         peak = self.facts.get("peak_mib")
-        return None if peak is None else float(str(peak))
+        return float(peak) if isinstance(peak, int | float) else None
 
 
 @dataclass(frozen=True)
@@ -134,7 +159,7 @@ class Run:
         for providers in self.cases(experiment):
             ours = providers.get(provider)
             for name, row in providers.items():
-                if ours is not None and not is_ours(name) and row.unit == ours.unit and ours.value > 0:
+                if ours is not None and not is_ours(name) and row.is_comparable(ours):
                     yield ours, row, better(ours, row)
 
     def variants(self, experiment: str) -> tuple[str, ...]:
@@ -150,68 +175,130 @@ class Run:
         return None
 
 
-def better(ours: Row, peer: Row, is_low: bool = False) -> float:
+def is_positive(value: float | None) -> bool:
+    """
+    >>> [is_positive(value) for value in (1.0, 0.0, float("nan"), float("inf"), None)]
+    [True, False, False, False, False]
+    """
+    return value is not None and 0 < value < inf
+
+
+def better(ours: Row, peer: Row) -> float:
     """How many times ours is the better: by device times, or by eager calls where one of the two was not captured."""
-    if ours.timing != peer.timing:
-        called = called_ratio(ours, peer, is_low)
-        if called is not None:
-            return called
-    return peer.low / ours.low if is_low else peer.value / ours.value
+    known = bases(ours, peer)
+    return next(iter(known.values())) if known else peer.value / ours.value
+
+
+def bases(ours: Row, peer: Row, is_low: bool = False) -> dict[str, float]:
+    """How many times ours is the better, on each basis that both have; what to go by comes first.
+
+    Eager calls that were timed in turns come before calls that were timed apart, even where nothing was captured.
+    """
+    found: dict[str, tuple[float | None, float | None]] = {}
+    theirs, own = (peer.low, ours.low) if is_low else (peer.value, ours.value)
+    is_alike = (ours.timing, ours.unit) == (peer.timing, peer.unit)
+    if is_alike and ours.timing != "queue":
+        found[ours.timing or ours.unit] = theirs, own
+    queued, apart = (peer.queued_low, ours.queued_low) if is_low else (peer.queued_ms, ours.queued_ms)
+    if ours.provider == OURS:
+        found["in turns"] = queued, peer.ours_low if is_low else peer.ours_ms
+    found["apart"] = queued, apart
+    if is_alike and ours.timing == "queue":
+        found["queue"] = theirs, own
+    return {basis: peers / mine for basis, (peers, mine) in found.items() if is_positive(peers) and is_positive(mine)}
 
 
 def called_ratio(ours: Row, peer: Row, is_low: bool = False) -> float | None:
     """How many times ours is the better as both are called, in turns where they were timed so; None: not measured."""
-    theirs, own = (peer.queued_low, ours.queued_low) if is_low else (peer.queued_ms, ours.queued_ms)
-    in_turns = peer.ours_low if is_low else peer.ours_ms
-    own = in_turns if in_turns and ours.provider == OURS else own
-    return theirs / own if theirs and own else None
+    known = bases(ours, peer, is_low)
+    return known.get("in turns", known.get("apart"))
 
 
 def load(path: Path) -> Run:
     """Read a results file."""
+    data = _read(path)
+    try:
+        commit = _commit(data)
+        rows = tuple(_row(number, entry, commit) for number, entry in enumerate(data["benchmarks"], 1))
+    except KeyError as error:
+        raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ResultsError(f"{path} is no results file of this benchmark: a row of it can't be read: {error}") from None
+    machine = {**data["machine_info"], "packages": data["machine_info"].get("packages") or {}}
+    return Run(rows, machine, data["commit_info"], data["datetime"][:10])
+
+
+# what a file must hold, with its kind in Python's words and in JSON's
+HELD = {
+    "benchmarks": (list, "a list"),
+    "machine_info": (dict, "an object"),
+    "commit_info": (dict, "an object"),
+    "datetime": (str, "a text"),
+}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         raise ResultsError(f"{path} does not exist; make it: make bench") from None
+    except OSError as error:
+        raise ResultsError(f"{path} can't be read: {error.strerror}") from None
     except ValueError as error:
         raise ResultsError(f"{path} is not JSON: {error}") from None
-    try:
-        entries, commit = data["benchmarks"], _commit(data)
-        rows = tuple(_row(number, entry, commit) for number, entry in enumerate(entries, 1))
-        return Run(rows, data["machine_info"], data["commit_info"], str(data["datetime"])[:10])
-    except (KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
+    if not isinstance(data, dict):
+        raise ResultsError(f"{path} is no results file of this benchmark: it holds {_shown(data)}, not an object")
+    for name, (kind, words) in HELD.items():
+        if name not in data:
+            raise ResultsError(f"{path} is no results file of this benchmark: '{name}' is missing")
+        if not isinstance(data[name], kind):
+            given = _shown(data[name])
+            raise ResultsError(f"{path} is no results file of this benchmark: '{name}' is {given}, not {words}")
+    return data
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 20 else f"{text[:20]}..."
 
 
 def merge(paths: Sequence[Path], target: Path) -> None:
     """Join runs of several experiments on one machine into one file.
 
-    A row that two of them have is the later one's, and what a case has of another commit goes with it: ratios are of
-    one run.
+    A case that two of them have is the later one's as a whole, with its peers or without: ratios are of one run.
     """
     whole: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         load(path)  # refuses what is no results file
-        data = json.loads(path.read_text())
+        data = _read(path)
         whole = whole or data
-        mine, theirs = whole["machine_info"], data["machine_info"]
-        packages = {
-            **mine.get("packages", {}),
-            **theirs.get("packages", {}),
-        }  # peers of one run alone
-        whole["machine_info"], data["machine_info"] = {**mine, "packages": packages}, {**theirs, "packages": packages}
-        if data["machine_info"] != whole["machine_info"]:
-            raise ResultsError(f"{path} and {paths[0]} differ in machine_info; join runs of one machine")
+        packages = _joined(paths[0], whole["machine_info"], path, data["machine_info"])
+        whole["machine_info"] = {**whole["machine_info"], "packages": packages}
         commit = _commit(data)
         added = {entry["fullname"]: _kept(entry, commit) for entry in data["benchmarks"]}
-        renewed = {_case(row): row["extra_info"]["commit"] for row in added.values()}
-        stays = lambda row: renewed.get(_case(row)) in (None, row["extra_info"]["commit"])
-        rows = {**{name: row for name, row in rows.items() if stays(row)}, **added}
+        renewed = {_case(row) for row in added.values()}
+        rows = {**{name: row for name, row in rows.items() if _case(row) not in renewed}, **added}
         whole.update(commit_info=data["commit_info"], datetime=data["datetime"])
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows.values())
     head = json.dumps({**whole, "benchmarks": []})
-    target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'))
+    try:
+        target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'))
+    except OSError as error:
+        raise ResultsError(f"{target} can't be written: {error.strerror}") from None
+
+
+def _joined(first: Path, mine: Mapping[str, Any], path: Path, theirs: Mapping[str, Any]) -> dict[str, str]:
+    """The packages of runs so far and of one more; a peer may be of one run alone, torch and Triton are of all."""
+    if {**mine, "packages": None} != {**theirs, "packages": None}:
+        raise ResultsError(f"{path} and {first} differ in machine_info; join runs of one machine")
+    before, more = mine.get("packages") or {}, theirs.get("packages") or {}
+    for name in dict.fromkeys((*CORE, *before, *more)):
+        is_of_both = name in before and name in more
+        if before.get(name) != more.get(name) and (is_of_both or name in CORE):
+            versions = f"{more.get(name, 'none')} in {path} and {before.get(name, 'none')} in {first}"
+            raise ResultsError(f"{name} is {versions}; join runs of the same versions")
+    return {**before, **more}
 
 
 def _commit(data: Mapping[str, Any]) -> str:
@@ -237,20 +324,20 @@ def _short(value: Any) -> Any:
 
 def _row(number: int, entry: Mapping[str, dict[str, Any]], commit: str) -> Row:
     info, stats = entry["extra_info"], entry["stats"]
-    wall = stats["median"] * 1e3
+    wall = _figure(stats["median"]) * 1e3
     if "value" in info:
         value, low, unit, timing, wall_ms = info["value"], info["value"], info["unit"], "", None
     elif "device_ms" in info:
         value, low, unit, timing, wall_ms = info["device_ms"], info["device_p20"], "ms", info["timing"], wall
     else:
-        value, low, unit, timing, wall_ms = wall, stats["min"] * 1e3, "ms", "wall", wall
+        value, low, unit, timing, wall_ms = wall, _figure(stats["min"]) * 1e3, "ms", "wall", wall
     return Row(
         number,
         info["experiment"],
         info["case"],
         info["provider"],
-        value,
-        low,
+        _figure(value),
+        _figure(low),
         unit,
         info["x"],
         wall_ms,
@@ -260,12 +347,17 @@ def _row(number: int, entry: Mapping[str, dict[str, Any]], commit: str) -> Row:
         info.get("ours_p20"),
         info.get("cold_ms"),
         info.get("error"),
-        info["flops"],
-        info["traffic"],
+        info["flops"] or 0.0,
+        info["traffic"] or 0.0,
         timing,
         info.get("commit", commit),
-        info["facts"],
+        dict(info["facts"] or {}),
     )
+
+
+def _figure(value: float | None) -> float:
+    """A number of a file; what is null was not measured, and its row stays."""
+    return nan if value is None else float(value)
 
 
 def crossover(points: Sequence[tuple[float, float]]) -> float | None:

@@ -29,6 +29,13 @@ def noted(experiment: str, case: str, provider: str, value: float, unit: str) ->
     return {"extra_info": info, "stats": {"median": 1e-6, "min": 1e-6}}
 
 
+def spmm(ours: float, theirs: float, case: str = "cora") -> list[dict]:
+    return [
+        entry("unstructured_spmm", case, "insum_ops", ours),
+        entry("unstructured_spmm", case, "torch.sparse", theirs),
+    ]
+
+
 def write(path: Path, entries: list[dict], machine: dict = H200) -> Path:
     data = {
         "machine_info": machine,

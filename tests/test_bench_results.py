@@ -1,4 +1,4 @@
-"""Comparing runs and writing README's figures, on small results files."""
+"""Reading and joining runs and writing README's figures, on small results files."""
 
 from __future__ import annotations
 
@@ -9,85 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_results import CPU, H200, entry, every_kind, write
+from bench_results import CPU, H200, entry, every_kind, spmm, write
 from test_readme import run_examples
 
 import bench.machine
 import bench.results
 from bench.__main__ import main
 from bench.case import OURS
-from bench.compare import STORED, changes, compare, stored_run
 from bench.paper import FLEX_GEMM_MS
 from bench.readme import BEGIN, END, rewrite
 from bench.results import TITLES, ResultsError, called_ratio, load
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = "bench/results/nvidia-h200.json"
-
-
-def spmm(ours: float, theirs: float, case: str = "cora") -> list[dict]:
-    return [
-        entry("unstructured_spmm", case, "insum_ops", ours),
-        entry("unstructured_spmm", case, "torch.sparse", theirs),
-    ]
-
-
-def test_a_run_like_the_stored_one_passes(tmp_path, capsys):
-    before = write(tmp_path / "before.json", spmm(1.0, 2.0) + spmm(1.0, 0.5, "DD"))
-    assert compare(write(tmp_path / "now.json", spmm(1.0, 1.9) + spmm(1.0, 0.5, "DD")), before) == 0
-    assert capsys.readouterr().out == "2 ratios to peers: 0 worse and 0 better by more than 1.15 times\n"
-
-
-def test_a_slower_machine_is_no_regression(tmp_path):
-    before = write(tmp_path / "before.json", spmm(1.0, 2.0))
-    assert compare(write(tmp_path / "now.json", spmm(7.0, 14.0)), before) == 0
-
-
-def test_ground_lost_to_a_peer_fails_and_is_named(tmp_path, capsys):
-    before = write(tmp_path / "before.json", spmm(1.0, 2.0) + spmm(1.0, 1.0, "DD"))
-    assert compare(write(tmp_path / "now.json", spmm(1.25, 2.0) + spmm(0.5, 1.0, "DD")), before) == 1
-    assert capsys.readouterr().out == (
-        "worse  unstructured_spmm: cora, against torch.sparse: 2.00x before, 1.60x now, 1.25 times worse\n"
-        "2 ratios to peers: 1 worse and 1 better by more than 1.15 times\n"
-    )
-
-
-def test_a_peer_that_was_not_captured_is_compared_as_called(tmp_path):
-    ours, theirs = spmm(1.0, 6.0)
-    ours["extra_info"] |= dict(queued_ms=3.0, queued_p20=2.0)
-    theirs["extra_info"] |= dict(queued_ms=6.0, queued_p20=5.0, timing="queue")
-    run = load(write(tmp_path / "run.json", [ours, theirs]))
-    ((_, _, ratio),) = run.ratios("unstructured_spmm")
-    assert ratio == 2.0
-    (change,) = changes(run, run)
-    assert change.before == 2.5
-
-
-def test_the_threshold_is_the_callers_or_the_machines(tmp_path):
-    before, now = spmm(1.0, 2.0), spmm(1.4, 2.0)
-    stored, run = write(tmp_path / "before.json", before), write(tmp_path / "now.json", now)
-    assert compare(run, stored) == 1
-    assert compare(run, stored, threshold=1.5) == 0
-    stored, run = write(tmp_path / "before.json", before, CPU), write(tmp_path / "now.json", now, CPU)
-    assert compare(run, stored) == 0
-
-
-def test_the_stored_run_is_found_by_the_machine(tmp_path):
-    assert stored_run(load(write(tmp_path / "gpu.json", [], H200))) == STORED / "nvidia-h200.json"
-    assert stored_run(load(write(tmp_path / "cpu.json", [], CPU))) == STORED / "cpu-x86_64-2.json"
-
-
-def test_what_can_not_be_compared_is_refused(tmp_path, capsys):
-    run, other = write(tmp_path / "run.json", spmm(1, 2)), write(tmp_path / "cpu.json", spmm(1, 2), CPU)
-    lonely = write(tmp_path / "lonely.json", spmm(1, 2, "DD"))
-    absent = tmp_path / "absent.json"
-    for stored, message in (
-        (absent, f"there is no stored run at {absent}; keep one: cp {run} {absent}"),
-        (other, f"{other} is of cpu-x86_64-2 and {run} of nvidia-h200; compare runs of one kind of machine"),
-        (lonely, f"{lonely} and {run} share no case with a peer; run the same cases"),
-    ):
-        assert main(["compare", str(run), str(stored)]) == 2
-        assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_a_file_that_holds_no_results_is_refused(tmp_path):
@@ -103,6 +37,80 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path):
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"commit_info": None}, "'commit_info' is null, not an object"),
+        ({"machine_info": None}, "'machine_info' is null, not an object"),
+        ({"benchmarks": {}}, "'benchmarks' is {}, not a list"),
+        ({"datetime": None}, "'datetime' is null, not a text"),
+        ({"benchmarks": [None]}, "a row of it can't be read: 'NoneType' object is not subscriptable"),
+    ],
+)
+def test_what_a_file_holds_instead_is_said(tmp_path, capsys, change, problem):
+    path = write(tmp_path / "results.json", spmm(1.0, 2.0))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for command in (["compare", str(path), str(path)], ["merge", str(tmp_path / "all.json"), str(path)]):
+        assert main(command) == 2
+        assert capsys.readouterr().err == f"error: {path} is no results file of this benchmark: {problem}\n"
+
+
+def test_a_folder_or_a_list_is_no_results_file(tmp_path):
+    with pytest.raises(ResultsError, match=re.escape(f"{tmp_path} can't be read: Is a directory")):
+        load(tmp_path)
+    path = tmp_path / "results.json"
+    path.write_text("[]")
+    with pytest.raises(ResultsError, match=r"is no results file of this benchmark: it holds \[\], not an object$"):
+        load(path)
+
+
+def test_what_is_null_was_not_measured(tmp_path):
+    ours, peer = spmm(1.0, 2.0)
+    ours["extra_info"] |= {"device_ms": None, "facts": None}
+    run = load(write(tmp_path / "results.json", [ours, peer], {**H200, "packages": None}))
+    assert [row.is_sound for row in run.rows] == [False, True]
+    assert (run.rows[0].facts, run.machine["packages"]) == ({}, {})
+    assert list(run.ratios("unstructured_spmm")) == []
+
+
+def named(rows: list[dict]) -> list[dict]:
+    for row in rows:
+        row["fullname"] = f"{row['extra_info']['case']} {row['extra_info']['provider']}"
+    return rows
+
+
+def test_runs_of_two_versions_are_not_joined(tmp_path, capsys):
+    """A peer may be of one run alone; what both have, and torch, is of one version."""
+    first = write(tmp_path / "first.json", named(spmm(1.0, 2.0)))
+    whole = tmp_path / "all.json"
+    for packages, message in (
+        ({"torch": "2.10.0", "triton": "3.6.0"}, "torch is 2.10.0 in {} and 2.11.0 in {}"),
+        ({"torch": "2.11.0"}, "triton is none in {} and 3.6.0 in {}"),
+    ):
+        other = write(tmp_path / "other.json", named(spmm(1.0, 2.0, "DD")), {**H200, "packages": packages})
+        assert main(["merge", str(whole), str(first), str(other)]) == 2
+        said = message.format(other, first)
+        assert capsys.readouterr().err == f"error: {said}; join runs of the same versions\n"
+    packages = {**H200["packages"], "e3nn": "0.6.0"}
+    other = write(tmp_path / "other.json", named(spmm(1.0, 2.0, "DD")), {**H200, "packages": packages})
+    assert main(["merge", str(whole), str(first), str(other)]) == 0
+    assert load(whole).machine["packages"] == packages
+
+
+def test_a_case_and_its_peers_are_of_one_run_even_at_one_commit(tmp_path):
+    first = write(tmp_path / "first.json", named(spmm(1.0, 2.0) + spmm(5.0, 6.0, "DD")))
+    later = write(tmp_path / "later.json", named(spmm(4.0, 2.0)[:1]))
+    assert main(["merge", str(tmp_path / "all.json"), str(first), str(later)]) == 0
+    assert [row.value for row in load(tmp_path / "all.json").rows] == [5.0, 6.0, 4.0]
+
+
+def test_the_committed_run_joined_with_nothing_is_itself(tmp_path):
+    path = ROOT / COMMITTED
+    if path.exists():
+        assert main(["merge", str(tmp_path / "all.json"), str(path)]) == 0
+        assert load(tmp_path / "all.json") == load(path)
+
+
 def test_runs_of_several_experiments_are_joined(tmp_path, capsys):
     first, again, other = spmm(1.0, 2.0), spmm(3.0, 4.0), spmm(5.0, 6.0, "DD")
     for entries, name in ((first, "cora"), (again, "cora"), (other, "DD")):
@@ -110,7 +118,7 @@ def test_runs_of_several_experiments_are_joined(tmp_path, capsys):
             row["fullname"] = f"{name} {row['extra_info']['provider']}"
     paths = [write(tmp_path / f"{n}.json", rows) for n, rows in enumerate((first, other, again))]
     assert main(["merge", str(tmp_path / "all.json"), *map(str, paths)]) == 0
-    assert [row.value for row in load(tmp_path / "all.json").rows] == [3.0, 4.0, 5.0, 6.0]
+    assert [row.value for row in load(tmp_path / "all.json").rows] == [5.0, 6.0, 3.0, 4.0]
     foreign = write(tmp_path / "cpu.json", first, CPU)
     assert main(["merge", str(tmp_path / "all.json"), str(paths[0]), str(foreign)]) == 2
     message = f"error: {foreign} and {paths[0]} differ in machine_info; join runs of one machine\n"
@@ -253,3 +261,14 @@ def test_calls_are_compared_as_they_were_timed_in_turns(tmp_path):
     assert called_ratio(ours, peers[0], is_low=True) == 5.0 / 2.0
     variant = replace(ours, provider=f"{OURS} tf32")
     assert called_ratio(variant, peers[0]) == 6.0 / 1.25
+
+
+def test_where_nothing_was_captured_calls_in_turns_count(tmp_path):
+    """The page would otherwise show a case as won in one place and lost in another."""
+    ours, peer = entry("unet", "room", OURS, 4.0), entry("unet", "room", "spconv", 4.5)
+    for row in (ours, peer):
+        row["extra_info"] |= {"timing": "queue", "queued_ms": row["extra_info"]["device_ms"]}
+    peer["extra_info"] |= {"ours_ms": 5.0}
+    run = load(write(tmp_path / "r.json", [ours, peer]))
+    ((_, _, ratio),) = run.ratios("unet")
+    assert ratio == called_ratio(*run.rows) == 0.9

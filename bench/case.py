@@ -10,6 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+try:
+    from triton.errors import TritonError
+except ImportError:  # it has no build for every system
+    TritonError = RuntimeError
+
 __all__ = ["DEVICE", "LIMIT", "LIMIT_TF32", "OURS", "PEER_FAILURES", "Call", "Case", "forget", "held", "is_ours", "on"]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,7 +22,11 @@ OURS = "insum_ops"  # a variant of ours is called so too, with more after it: in
 # the largest relative error, by norm, of a result that gets a time; float16: sums meet in it, as torch's flag allows
 LIMIT = {torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 LIMIT_TF32 = 3e-3
-PEER_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, LookupError)
+# how a peer breaks, when it is imported or called: a library of its own is missing, a kernel doesn't compile
+PEER_FAILURES: tuple[type[Exception], ...] = (
+    *(RuntimeError, ValueError, TypeError, AttributeError, AssertionError, LookupError),
+    *(ArithmeticError, ImportError, OSError, MemoryError, TritonError),
+)
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.ranges import check_ranges
 
-from .case import DEVICE, Call
+from .case import DEVICE, PEER_FAILURES, Call
 from .harness import device_ms
 
 __all__ = ["fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
@@ -27,7 +27,7 @@ def installed(module: str) -> ModuleType:
     """The peer's module, or a skipped row."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except PEER_FAILURES as error:  # not there, or broken: a shared library that it wants is often not found
         pytest.skip(f"{module.partition('.')[0]} can't be imported: {error}")
 
 

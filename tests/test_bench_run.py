@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bench import harness
-from bench.case import OURS, Call, Case, forget, held
+from bench.case import OURS, Call, Case, TritonError, forget, held
 from bench.compare import compare
 from bench.harness import Times
 from bench.results import load
@@ -78,6 +79,39 @@ def test_a_peer_that_is_not_installed_is_skipped():
         measured(Benchmark(), ONES, "peer", lambda: installed("no_such_peer.nn").Layer())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("libcudart.so.12: cannot open shared object file"),
+        ImportError("'spmm' requires the 'torch-sparse' package"),
+        TritonError("out of resources"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("moment", ["made", "called"])
+def test_a_broken_peer_is_skipped_and_broken_ours_fails(error, moment):
+    def run() -> torch.Tensor:
+        raise error
+
+    make = run if moment == "made" else lambda: Call(run)
+    problem = f"fails here: {type(error).__name__}: {error}"
+    if isinstance(error, torch.OutOfMemoryError):
+        problem = "needs more memory than this machine has"
+    with pytest.raises(pytest.skip.Exception, match=f"^peer {re.escape(problem)}$"):
+        measured(Benchmark(), ONES, "peer", make)
+    for ours in (OURS, f"{OURS} tf32"):
+        with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+            measured(Benchmark(), ONES, ours, make)
+
+
+def test_a_peer_whose_import_breaks_is_skipped(tmp_path, monkeypatch):
+    (tmp_path / "broken_peer.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(pytest.skip.Exception, match=r"^broken_peer can't be imported: libcudart\.so\.12: cannot open"):
+        installed("broken_peer")
+
+
 def test_the_slow_down_is_for_ours_alone(monkeypatch):
     monkeypatch.setenv(SLOWDOWN, "3")
     for provider, times in ((OURS, 3), ("peer", 1)):
@@ -138,14 +172,6 @@ def test_a_peer_is_timed_in_turns_with_ours(monkeypatch):
             turns = [name for name, before in zip(order[1:], order) if name != before]
             assert min(turns.count(OURS), turns.count("peer")) > 10
     bench.conftest._last.clear()
-
-
-def test_a_peer_without_enough_memory_is_skipped():
-    def run() -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(pytest.skip.Exception, match="peer needs more memory than this machine has"):
-        measured(Benchmark(), ONES, "peer", lambda: Call(run))
 
 
 def test_a_note_is_a_row_too():

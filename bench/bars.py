@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from .case import OURS
-from .drawing import LOSES, SMALL, Plot, colour, logarithmic, one
+from .drawing import LOSES, SMALL, Plot, colour, literal, logarithmic, one
 from .results import Row, Run
 
 __all__ = ["bars", "slug"]
@@ -77,12 +77,12 @@ def _bars(ratios: Sequence[Ratio], experiment: str, name: str, title: str) -> Pl
         room = (max(most, 2) / min(least, 0.8)) ** 0.2  # for the numbers beside the bars
         axes.set_xlim(min(0.8, least / room if least < 1 else 1), max(most, 2) * room)
         axes.set_ylim(end, -GAP)
-        axes.set_yticks([*middles.values()], ["\n".join(label) for label in labels.values()], linespacing=1.0)
+        axes.set_yticks([*middles.values()], [literal("\n".join(label)) for label in labels.values()], linespacing=1.0)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         figure.supxlabel("times faster than the peer; below 1: slower", fontsize=SMALL)
         for name in peers:
-            axes.barh(0, 0, color=colour(name, [OURS, *peers]), label=f"over {name}")
+            axes.barh(0, 0, color=colour(name, [OURS, *peers]), label=literal(f"over {name}"))
         figure.legend(loc="outside upper left", ncols=_columns(peers))
 
     legend = 0.16 * -(-len(peers) // _columns(peers))

@@ -15,9 +15,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from PIL import Image
 
-__all__ = ["LOSES", "SMALL", "STYLES", "WIDTH", "Plot", "colour", "decades", "logarithmic", "marker", "one", "png"]
+__all__ = [
+    "LOSES",
+    "SMALL",
+    "STYLES",
+    "WIDTH",
+    "Plot",
+    "colour",
+    "decades",
+    "literal",
+    "logarithmic",
+    "marker",
+    "one",
+    "png",
+]
 
-WIDTH = 3.6  # inches: a phone shows the least letters, of SMALL points, 11 pixels high
+WIDTH = 3.6  # inches: letters of SMALL points are 11 pixels high in 357, and a page narrower than that scrolls a plot
 DPI = 200
 SMALL = 8.0
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours is always the first
@@ -77,6 +90,15 @@ def colour(name: str, names: Sequence[str]) -> str:
 def marker(name: str, names: Sequence[str]) -> str:
     """What tells points apart whose colours are the same."""
     return MARKERS[names.index(name) // len(COLOURS) % len(MARKERS)]
+
+
+def literal(name: str) -> str:
+    r"""A name as letters: between two dollars matplotlib would read a formula.
+
+    >>> literal("a $b$")
+    'a \\$b\\$'
+    """
+    return name.replace("$", r"\$")
 
 
 def logarithmic(axis: Axis, labelled: Sequence[int] = (1, 2, 5)) -> None:

@@ -9,7 +9,7 @@ from .case import OURS
 from .paper import REPORTED
 from .results import Row, Run, called_ratio
 
-__all__ = ["Group", "Pair", "groups", "pairs"]
+__all__ = ["Group", "Pair", "every_pair", "groups", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,18 @@ def pairs(run: Run, experiment: str, provider: str = OURS) -> Iterator[Pair]:
         yield Pair(ours, peer, ratio if is_captured else None, ratio if called is None and not is_captured else called)
 
 
+def every_pair(run: Run, experiment: str) -> Iterator[Pair]:
+    """Every comparison with ours and with variants of ours, in the order of the rows."""
+    for provider in run.variants(experiment):
+        yield from pairs(run, experiment, provider)
+
+
 def groups(run: Run, experiment: str) -> list[Group]:
     """The comparisons of an experiment by variant, series and peer, in the order of the rows."""
     found: dict[tuple[str, str, str], Group] = {}
-    for provider in run.variants(experiment):
-        variant = provider.removeprefix(OURS).strip(", ")
-        for pair in pairs(run, experiment, provider):
-            series, peer = pair.ours.series, pair.peer.provider
-            group = Group(experiment, series, variant, peer)
-            found.setdefault((variant, series, peer), group).pairs.append(pair)
+    for pair in every_pair(run, experiment):
+        variant = pair.ours.provider.removeprefix(OURS).strip(", ")
+        series, peer = pair.ours.series, pair.peer.provider
+        group = Group(experiment, series, variant, peer)
+        found.setdefault((variant, series, peer), group).pairs.append(pair)
     return list(found.values())

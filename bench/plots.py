@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from math import isfinite
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from .bars import bars, slug
 from .case import OURS
-from .drawing import Plot, colour, decades, logarithmic, marker, one
-from .results import TITLES, Row, Run
+from .drawing import Plot, colour, decades, literal, logarithmic, marker, one
+from .results import TITLES, Row, Run, better, is_positive
 
 __all__ = ["plots"]
 
@@ -34,7 +37,21 @@ CURVES = {"structured_spmm": "sparsity", "linear": "density", "linear_training":
 
 
 def plots(run: Run) -> Iterator[Plot]:
-    """Every figure that the run has rows for."""
+    """Every figure that the run has rows for, of a name that is its own and a file's; what is no figure is left out."""
+    taken: set[str] = set()
+    for plot in _plots(replace(run, rows=tuple(row for row in run.rows if row.is_sound))):
+        name = next(name for name in _names(plot.name) if name not in taken)
+        taken.add(name)
+        yield replace(plot, name=name)
+
+
+def _names(name: str) -> Iterator[str]:
+    """A name, and others should another series have it: `a/b` and `a b` are both a-b."""
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
+
+
+def _plots(run: Run) -> Iterator[Plot]:
     for experiment in run.experiments:
         title = TITLES.get(experiment, experiment).replace("`", "")
         baseline = run.baseline(experiment)
@@ -45,11 +62,11 @@ def plots(run: Run) -> Iterator[Plot]:
         elif experiment == "ablation" and baseline is not None:
             yield _ablation(run, title, baseline)
         elif experiment == "group_size":
-            yield _group_sizes(run, title)
+            yield from _group_sizes(run, title)
         elif experiment == "scaling":
-            yield _scaling(run, title)
-        elif experiment == "roof" and any(row.provider == OURS and row.flops and row.traffic for row in run.rows):
-            yield _roofline(run)
+            yield from _scaling(run, title)
+        elif experiment == "roof":
+            yield from _roofline(run)
 
 
 def _providers(rows: tuple[Row, ...]) -> list[str]:
@@ -62,56 +79,68 @@ def _crossovers(run: Run, experiment: str, title: str, baseline: str) -> Iterato
     rows, against = run.of(experiment), CURVES[experiment]
     providers = _providers(rows)
     for series in dict.fromkeys(row.series for row in rows):
+        curves = {provider: _curve(run, experiment, series, provider, baseline) for provider in providers}
+        if not any(curves.values()):
+            continue
 
-        def draw(figure: Figure, series: str = series) -> None:
+        def draw(figure: Figure, curves: dict[str, list[tuple[float, float]]] = curves) -> None:
             axes = figure.subplots()
-            for provider in providers:
-                points = []
-                for case in run.cases(experiment):
-                    row = case.get(provider)
-                    if row is not None and baseline in case and row.series == series and row.x is not None:
-                        points.append((100 * row.x, case[baseline].value / row.value))
+            for provider, points in curves.items():
                 if points:
-                    xs, ys = zip(*sorted(points))
-                    axes.plot(xs, ys, "o-", ms=3, lw=1.3, color=colour(provider, providers), label=provider)
+                    xs, ys = zip(*points)
+                    axes.plot(xs, ys, "o-", ms=3, lw=1.3, color=colour(provider, providers), label=literal(provider))
             one(axes)
             if against == "density":
                 logarithmic(axes.xaxis)
             logarithmic(axes.yaxis)
             axes.set_xlabel(f"{against}, %")
-            axes.set_ylabel(f"times faster than {baseline}")
+            axes.set_ylabel(literal(f"times faster than {baseline}"))
             axes.grid(alpha=0.5)
             axes.legend()
 
-        caption = f"Speed over {baseline} for blocks of {series}; sparse pays where a curve is above 1."
-        name = f"crossover-{series}" if experiment == "structured_spmm" else slug(f"crossover-{experiment}-{series}")
-        yield Plot(name, experiment, f"{title}, {series} blocks", caption, 2.6, draw)
+        pays = "sparse pays" if baseline == "dense" else f"{baseline} is slower"  # without dense there is no crossover
+        caption = f"Speed over {baseline} for blocks of {series}; {pays} where a curve is above 1."
+        name = f"crossover-{series}" if experiment == "structured_spmm" else f"crossover-{experiment}-{series}"
+        yield Plot(slug(name), experiment, f"{title}, {series} blocks", caption, 2.6, draw)
+
+
+def _curve(run: Run, experiment: str, series: str, provider: str, baseline: str) -> list[tuple[float, float]]:
+    """Where a provider's cases lie, in percent, and how many times faster than the baseline each is."""
+    least = 0 if CURVES[experiment] == "sparsity" else 1e-9  # density's axis is logarithmic
+    return sorted(
+        (100 * row.x, better(row, case[baseline]))
+        for case in run.cases(experiment)
+        if baseline in case and (row := case.get(provider)) is not None
+        if row.series == series and row.x is not None and isfinite(row.x) and row.x >= least
+    )
 
 
 def _ablation(run: Run, title: str, baseline: str) -> Plot:
-    (case, *_) = run.cases("ablation")
+    case = next(case for case in run.cases("ablation") if baseline in case)
     steps = list(case)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for at, step in enumerate(steps):
-            speed = case[baseline].value / case[step].value
+            speed = better(case[step], case[baseline])
             axes.barh(at, speed, 0.7, color=colour(step, [OURS, *(s for s in steps if s != OURS)]))
             text = f"{speed:.3g}x" if speed < 1000 else f"{speed:,.0f}x"
             axes.annotate(text, (speed, at), (2, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(steps)), ["+ lazy broadcasting (all)" if s == OURS else s for s in steps])
+        axes.set_yticks(range(len(steps)), ["+ lazy broadcasting (all)" if s == OURS else literal(s) for s in steps])
         axes.invert_yaxis()
         axes.margins(x=0.15)
         logarithmic(axes.xaxis, labelled=(1,))
-        axes.set_xlabel(f"times faster than {baseline} without fusion")
+        axes.set_xlabel(literal(f"times faster than {baseline} without fusion"))
 
     others = "; the last bars are other implementations" * (steps[-1] != OURS)
     caption = f"{case[baseline].case}: each step adds one idea{others}."
     return Plot("ablation", "ablation", title, caption, 0.9 + 0.28 * len(steps), draw)
 
 
-def _group_sizes(run: Run, title: str) -> Plot:
-    rows = run.of("group_size")
+def _group_sizes(run: Run, title: str) -> Iterator[Plot]:
+    rows = [row for row in run.of("group_size") if _fact(row, "accesses") and _fact(row, "bytes")]
+    if not rows:
+        return
     graphs = list(dict.fromkeys(row.series for row in rows))
 
     def draw(figure: Figure) -> None:
@@ -122,15 +151,13 @@ def _group_sizes(run: Run, title: str) -> Plot:
         ):
             for graph in graphs:
                 mine = [row for row in rows if row.series == graph]
-                least = min(row.value for row in mine), min(float(str(row.facts[fact])) for row in mine)
-                points = sorted(
-                    (float(str(row.facts[fact])) / least[1], row.value / least[0], row.x or 0) for row in mine
-                )
+                least = min(row.value for row in mine), min(_fact(row, fact) for row in mine)
+                points = sorted((_fact(row, fact) / least[1], row.value / least[0], row.x or 0) for row in mine)
                 shade, shape = colour(graph, graphs), marker(graph, graphs)
                 xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-                axes.plot(xs, ys, shape, ms=3.5, color=shade, label=graph)
+                axes.plot(xs, ys, shape, ms=3.5, color=shade, label=literal(graph))
                 for x, y, size in points:
-                    axes.annotate(f"{size:g}", (x, y), (2, 2), textcoords="offset points", fontsize=7, color=shade)
+                    axes.annotate(f"{size:g}", (x, y), (2, 2), textcoords="offset points", color=shade)
             logarithmic(axes.xaxis)
             logarithmic(axes.yaxis)
             axes.set_xlabel(f"{label}, over the least")
@@ -139,11 +166,19 @@ def _group_sizes(run: Run, title: str) -> Plot:
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=1)
 
     caption = "Each point is a group size, written beside it: time against F(g), then against the format's bytes."
-    return Plot("group-size", "group_size", title, caption, 4.8 + 0.16 * len(graphs), draw)
+    yield Plot("group-size", "group_size", title, caption, 4.8 + 0.16 * len(graphs), draw)
 
 
-def _scaling(run: Run, title: str) -> Plot:
-    rows = run.of("scaling")
+def _fact(row: Row, name: str) -> float:
+    """A count among a row's facts, or 0 where there is none."""
+    value = row.facts.get(name)
+    return float(value) if isinstance(value, int | float) and is_positive(value) else 0.0
+
+
+def _scaling(run: Run, title: str) -> Iterator[Plot]:
+    rows = tuple(row for row in run.of("scaling") if is_positive(row.x))
+    if not rows:
+        return
     providers = _providers(rows)
 
     def draw(figure: Figure) -> None:
@@ -151,21 +186,24 @@ def _scaling(run: Run, title: str) -> Plot:
         for provider in providers:
             points = sorted((row.x or 0, row.value) for row in rows if row.provider == provider)
             xs, ys = zip(*points)
-            axes.plot(xs, ys, "o-", ms=3, lw=1.3, color=colour(provider, providers), label=provider)
+            axes.plot(xs, ys, "o-", ms=3, lw=1.3, color=colour(provider, providers), label=literal(provider))
         decades(axes)
         axes.set_xlabel("entries of the matrix")
         axes.set_ylabel("time, ms")
         axes.grid(alpha=0.5)
         axes.legend()
 
-    return Plot("scaling", "scaling", title, "Time against the number of entries, eight a row.", 2.6, draw)
+    yield Plot("scaling", "scaling", title, "Time against the number of entries, eight a row.", 2.6, draw)
 
 
-def _roofline(run: Run) -> Plot:
+def _roofline(run: Run) -> Iterator[Plot]:
     """Ours under what this machine was measured to do: bytes copied, dense products."""
-    copies = [row.traffic / row.value / 1e6 for row in run.of("roof") if row.traffic]  # GB/s
-    peaks = {row.series: row.flops / row.value / 1e6 for row in run.of("roof") if row.flops}  # GFLOP/s
-    rows = [row for row in run.rows if row.provider == OURS and row.flops and row.traffic and row.unit == "ms"]
+    copies = [row.traffic / row.value / 1e6 for row in run.of("roof") if is_positive(row.traffic)]  # GB/s
+    peaks = {row.series: row.flops / row.value / 1e6 for row in run.of("roof") if is_positive(row.flops)}  # GFLOP/s
+    timed = [row for row in run.rows if row.provider == OURS and row.unit == "ms"]
+    rows = [row for row in timed if is_positive(row.flops) and is_positive(row.traffic)]
+    if not rows:
+        return
     experiments = list(dict.fromkeys(row.experiment for row in rows))
 
     def draw(figure: Figure) -> None:
@@ -174,7 +212,7 @@ def _roofline(run: Run) -> Plot:
             shade, shape = colour(row.experiment, experiments), marker(row.experiment, experiments)
             axes.plot(row.flops / row.traffic, row.flops / row.value / 1e6, shape, ms=3, color=shade)
         for experiment in experiments:
-            label = TITLES.get(experiment, experiment).replace("`", "")
+            label = literal(TITLES.get(experiment, experiment).replace("`", ""))
             shade, shape = colour(experiment, experiments), marker(experiment, experiments)
             axes.plot([], [], shape, ms=4, color=shade, label=label)
         reach = [row.flops / row.traffic for row in rows]
@@ -184,7 +222,9 @@ def _roofline(run: Run) -> Plot:
                 xs = [ends[0], min(max(peak / bandwidth, ends[0]), ends[1]), ends[1]]
                 ys = [min(peak, x * bandwidth) for x in xs]
                 axes.plot(xs, ys, lw=1, color=matplotlib.rcParams["text.color"])
-                axes.annotate(f"dense {dtype}", (xs[-1], ys[-1]), (-2, 3), textcoords="offset points", ha="right")
+                axes.annotate(
+                    literal(f"dense {dtype}"), (xs[-1], ys[-1]), (-2, 3), textcoords="offset points", ha="right"
+                )
         decades(axes)
         axes.set_xlabel("useful flops for each byte that must move")
         axes.set_ylabel("GFLOP/s")
@@ -193,4 +233,4 @@ def _roofline(run: Run) -> Plot:
 
     caption = "Every case of ours; the lines are this machine's own copy and dense product, measured as the rows are."
     height = 2.8 + 0.16 * len(experiments)
-    return Plot("roofline", "roof", "Roofline", caption, height, draw, tuple(experiments))
+    yield Plot("roofline", "roof", "Roofline", caption, height, draw, tuple(experiments))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from html import escape
+from html import escape as escaped
 from pathlib import Path
 
+from .bars import slug
 from .case import OURS, is_ours
 from .drawing import STYLES, Plot, png
-from .glance import Group, Pair, groups, pairs
+from .glance import Group, Pair, every_pair, groups
 from .harness import geomean
 from .paper import REPORTED
 from .plots import plots
@@ -40,7 +41,7 @@ def page(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> str:
     body = [*_head(run), *_glance(run), *_losses(run)]
     body.append('<div class="all">')
     for experiment in run.experiments:
-        body += _figures({plot: images for plot, images in drawn.items() if plot.experiment == experiment})
+        body += _figures(run, {plot: images for plot, images in drawn.items() if plot.experiment == experiment})
     body += ["</div>", *_how(run)]
     for experiment in run.experiments:
         body += _rows(run, experiment)
@@ -61,12 +62,13 @@ def page(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> str:
 
 def _head(run: Run) -> Iterator[str]:
     """What was measured, on what, and how it went, in numbers that can't be missed."""
-    machine, known = run.machine, [pair for name in run.experiments for pair in pairs(run, name)]
+    machine, known = run.machine, [pair for name in run.experiments for pair in every_pair(run, name)]
     packages = dict(machine.get("packages", {}))  # type: ignore[call-overload]
     place = machine.get("cpu") if machine.get("gpu", "none") == "none" else machine["gpu"]
     versions = "".join(f", {name} {packages[name]}" for name in ("torch", "triton") if name in packages)
     yield "<h1>insum_ops beside its peers</h1>"
-    yield f'<p class="lead"><b>{escape(str(place))}</b>{escape(versions)}, {run.date}. Above 1 ours is faster.</p>'
+    where = f"<b>{escape(str(place))}</b>{escape(f'{versions}, {run.date}')}"
+    yield f'<p class="lead">{where}. Above 1 ours is faster.</p>'
     if not known:
         return
     peers = list(dict.fromkeys(pair.peer.provider for pair in known))
@@ -74,11 +76,12 @@ def _head(run: Run) -> Iterator[str]:
     yield f"<p>Sparse operators for deep learning, each beside what else computes the same: {listed}.</p>"
     yield '<ul class="verdict">'
     for kind, words in (("device", "by device time"), ("called", "as called, with Python")):
-        ratios = [ratio for ratio in (getattr(pair, kind) for pair in known if pair.is_timed) if ratio is not None]
+        timed = (pair for pair in known if pair.is_timed and pair.ours.provider == OURS)
+        ratios = [ratio for ratio in (getattr(pair, kind) for pair in timed) if ratio is not None]
         if ratios:
             wins = sum(ratio >= 1 for ratio in ratios)
             yield f"<li><b>{wins} of {len(ratios)}</b>are no slower {words}</li>"
-    losing = sum(pair.worst < 1 for pair in known)
+    losing = len(_behind(run))
     yield f'<li><b{_mark(0 if losing else 1)}>{losing}</b><a href="#losses">cases where ours is behind</a></li>'
     yield f'<li><b>{len(run.rows)}</b><a href="#rows">rows; results checked, then timed</a></li></ul>'
 
@@ -93,7 +96,7 @@ def _glance(run: Run) -> Iterator[str]:
     for experiment, some in found.items():
         costs = run.of("cost") if experiment == "cost" else ()
         if some or costs:
-            link = f'<a href="#rows-{experiment}">{_words(TITLES.get(experiment, experiment))}</a>'
+            link = f'<a href="#{_anchor(run, experiment)}">{_words(TITLES.get(experiment, experiment))}</a>'
             yield f'<tr><th colspan="{1 + len(kinds)}">{link}</th></tr>'
         for group in some:
             name = ", ".join(filter(None, (group.series, group.variant)))
@@ -103,7 +106,7 @@ def _glance(run: Run) -> Iterator[str]:
             yield f"<tr><td>{what}</td>{''.join(_summary(group, kind) for kind in kinds)}</tr>"
         for row in costs:
             what = f"{escape(row.case)}{_paper(REPORTED.get(('cost', '', row.case), ''))}"
-            value = f'<td class="number" colspan="{max(len(kinds), 1)}">{row.value:.3g} {row.unit}</td>'
+            value = f'<td class="number" colspan="{max(len(kinds), 1)}">{row.value:.3g} {escape(row.unit)}</td>'
             yield f"<tr><td>{what}</td>{value}</tr>"
     yield "</table>"
 
@@ -129,8 +132,7 @@ SHOWN = 8  # of what ours loses; the rest is a click away
 
 def _losses(run: Run) -> Iterator[str]:
     """Each case in which a peer is faster, or smaller, the worst first."""
-    known = [pair for experiment in run.experiments for pair in pairs(run, experiment)]
-    losing = sorted((pair for pair in known if pair.worst < 1), key=lambda pair: pair.worst)
+    losing = _behind(run)
     yield '<section id="losses"><h2>Where ours is behind</h2>'
     if not losing:
         yield "<p>Nowhere, in what this run compares.</p></section>"
@@ -141,6 +143,12 @@ def _losses(run: Run) -> Iterator[str]:
     yield "</section>"
 
 
+def _behind(run: Run) -> list[Pair]:
+    """Where a peer is ahead of ours or of a variant of ours, the worst first."""
+    known = (pair for experiment in run.experiments for pair in every_pair(run, experiment))
+    return sorted((pair for pair in known if pair.worst < 1), key=lambda pair: pair.worst)
+
+
 def _losing(some: Sequence[Pair]) -> str:
     lines = [
         '<table class="glance"><tr><th>case</th><th class="number">device</th><th class="number">as called</th></tr>'
@@ -148,7 +156,8 @@ def _losing(some: Sequence[Pair]) -> str:
     for pair in some:
         title = _words(TITLES.get(pair.ours.experiment, pair.ours.experiment))
         what = f'<a href="#row-{pair.peer.number}">{escape(pair.ours.case)}</a>'
-        what += f"<small>{title}, over {escape(pair.peer.provider)}</small>"
+        variant = "" if pair.ours.provider == OURS else f"{escape(pair.ours.provider)} "
+        what += f"<small>{title}, {variant}over {escape(pair.peer.provider)}</small>"
         ratios = "".join(
             f'<td class="number">{"" if ratio is None else _times(ratio)}</td>' for ratio in (pair.device, pair.called)
         )
@@ -156,7 +165,7 @@ def _losing(some: Sequence[Pair]) -> str:
     return "".join([*lines, "</table>"])
 
 
-def _figures(drawn: dict[Plot, dict[str, bytes]]) -> Iterator[str]:
+def _figures(run: Run, drawn: dict[Plot, dict[str, bytes]]) -> Iterator[str]:
     """The figures of one experiment, each with links to the rows behind it."""
     if not drawn:
         return
@@ -170,8 +179,8 @@ def _figures(drawn: dict[Plot, dict[str, bytes]]) -> Iterator[str]:
         yield f'<figure id="{plot.name}">{f"<h3>{escape(own)}</h3>" * bool(own)}<picture>'
         yield f'<source media="(prefers-color-scheme: dark)" srcset="{dark}"/>'
         yield f'<img alt="{escape(f"{plot.title}. {plot.caption}")}" src="{light}"/></picture>'
-        links = [f'<a href="#rows-{plot.experiment}">The rows behind it.</a>']
-        links += [f'<a href="#rows-{name}">{_words(TITLES.get(name, name))}.</a>' for name in plot.others]
+        links = [f'<a href="#{_anchor(run, plot.experiment)}">The rows behind it.</a>']
+        links += [f'<a href="#{_anchor(run, name)}">{_words(TITLES.get(name, name))}.</a>' for name in plot.others]
         yield f"<figcaption>{escape(plot.caption)} {' '.join(links)}</figcaption></figure>"
     yield "</div></section>"
 
@@ -194,25 +203,41 @@ def _how(run: Run) -> Iterator[str]:
 
 
 def _rows(run: Run, experiment: str) -> Iterator[str]:
-    yield f'<section id="rows-{experiment}"><h2>{_words(TITLES.get(experiment, experiment))}: rows</h2>'
+    yield f'<section id="{_anchor(run, experiment)}"><h2>{_words(TITLES.get(experiment, experiment))}: rows</h2>'
     yield '<div class="wide"><table><tr><th>case</th><th>provider</th><th>result</th><th>ours is better</th>'
     columns = ("queued, ms", "wall, ms", "cold, ms", "peak, MiB", "error", "timed by", "facts")
     yield "".join(f"<th>{name}</th>" for name in columns) + "</tr>"
     for providers in run.cases(experiment):
-        ours = providers.get(OURS)
-        for row in providers.values():
-            yield _row(row, ours)
+        ours, (case, *_) = providers.get(OURS), (row.case for row in providers.values())
+        for row in run.of(experiment):
+            if row.case == case:  # all of them: a provider may have measured a case twice
+                yield _row(row, ours)
     yield "</table></div></section>"
 
 
 def _row(row: Row, ours: Row | None) -> str:
-    is_peer = ours is not None and not is_ours(row.provider) and ours.unit == row.unit and ours.value > 0
+    is_peer = ours is not None and not is_ours(row.provider) and row.is_comparable(ours)
     ratio = _ratio(better(ours, row)) if is_peer and ours is not None else "<td></td>"
-    cells = f"<td>{escape(row.case)}</td><td>{escape(row.provider)}</td><td>{row.value:.4g} {row.unit}</td>{ratio}"
+    result = f"<td>{row.value:.4g} {escape(row.unit)}</td>"
+    if not row.is_sound:
+        result = f'<td class="loses">{row.value:.4g} {escape(row.unit)}, not compared</td>'
+    cells = f"<td>{escape(row.case)}</td><td>{escape(row.provider)}</td>{result}{ratio}"
     times = (row.queued_ms, row.wall_ms, row.cold_ms, row.peak_mib)
     cells += "".join(f"<td>{_number(time)}</td>" for time in times) + f"<td>{_number(row.error, '.1e')}</td>"
     facts = "; ".join(f"{name}: {value}" for name, value in row.facts.items() if name != "series")
-    return f'<tr id="row-{row.number}">{cells}<td>{row.timing}</td><td>{escape(facts)}</td></tr>'
+    return f'<tr id="row-{row.number}">{cells}<td>{escape(row.timing)}</td><td>{escape(facts)}</td></tr>'
+
+
+def _anchor(run: Run, experiment: str) -> str:
+    """Where an experiment's rows are; a name that is no word gets a number, for another may have its letters."""
+    if re.fullmatch(r"\w+", experiment, re.ASCII):
+        return f"rows-{experiment}"
+    return f"rows-{slug(experiment)}-{run.experiments.index(experiment)}"
+
+
+def escape(text: str) -> str:
+    """Text for the page, with a sign for what no page may hold."""
+    return escaped(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", text))
 
 
 def _ratio(value: float) -> str:

@@ -26,10 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     text.add_argument("results", type=Path)
     text.add_argument("--readme", type=Path, default=Path("README.md"))
     text.add_argument("--check", action="store_true", help="change nothing; fail if the block disagrees")
-    ratio = commands.add_parser("compare", help="fail if a ratio to a peer shrank since a stored run")
+    ratio = commands.add_parser(
+        "compare", help="fail if a ratio to a peer shrank, or a row of ours is gone, since a stored run"
+    )
     ratio.add_argument("results", type=Path)
     ratio.add_argument("stored", type=Path, nargs="?", help="default: bench/results/MACHINE.json")
-    ratio.add_argument("--threshold", type=float, help="how many times worse is allowed")
+    ratio.add_argument("--threshold", type=float, help="how many times worse is allowed, above 1")
     join = commands.add_parser("merge", help="join runs of several experiments into one file")
     join.add_argument("target", type=Path)
     join.add_argument("results", type=Path, nargs="+")

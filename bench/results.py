@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .case import OURS, is_ours
 
@@ -175,7 +175,7 @@ class Run:
         return None
 
 
-def is_positive(value: float | None) -> bool:
+def is_positive(value: float | None) -> TypeGuard[float]:
     """
     >>> [is_positive(value) for value in (1.0, 0.0, float("nan"), float("inf"), None)]
     [True, False, False, False, False]

@@ -37,8 +37,8 @@ class Case:
 
     experiment: str
     name: str
-    expected: Tensor | None = None  # in float64; None: there is no value to check, only a time
-    limit: float = LIMIT[torch.float32]
+    expected: Tensor | tuple[Tensor, ...] | None = None  # in float64; None: there is no value to check, only a time
+    limit: float | tuple[float, ...] = LIMIT[torch.float32]  # of all that is expected, or of one after another
     x: float | None = None  # where the case lies on the axis of its experiment's curve
     flops: float = 0.0  # useful ones
     traffic: float = 0.0  # bytes that any implementation must read or write
@@ -50,7 +50,7 @@ class Call:
     """How one provider computes a case; whatever it prepares is done, and what it tunes is tuned."""
 
     run: Callable[[], object]
-    result: Callable[[], Tensor] | None = None  # what is checked, if not what `run` returns
+    result: Callable[[], Tensor | tuple[Tensor, ...]] | None = None  # what is checked, if not what `run` returns
     is_capturable: bool = True  # in a CUDA graph
     limit: float | None = None  # of its own precision, if not the case's
     facts: Mapping[str, float | int | str] = field(default_factory=dict)

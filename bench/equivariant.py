@@ -140,10 +140,10 @@ class Operands:
         upstream = self.upstream[self.checked].double()
         found = _forces(layer, leaves) if is_force else _gradients(layer, leaves, upstream)
         name = f"forces, {self.product.name}" if is_force else self.product.name
-        case = self._case(experiment, name, _joined(found), 4 * LIMIT[torch.float32])
+        case = self._case(experiment, name, found, 4 * LIMIT[torch.float32])
         return replace(case, facts={**case.facts, "series": "forces"}) if is_force else case
 
-    def _case(self, experiment: str, name: str, expected: Tensor, limit: float) -> Case:
+    def _case(self, experiment: str, name: str, expected: Tensor | tuple[Tensor, ...], limit: float) -> Case:
         facts = {"batch": self.product.batch, "weights": self.exact.weight_numel}
         return Case(experiment, name, expected, limit, facts=facts)
 
@@ -175,7 +175,7 @@ class Operands:
         def run() -> tuple[Tensor, ...]:
             return _forces(layer, leaves) if is_force else _gradients(layer, leaves, self.upstream)
 
-        return Call(run, result=lambda: _joined([own[self.checked] for own in run()]), facts=_memory(run))
+        return Call(run, result=lambda: tuple(own[self.checked] for own in run()), facts=_memory(run))
 
     def layer(self, provider: str) -> Layer:
         """The provider's product of x, y and weights."""
@@ -296,11 +296,6 @@ def _forces(layer: Layer, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
     energy = layer(*leaves).square().sum()
     (force,) = torch.autograd.grad(energy, leaves[1], create_graph=True)
     return torch.autograd.grad(force.square().sum(), leaves)
-
-
-def _joined(gradients: Sequence[Tensor]) -> Tensor:
-    """One after another, each of norm 1, so that none hides behind a larger one."""
-    return torch.cat([own.flatten().double() / (own.double().norm() + 1e-30) for own in gradients])
 
 
 def _memory(run: Callable[[], object]) -> dict[str, float]:

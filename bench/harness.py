@@ -153,12 +153,22 @@ def peak_mib(call: Callable[[], object]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def check(result: Tensor, reference: Tensor, limit: float) -> float:
-    """The relative error of a result; a wrong one gets no time."""
-    error = float((result.double() - reference.double()).norm() / reference.double().norm())
-    if not error <= limit:
-        raise AssertionError(f"relative error {error:.2e} is above {limit:.0e}")
-    return error
+def check(
+    result: Tensor | Sequence[Tensor], reference: Tensor | Sequence[Tensor], limit: float | Sequence[float]
+) -> float:
+    """The relative error of a result, of several the largest; a wrong one gets no time.
+
+    Each is measured by the norm of its own reference, so that none hides behind a larger one and a scale is seen.
+    """
+    results, references = ([each] if isinstance(each, Tensor) else each for each in (result, reference))
+    limits = limit if isinstance(limit, Sequence) else [limit] * len(references)
+    errors = []
+    for own, expected, most in zip(results, references, limits, strict=True):
+        error = float((own.double() - expected.double()).norm() / expected.double().norm())
+        if not error <= most:
+            raise AssertionError(f"relative error {error:.2e} is above {most:.0e}")
+        errors.append(error)
+    return max(errors)
 
 
 def geomean(ratios: Sequence[float]) -> float:

@@ -12,10 +12,12 @@ from tolerances import TOLERANCE
 
 import bench.convolutions as convolutions
 from bench.case import Call, forget
+from bench.harness import check
 from bench.inputs import voxels
 from insum_ops import nn as ours
 
 pytest.importorskip("pytest_benchmark")
+from bench.cases import test_backward as backward
 from bench.cases import test_kernel_map as maps
 from bench.cases import test_unet as unets
 
@@ -138,6 +140,17 @@ def test_tuners_that_can_not_be_renewed_cost_tf32_alone(spconv):
     message = "kernels without tf32 can't be forgotten: 'NoneType' object is not callable"
     with convolutions.asked(convolutions.TF32), pytest.raises(RuntimeError, match=message):
         convolutions.fastest(lambda library, algorithm: Call(lambda: None))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_gradients_of_another_scale_are_found(few, at):
+    torch.manual_seed(0)
+    given = backward.convolution("few", 1.0, 4)
+    result, case = given.call("insum_ops").result(), given.case
+    assert check(result, case.expected, case.limit) < 1e-5
+    wrong = tuple(1000 * own if number == at else own for number, own in enumerate(result))
+    with pytest.raises(AssertionError, match=r"^relative error 9\.99e\+02 is above 4e-05$"):
+        check(wrong, case.expected, case.limit)
 
 
 @pytest.mark.parametrize("what", [maps.NEW, maps.REUSED])

@@ -98,6 +98,13 @@ def test_a_wrong_gradient_of_any_operand_is_found(given, at, monkeypatch):
         check(given.training(OURS).result(), case.expected, case.limit)
 
 
+def test_gradients_of_another_scale_are_found(given, monkeypatch):
+    case, layer = given.training_case("experiment"), given.layer(OURS)
+    monkeypatch.setattr(Operands, "layer", lambda self, provider: lambda *operands: 1000 * layer(*operands))
+    with pytest.raises(AssertionError, match=r"^relative error 9\.99e\+02 is above 4e-05$"):
+        check(given.training(OURS).result(), case.expected, case.limit)
+
+
 def test_forces_are_checked_by_a_case_of_their_own():
     given = make(PRODUCT)
     case = given.training_case("experiment", is_force=True)

@@ -16,7 +16,7 @@ import torch
 from bench import harness
 from bench.case import OURS, Call, Case, TritonError, forget, held
 from bench.compare import compare
-from bench.harness import Times
+from bench.harness import Times, check
 from bench.results import load
 
 pytest.importorskip("pytest_benchmark")
@@ -65,6 +65,19 @@ def test_a_wrong_result_of_ours_fails_and_gets_no_time():
 def test_a_nan_is_a_wrong_result():
     with pytest.raises(AssertionError, match=r"^relative error nan is above 1e-05$"):
         measured(Benchmark(), ONES, OURS, lambda: call_of(float("nan"), []))
+
+
+def test_each_of_several_results_is_held_to_its_own_reference():
+    small, large = torch.full((3,), 1e-6, dtype=torch.float64), torch.full((5,), 1e6, dtype=torch.float64)
+    assert check((small, large * (1 + 1e-6)), (small, large), 1e-5) == pytest.approx(1e-6)
+    for wrong in ((2 * small, large), (small, 1000 * large), (1000 * small, 1000 * large)):
+        with pytest.raises(AssertionError, match=r"^relative error .* is above 1e-05$"):
+            check(wrong, (small, large), 1e-5)
+    with pytest.raises(AssertionError, match=r"^relative error nan is above 1e-05$"):
+        check((small, large * float("nan")), (small, large), 1e-5)
+    assert check((small, 1.5 * large), (small, large), (1e-5, 0.6)) == 0.5
+    with pytest.raises(ValueError, match="is longer than argument"):
+        check((small,), (small, large), 1e-5)
 
 
 def test_a_wrong_peer_is_skipped_and_stops_nobody():

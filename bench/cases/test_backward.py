@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +55,16 @@ class Product:
         if provider == SEPARATE:
             values, B = (leaf.clone().requires_grad_() for leaf in (self.A.values(), self.B))
             run = lambda: torch.autograd.grad(separate(self.A, self.rows, values, B), (values, B), self.upstream)
-            return Call(run, result=lambda: joined(run()))
+            return Call(run)
         multiply = spmm if provider == OURS else torch.sparse.mm
         A, B = self.A.clone().requires_grad_(), self.B.clone().requires_grad_()
 
         def gradients() -> tuple[Tensor, ...]:
             return torch.autograd.grad(multiply(A, B), (A, B), self.upstream)
 
-        def result() -> Tensor:
+        def result() -> tuple[Tensor, ...]:
             dA, dB = gradients()
-            return joined((dA.values(), dB))
+            return dA.values(), dB
 
         return Call(gradients, result=result)
 
@@ -75,10 +75,6 @@ def separate(A: Tensor, rows: Tensor, values: Tensor, B: Tensor) -> Tensor:
     return torch.zeros(len(A), B.shape[1], device=B.device, dtype=B.dtype).index_add(0, rows, products)
 
 
-def joined(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.cat([gradient.flatten().double() / (gradient.double().norm() + 1e-30) for gradient in gradients])
-
-
 @held
 def product(name: str) -> Product:
     A = csr(GRAPHS[name](), DEVICE)
@@ -86,7 +82,7 @@ def product(name: str) -> Product:
     upstream = torch.randn(len(A), COLUMNS, device=DEVICE)
     rows = torch.repeat_interleave(torch.arange(len(A), device=DEVICE), A.crow_indices().diff())
     doubles = A.values().double().requires_grad_(), B.double().requires_grad_()
-    expected = joined(torch.autograd.grad(separate(A, rows, *doubles), doubles, upstream.double()))
+    expected = torch.autograd.grad(separate(A, rows, *doubles), doubles, upstream.double())
     case = Case("backward", f"spmm, {name}", expected, 4 * LIMIT[torch.float32], facts={"series": "spmm"})
     return Product(case, A, rows, B, upstream)
 
@@ -138,9 +134,9 @@ class Convolution:
         def run() -> tuple[Tensor, ...]:
             return torch.autograd.grad(forward(), (In, Weight), self.upstream)
 
-        def result() -> Tensor:
+        def result() -> tuple[Tensor, ...]:
             dIn, dWeight = run()
-            return joined((dIn[self.scene.rows], dWeight))
+            return dIn[self.scene.rows], dWeight
 
         return Call(run, result=result)
 
@@ -150,7 +146,7 @@ def convolution(name: str, size: float, channels: int) -> Convolution:
     given = scene(name, size)
     In, upstream = (given.features(channels, DTYPE) for _ in range(2))
     Weight = weight_for(channels, DTYPE)
-    expected = joined(given.gradients(In, Weight, upstream))
+    expected = given.gradients(In, Weight, upstream)
     facts: dict[str, float | int | str] = {"series": "convolution", "voxels": len(In), "pairs": given.pairs}
     words = f"convolution, {name}, {centimetres(size)}, {channels} channels"
     case = Case("backward", words, expected, 4 * LIMIT[DTYPE], flops=6.0 * given.pairs * channels**2, facts=facts)

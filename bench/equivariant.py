@@ -37,7 +37,8 @@ __all__ = [
 TF32 = f"{OURS} tf32"
 POSITIONS, GROUPED = f"{OURS}, positions", f"{OURS}, grouped by kind"  # a one-hot second input, written shorter
 COMPILED = "INSUM_BENCH_COMPILED"  # set to 1: compile e3nn too, up to a minute a case
-SAMPLES = 64  # that are checked where each has its own weights: float64 of all would take most of the memory
+# that are checked where each has its own weights, spread evenly: float64 of all would take most of the memory
+SAMPLES = 64
 # cuequivariance's own kernels; where it can't load or use them it falls back to plain torch
 FUSED = {"uvw": "fused_tp", "uvu": "uniform_1d", "kinds": "indexed_linear"}
 
@@ -117,11 +118,14 @@ class Operands:
     dst: Tensor  # [batch], ascending
 
     @property
-    def checked(self) -> slice:
+    def checked(self) -> slice | Tensor:
         """Which rows of results and gradients; all of them where one row depends on several samples."""
-        return slice(None if self.product.is_shared or self.product.nodes else SAMPLES)
+        batch = self.product.batch
+        if self.product.is_shared or self.product.nodes or batch <= SAMPLES:
+            return slice(None)
+        return torch.linspace(0, batch - 1, SAMPLES, device=DEVICE).long()
 
-    def leaves(self, dtype: torch.dtype = torch.float32, rows: slice = slice(None)) -> tuple[Tensor, ...]:
+    def leaves(self, dtype: torch.dtype = torch.float32, rows: slice | Tensor = slice(None)) -> tuple[Tensor, ...]:
         """Copies that gradients are asked of; float32 ones share their memory."""
         is_learnt = (True, not self.product.is_one_hot, True)
         given = (own[rows].detach().to(dtype) for own in (self.X, self.Y, self.W))

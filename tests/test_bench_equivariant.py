@@ -69,6 +69,21 @@ def test_samples_that_meet_are_all_checked(given):
     assert len(given.forward_case("experiment").expected) == rows
 
 
+@pytest.mark.parametrize("sample", [0, 99])
+def test_samples_that_are_checked_lie_between_the_first_and_the_last(sample, monkeypatch):
+    given = make(PRODUCT)
+    layer, forward, training = given.layer(OURS), given.forward_case("experiment"), given.training_case("experiment")
+
+    def wrong(x, y, w):
+        found = layer(x, y, w)
+        return torch.cat([found[:sample], 2 * found[sample : sample + 1], found[sample + 1 :]])
+
+    monkeypatch.setattr(Operands, "layer", lambda self, provider: wrong)
+    for call, case in ((given.forward(OURS), forward), (given.training(OURS), training)):
+        with pytest.raises(AssertionError, match=r"^relative error .* is above"):
+            check(call.result(), case.expected, case.limit)
+
+
 class Tilted(torch.autograd.Function):
     """The operand as it is, but one element of its gradient is twice what it should be."""
 

@@ -31,6 +31,12 @@ class Operands:
     upstream: Tensor
     facts: dict[str, float | int | str]
 
+    def stored(self, weight: Tensor) -> Tensor:
+        """The blocks of a dense weight, or of its gradient, that the layer stores: [blocks, edge, edge]."""
+        height, width = self.layer.block_size
+        rows, columns = self.layer.coords.long()
+        return weight.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2)[rows, columns]
+
 
 @held
 def operands(dtype: torch.dtype, edge: int, density: float) -> Operands:
@@ -43,8 +49,10 @@ def operands(dtype: torch.dtype, edge: int, density: float) -> Operands:
     return Operands(name, layer, layer.to_linear(), x, upstream, facts)
 
 
-def forward_case(given: Operands, density: float) -> Case:
-    dtype, twin = given.x.dtype, given.twin
+@held
+def forward_case(dtype: torch.dtype, edge: int, density: float) -> Case:
+    given = operands(dtype, edge, density)
+    twin = given.twin
     with torch.no_grad():
         expected = nn.functional.linear(given.x.double(), twin.weight.double(), twin.bias.double())
     traffic = float(dtype.itemsize * (given.layer.weight.numel() + 2 * SIZE * SIZE))
@@ -72,19 +80,32 @@ def forward(provider: str, given: Operands, edge: int) -> Call:
 @pytest.mark.parametrize(("dtype", "edge"), KINDS)
 def test_forward(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
     given = operands(dtype, edge, density)
-    measure(forward_case(given, density), provider, lambda: forward(provider, given, edge))
+    measure(forward_case(dtype, edge, density), provider, lambda: forward(provider, given, edge))
+
+
+@held
+def training_case(dtype: torch.dtype, edge: int, density: float) -> Case:
+    """The gradients of x, of the stored blocks and of the bias."""
+    given = operands(dtype, edge, density)
+    upstream, x, weight = (own.detach().double() for own in (given.upstream, given.x, given.twin.weight))
+    expected = upstream @ weight, given.stored(upstream.T @ x), upstream.sum(0)
+    return Case("linear_training", given.name, expected, LIMIT[dtype], density, facts=given.facts)
 
 
 def training(provider: str, given: Operands) -> Call:
     """The gradients of x, weight and bias."""
-    layer: nn.Module = given.layer if provider == OURS else given.twin
-    leaves = (given.x, *layer.parameters())
+    layer = given.layer if provider == OURS else given.twin
+    leaves = [own for own in (given.x, layer.weight, layer.bias) if own is not None]
 
     def run() -> tuple[Tensor, ...]:
         return torch.autograd.grad(layer(given.x), leaves, given.upstream)
 
+    def result() -> tuple[Tensor, ...]:
+        dx, dweight, dbias = run()
+        return dx, dweight if provider == OURS else given.stored(dweight), dbias
+
     facts = {"peak MiB": round(peak_mib(run))} if DEVICE == "cuda" else {}
-    return Call(run, result=lambda: run()[0], facts=facts)
+    return Call(run, result=result, facts=facts)
 
 
 @pytest.mark.parametrize("provider", [OURS, DENSE])
@@ -92,6 +113,4 @@ def training(provider: str, given: Operands) -> Call:
 @pytest.mark.parametrize(("dtype", "edge"), KINDS)
 def test_training(dtype: torch.dtype, edge: int, density: float, provider: str, measure: Measure) -> None:
     given = operands(dtype, edge, density)
-    expected = given.upstream.double() @ given.twin.weight.detach().double()
-    case = Case("linear_training", given.name, expected, LIMIT[dtype], density, facts=given.facts)
-    measure(case, provider, lambda: training(provider, given))
+    measure(training_case(dtype, edge, density), provider, lambda: training(provider, given))

@@ -96,6 +96,14 @@ class Scene:
     def pairs(self) -> int:
         return sum(pairs.shape[1] for pairs in self.by_tap)
 
+    @property
+    def neighbours(self) -> Tensor:
+        """[27, N]: the voxel that an output reads through a tap, -1 where there is none; no order of pairs is in it."""
+        table = torch.full((len(self.by_tap), len(self.indices)), -1, device=self.indices.device)
+        for row, (source, target) in zip(table, self.by_tap):
+            row[target] = source
+        return table
+
     def features(self, channels: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(len(self.indices), channels, device=DEVICE, dtype=dtype)
 

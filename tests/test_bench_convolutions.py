@@ -153,6 +153,38 @@ def test_gradients_of_another_scale_are_found(few, at):
         check(wrong, case.expected, case.limit)
 
 
+def zeroed(table: torch.Tensor) -> torch.Tensor:
+    return table.clamp(max=0)
+
+
+def backwards(table: torch.Tensor) -> torch.Tensor:
+    return table.flip(0)
+
+
+def with_one_wrong(table: torch.Tensor) -> torch.Tensor:
+    wrong = table.clone()
+    wrong[0, (wrong[0] > 0).nonzero()[0]] -= 1
+    return wrong
+
+
+@pytest.mark.parametrize("fault", [zeroed, backwards, with_one_wrong])
+@pytest.mark.parametrize("provider", ["insum_ops", "spconv"])
+def test_a_map_of_wrong_pairs_is_found(spconv, few, monkeypatch, provider, fault):
+    given = maps.operands("few", 1.0)
+    case, table = given.case(maps.MAP), few.neighbours.int()
+    assert check(maps.our_map(given).result(), case.expected, case.limit) == 0
+    for found in (table, fault(table)):
+        spconv.ops.get_indice_pairs_implicit_gemm = lambda *sizes, found=found, **options: (None, None, found)
+        made = SimpleNamespace(neighbours=found.T)
+        monkeypatch.setattr(maps, "kernel_map", lambda *sizes, made=made, **options: made)
+        result = maps.provide(provider, maps.MAP, given).result()
+        if found is table:
+            assert check(result, case.expected, case.limit) == 0
+        else:
+            with pytest.raises(AssertionError, match=r"^relative error .* is above 0e\+00$"):
+                check(result, case.expected, case.limit)
+
+
 @pytest.mark.parametrize("what", [maps.NEW, maps.REUSED])
 def test_spconv_is_called_as_ours_is(spconv, few, what):
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import Enum
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -193,22 +194,93 @@ def test_spconv_is_called_as_ours_is(spconv, few, what):
     torch.testing.assert_close(call.result().double(), given.expected, **TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("what", [unets.REUSED, unets.ANEW, unets.OTHER])
+@pytest.fixture
+def step(few, monkeypatch) -> unets.Step:
+    monkeypatch.setattr(unets, "SIZE", 1.0)
+    torch.manual_seed(0)
+    return unets.step("few")
+
+
+UNETS = pytest.mark.parametrize("what", [unets.REUSED, unets.ANEW, unets.OTHER])
+
+
+@UNETS
 @pytest.mark.parametrize("provider", ["insum_ops", "spconv", convolutions.PLAIN])
-def test_every_unet_has_the_same_loss(spconv, few, monkeypatch, provider, what):
-    monkeypatch.setattr(unets, "SIZE", 1.0)
-    torch.manual_seed(0)
-    given = unets.step("few")
-    loss = unets.provide(provider, what, given).result()
-    torch.testing.assert_close(loss.double(), given.loss, **TOLERANCE[torch.float32])
+def test_every_unet_has_the_same_scores_and_gradients(spconv, step, provider, what):
+    case, call = step.case(what), unets.provide(provider, what, step)
+    for _ in range(2):
+        assert check(call.result(), case.expected, case.limit) < 1e-5
+        call.run()
 
 
-def test_gradients_of_the_plain_unet_are_ours(few, monkeypatch):
-    monkeypatch.setattr(unets, "SIZE", 1.0)
-    torch.manual_seed(0)
-    given, gradients = unets.step("few"), []
+@UNETS
+def test_a_gradient_of_a_unet_that_is_no_number_is_found(step, what, monkeypatch):
+    case, call, exact = step.case(what), unets.provide("insum_ops", what, step), torch.autograd.grad
+
+    def spoiled(*given):
+        *right, last = exact(*given)
+        return *right, last * float("nan")
+
+    monkeypatch.setattr(torch.autograd, "grad", spoiled)
+    with pytest.raises(AssertionError, match=r"^relative error nan is above"):
+        check(call.result(), case.expected, case.limit)
+
+
+@pytest.mark.parametrize("layer", ["stem", "levels.down.0", "levels.below.before.0.0", "levels.up.0"])
+def test_a_layer_of_a_unet_that_gives_zeros_is_found(step, layer, monkeypatch):
+    case, exact = step.case(unets.ANEW), unets.Step.model
+
+    def wrong(self, *given):
+        model = exact(self, *given)
+        model.get_submodule(layer).weight.detach().zero_()
+        return model
+
+    monkeypatch.setattr(unets.Step, "model", wrong)
+    with pytest.raises(AssertionError, match=r"^relative error .* is above"):
+        check(unets.provide("insum_ops", unets.ANEW, step).result(), case.expected, case.limit)
+
+
+def test_other_sizes_are_checked_by_the_step_that_is_timed(step, monkeypatch):
+    """A fault of smaller clouds alone: the whole one is right."""
+    case, exact = step.case(unets.OTHER), unets.Step.tensor
+
+    def wrong(self, library, left_out=0.0, dtype=torch.float32):
+        x = exact(self, library, left_out, dtype)
+        return x.replace_feature(2 * x.features) if left_out else x
+
+    monkeypatch.setattr(unets.Step, "tensor", wrong)
+    with pytest.raises(AssertionError, match=r"^relative error .* is above"):
+        check(unets.provide("insum_ops", unets.OTHER, step).result(), case.expected, case.limit)
+
+
+def test_other_sizes_leave_out_a_share_of_small_clouds_too(step, monkeypatch):
+    sizes, exact = [], unets.Step.tensor
+
+    def seen(self, *given):
+        x = exact(self, *given)
+        sizes.append(len(x.features))
+        return x
+
+    monkeypatch.setattr(unets.Step, "tensor", seen)
+    call, all_voxels = unets.provide("insum_ops", unets.OTHER, step), len(step.features)
+    for _ in range(8):
+        call.run()
+    assert max(sizes) == all_voxels < 2000
+    assert sorted(set(unets.LEFT_OUT)) == [number / 500 for number in range(50)]
+    assert sizes == [all_voxels - int(share * all_voxels) for share in unets.LEFT_OUT[: len(sizes)]]
+    assert all(first != second for first, second in pairwise(sizes))
+
+
+def test_spconv_says_which_maps_it_reuses(spconv, step):
+    facts = {what: unets.provide("spconv", what, step).facts for what in (unets.REUSED, unets.ANEW)}
+    assert facts[unets.REUSED]["maps"] == "the first level's reused, the others made anew: spconv keeps no more"
+    assert "maps" not in facts[unets.ANEW]
+
+
+def test_gradients_of_the_plain_unet_are_ours(few, step):
+    gradients = []
     for library in (ours, unets.plain_convolutions):
-        model = given.model(library, torch.float64)
-        x = library.SparseConvTensor(given.features.double(), few.indices, given.shape, 1)
-        gradients.append(torch.autograd.grad(given.losses(model(x)), list(model.parameters())))
+        model = step.model(library, torch.float64)
+        x = library.SparseConvTensor(step.features.double(), few.indices, step.shape, 1)
+        gradients.append(torch.autograd.grad(step.losses(model(x)), unets.parameters(model)))
     torch.testing.assert_close(*gradients, **TOLERANCE[torch.float64])

@@ -194,7 +194,9 @@ def _how(run: Run) -> Iterator[str]:
     facts += [f"Python {machine.get('python')}", run.date, f"commit {', '.join(run.commits)}"]
     yield '<section id="rows"><h2>Every row</h2>'
     yield (
-        "<p>Every result was checked against float64 before it was timed; tuning and warm-up are not in the times. On "
+        "<p>Where a row has an error, its result was checked against float64 before it was timed; conversions, costs "
+        "before the first result, host times, memory and roofs were measured without a check. Tuning and warm-up are "
+        "not in the times. On "
         "a GPU times are of the device, by CUDA-graph replay; <i>queued</i> is one eager call among several, which is "
         "what <i>as called</i> compares, <i>wall</i> one alone and its end, <i>cold</i> starts with an empty L2. Where "
         "a peer can't be captured, queued calls of both are compared. What is red is slower than the peer.</p>"

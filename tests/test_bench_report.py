@@ -162,6 +162,13 @@ def test_every_row_is_there_and_losing_ones_are_marked(tree):
     assert len(losing) >= 2
 
 
+def test_the_page_says_which_rows_were_checked(tree):
+    assert words(tree.find(".//section[@id='rows']/p")).startswith(
+        "Where a row has an error, its result was checked against float64 before it was timed; conversions, costs before "
+        "the first result, host times, memory and roofs were measured without a check. Tuning and warm-up are not in "
+    )
+
+
 def test_the_page_suits_both_schemes_and_phones(page):
     assert "prefers-color-scheme: dark" in page
     assert 'content="width=device-width, initial-scale=1"' in page

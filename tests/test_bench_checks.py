@@ -11,6 +11,7 @@ from bench.harness import check
 pytest.importorskip("pytest_benchmark")
 from bench.cases import test_backward as backward
 from bench.cases import test_block_sparse_linear as linear
+from bench.cases import test_one_liners as one_liners
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the cases themselves are larger"),
@@ -77,3 +78,31 @@ def test_gradients_of_the_dense_layer_are_taken_at_the_stored_blocks(monkeypatch
     monkeypatch.setattr(linear, "SIZE", 128)
     given = linear.operands(torch.float32, 32, 0.5)
     assert torch.equal(given.stored(given.twin.weight), given.layer.weight)
+
+
+def one_by_one(X: torch.Tensor, W: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """What torch._grouped_mm computes on a GPU."""
+    starts = [0, *offs.tolist()]
+    return torch.cat([X[start:stop] @ own for start, stop, own in zip(starts, starts[1:], W)])
+
+
+def test_grouped_mm_adds_to_a_new_result_in_place(monkeypatch):
+    monkeypatch.setattr(one_liners, "needs_gpu", lambda what: None)
+    monkeypatch.setattr(torch, "_grouped_mm", one_by_one)
+    monkeypatch.setattr(torch.Tensor, "index_add", None)  # it would copy the result
+    given = one_liners.routed()
+    call = one_liners.experts_by("torch grouped_mm", given)
+    assert checked(call, given.case) < 1e-6
+    assert checked(call, given.case) < 1e-6  # not added to what the first call left
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_every_provider_of_graph_attention_is_given_the_same_indices(monkeypatch):
+    given, seen = one_liners.attended(), []
+    for name in ("in_statements", "separately"):
+        monkeypatch.setattr(one_liners, name, lambda src, dst, *operands: seen.append((src, dst)))
+    for provider in (OURS, one_liners.SEPARATE):
+        one_liners.attention_by(provider, given).run()
+    assert all(src is given.src and dst is given.dst for src, dst in seen)
+    assert len(seen) == 2
+    assert (given.src.dtype, given.dst.dtype) == (torch.int64, torch.int64)

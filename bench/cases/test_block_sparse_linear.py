@@ -35,7 +35,8 @@ class Operands:
         """The blocks of a dense weight, or of its gradient, that the layer stores: [blocks, edge, edge]."""
         height, width = self.layer.block_size
         rows, columns = self.layer.coords.long()
-        return weight.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2)[rows, columns]
+        blocks: Tensor = weight.unflatten(1, (-1, width)).unflatten(0, (-1, height)).transpose(1, 2)
+        return blocks[rows, columns]
 
 
 @held

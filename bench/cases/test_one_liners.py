@@ -75,8 +75,12 @@ def experts_by(provider: str, given: Routed) -> Call:
     if provider == "torch grouped_mm":
         needs_gpu(provider)
         grouped, ends = torch._grouped_mm, counts.cumsum(0).int()
-        zero = torch.zeros(TOKENS, W.shape[2], device=X.device, dtype=X.dtype)
-        return Call(lambda: zero.index_add(0, token, gate[:, None] * grouped(X[token], W, offs=ends)))
+
+        def run_grouped() -> Tensor:
+            Y = torch.zeros(TOKENS, W.shape[2], device=X.device, dtype=X.dtype)
+            return Y.index_add_(0, token, gate[:, None] * grouped(X[token], W, offs=ends))
+
+        return Call(run_grouped)
     pairs = torch.stack([given.expert, token])
     R = GroupCOO.from_coo(pairs, gate, (EXPERTS, TOKENS), group_dim=0, group_size=on(128, 32))
     maps = dict(EXP=R.coords[0], TOK=R.coords[1], GATE=R.values)
@@ -93,7 +97,7 @@ def test_mixture_of_experts(provider: str, measure: Measure) -> None:
 @dataclass(frozen=True)
 class Attended:
     case: Case
-    src: Tensor
+    src: Tensor  # int64 for every provider, as graphs come: torch's indexing would turn others into it at each call
     dst: Tensor
     Q: Tensor  # [NODES, HEADS, CHANNELS]
     K: Tensor
@@ -150,7 +154,6 @@ def attention_by(provider: str, given: Attended) -> Call:
             return utils.scatter(weight[:, :, None] * V[src], dst, dim_size=NODES)  # type: ignore[no-any-return]
 
         return Call(run)
-    src, dst = src.int(), dst.int()
     return Call(lambda: in_statements(src, dst, Q, K, V))
 
 

@@ -15,10 +15,27 @@ try:
 except ImportError:  # it has no build for every system
     TritonError = RuntimeError
 
-__all__ = ["DEVICE", "LIMIT", "LIMIT_TF32", "OURS", "PEER_FAILURES", "Call", "Case", "forget", "held", "is_ours", "on"]
+__all__ = [
+    "DEVICE",
+    "LIMIT",
+    "LIMIT_TF32",
+    "OURS",
+    "PEER_FAILURES",
+    "TF32",
+    "Call",
+    "Case",
+    "forget",
+    "held",
+    "in_tf32",
+    "is_ours",
+    "is_tf32",
+    "on",
+    "ours_beside",
+]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OURS = "insum_ops"  # a variant of ours is called so too, with more after it: insum_ops tf32
+TF32 = " tf32"  # ends the name of a provider, ours or a peer, that may round float32 factors to it
 # the largest relative error, by norm, of a result that gets a time; float16: sums meet in it, as torch's flag allows
 LIMIT = {torch.float16: 5e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 LIMIT_TF32 = 3e-3
@@ -58,6 +75,20 @@ class Call:
 
 def is_ours(provider: str) -> bool:
     return provider.startswith(OURS)
+
+
+def is_tf32(provider: str) -> bool:
+    return provider.endswith(TF32)
+
+
+def in_tf32(provider: str) -> str:
+    """The name of the same provider where tf32 is allowed."""
+    return provider + TF32
+
+
+def ours_beside(provider: str) -> str:
+    """Which of ours a provider is timed in turns with: the one that is allowed the same precision."""
+    return in_tf32(OURS) if is_tf32(provider) else OURS
 
 
 def on(gpu: T, cpu: T) -> T:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .case import OURS, is_ours
 from .machine import slug
-from .results import ResultsError, Row, Run, bases, load
+from .results import ResultsError, Row, Run, bases, is_alike, load
 
 __all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
 
@@ -64,7 +64,7 @@ def _ratios(run: Run) -> dict[Key, dict[str, float]]:
             for own in filter(is_ours, providers):
                 ours = providers[own]
                 for peer, row in providers.items():
-                    if not is_ours(peer) and row.is_comparable(ours):
+                    if not is_ours(peer) and is_alike(own, peer, providers) and row.is_comparable(ours):
                         found[experiment, row.case, own, peer] = bases(ours, row, is_low=True)
     return found
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, is_ours
+from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, in_tf32, is_ours, ours_beside
 from .harness import Times, check, cold_times, device_times, queued_in_turns
 from .machine import machine
 
@@ -28,7 +28,8 @@ SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its wor
 
 
 STARTED = perf_counter()
-_last: dict[str, tuple[tuple[str, str], Call]] = {}  # our call, until another case's: peers are timed in turns with it
+# our calls, full float32 and tf32, until another case's: peers are timed in turns with them
+_last: dict[str, tuple[tuple[str, str], Call]] = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,10 +107,13 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
         call = make()
         call = _slowed(call) if provider == OURS else call
         benchmark.extra_info["facts"].update(call.facts)
-        name, (of, ours) = (case.experiment, case.name), _last.get(OURS, (None, None))
-        _measure(benchmark, case, call, ours if of == name and provider != OURS else None)
-        if provider == OURS:
-            _last[OURS] = name, call
+        name, beside = (case.experiment, case.name), ours_beside(provider)
+        of, ours = _last.get(beside, (None, None))
+        _measure(benchmark, case, call, ours if of == name and provider != beside else None)
+        if provider in (OURS, in_tf32(OURS)):
+            for other in [known for known, (of, _) in _last.items() if of != name]:
+                del _last[other]  # with its operands
+            _last[provider] = name, call
     except PEER_FAILURES as error:  # a wrong or broken peer gets no time and stops nobody
         if is_ours(provider):
             raise

@@ -16,7 +16,7 @@ from torch import Tensor
 from insum_ops import nn as ours
 from insum_ops.formats import GroupCOO
 
-from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, Call, Case, held, on
+from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, TF32, Call, Case, held, is_tf32, on
 from .harness import peak_mib
 from .peers import installed, needs_gpu
 
@@ -24,7 +24,6 @@ __all__ = [
     "COMPILED",
     "GROUPED",
     "POSITIONS",
-    "TF32",
     "Operands",
     "Product",
     "kept",
@@ -34,7 +33,6 @@ __all__ = [
     "precision",
 ]
 
-TF32 = f"{OURS} tf32"
 POSITIONS, GROUPED = f"{OURS}, positions", f"{OURS}, grouped by kind"  # a one-hot second input, written shorter
 COMPILED = "INSUM_BENCH_COMPILED"  # set to 1: compile e3nn too, up to a minute a case
 # that are checked where each has its own weights, spread evenly: float64 of all would take most of the memory
@@ -168,7 +166,7 @@ class Operands:
             with torch.no_grad():
                 return layer(*given)
 
-        limit = LIMIT_TF32 if provider == TF32 else None
+        limit = LIMIT_TF32 if is_tf32(provider) else None
         waits = provider == "cuequivariance" and self.product.is_one_hot  # it checks on the host that kinds are sorted
         return Call(run, lambda: run()[self.checked], not waits, limit, _memory(run))
 
@@ -182,8 +180,8 @@ class Operands:
         return Call(run, result=lambda: tuple(own[self.checked] for own in run()), facts=_memory(run))
 
     def layer(self, provider: str) -> Layer:
-        """The provider's product of x, y and weights."""
-        product = self.product
+        """The provider's product of x, y and weights; whether tf32 is allowed is for `precision` to say."""
+        product, provider = self.product, provider.removesuffix(TF32)
         if provider == "cuequivariance":
             return self._cuequivariance()
         if provider.startswith("e3nn"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .case import OURS
 from .paper import REPORTED
-from .results import Row, Run, called_ratio
+from .results import Row, Run, against, called_ratio
 
 __all__ = ["Group", "Pair", "every_pair", "groups", "pairs"]
 
@@ -68,7 +68,7 @@ def groups(run: Run, experiment: str) -> list[Group]:
     found: dict[tuple[str, str, str], Group] = {}
     for pair in every_pair(run, experiment):
         variant = pair.ours.provider.removeprefix(OURS).strip(", ")
-        series, peer = pair.ours.series, pair.peer.provider
+        series, peer = pair.ours.series, against(pair.ours, pair.peer)
         group = Group(experiment, series, variant, peer)
         found.setdefault((variant, series, peer), group).pairs.append(pair)
     return list(found.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 from .case import OURS
 from .harness import geomean
 from .paper import FLEX_GEMM_MS, REPORTED
-from .results import TITLES, ResultsError, Run, called_ratio, crossover
+from .results import TITLES, ResultsError, Run, against, called_ratio, crossover
 
 __all__ = ["BEGIN", "END", "block", "rewrite"]
 
@@ -82,17 +82,17 @@ def _speedups(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
             for ours, peer, ratio in run.ratios(experiment, variant):
                 if peer.provider in PLAIN:
                     continue
-                device, called = found.setdefault((variant, ours.series, peer.provider), ([], []))
+                device, called = found.setdefault((variant, ours.series, against(ours, peer)), ([], []))
                 if ours.timing == peer.timing != "queue":
                     device.append((ours.x, ratio))
                 as_called = called_ratio(ours, peer)
                 if as_called is not None:
                     called.append((ours.x, as_called))
-        for (variant, series, against), (device, called) in found.items():
+        for (variant, series, peer_name), (device, called) in found.items():
             own = variant.removeprefix(OURS).strip(", ")
             title = ", ".join(filter(None, (TITLES.get(experiment, experiment), series, own)))
-            reported = REPORTED.get((experiment, series, against), "") if not own else ""
-            yield title, against, _summary(device, against), _summary(called, against), reported
+            reported = REPORTED.get((experiment, series, peer_name), "") if not own else ""
+            yield title, peer_name, _summary(device, peer_name), _summary(called, peer_name), reported
         yield from _elsewhere(run, experiment)
 
 

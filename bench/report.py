@@ -9,7 +9,7 @@ from html import escape as escaped
 from pathlib import Path
 
 from .bars import slug
-from .case import OURS, is_ours
+from .case import OURS, is_ours, ours_beside
 from .drawing import STYLES, Plot, png
 from .glance import Group, Pair, every_pair, groups
 from .harness import geomean
@@ -210,10 +210,10 @@ def _rows(run: Run, experiment: str) -> Iterator[str]:
     columns = ("queued, ms", "wall, ms", "cold, ms", "peak, MiB", "error", "timed by", "facts")
     yield "".join(f"<th>{name}</th>" for name in columns) + "</tr>"
     for providers in run.cases(experiment):
-        ours, (case, *_) = providers.get(OURS), (row.case for row in providers.values())
+        case, *_ = (row.case for row in providers.values())
         for row in run.of(experiment):
             if row.case == case:  # all of them: a provider may have measured a case twice
-                yield _row(row, ours)
+                yield _row(row, providers.get(ours_beside(row.provider)))
     yield "</table></div></section>"
 
 

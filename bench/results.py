@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from .case import OURS, is_ours
+from .case import OURS, in_tf32, is_ours, is_tf32, ours_beside
 
 __all__ = [
     "BASELINES",
@@ -17,10 +17,12 @@ __all__ = [
     "ResultsError",
     "Row",
     "Run",
+    "against",
     "bases",
     "better",
     "called_ratio",
     "crossover",
+    "is_alike",
     "is_positive",
     "load",
     "merge",
@@ -154,12 +156,14 @@ class Run:
     def ratios(self, experiment: str, provider: str = OURS) -> Iterator[tuple[Row, Row, float]]:
         """Ours or a variant of ours, a peer, and how many times ours is the better, for each pair on the same case.
 
-        By device time where both were captured; a peer that can't be is compared as both are called.
+        By device time where both were captured; a peer that can't be is compared as both are called. Ours in tf32 is
+        compared with peers in tf32, and with those in full float32 that did not run so.
         """
         for providers in self.cases(experiment):
             ours = providers.get(provider)
             for name, row in providers.items():
-                if ours is not None and not is_ours(name) and row.is_comparable(ours):
+                is_peer = not is_ours(name) and is_alike(provider, name, providers)
+                if ours is not None and is_peer and row.is_comparable(ours):
                     yield ours, row, better(ours, row)
 
     def variants(self, experiment: str) -> tuple[str, ...]:
@@ -173,6 +177,19 @@ class Run:
             if name in ran:
                 return name
         return None
+
+
+def is_alike(ours: str, peer: str, ran: Container[str]) -> bool:
+    """Whether the precision of a peer is that of ours, or as near to it as the peer ran."""
+    if is_tf32(peer):
+        return is_tf32(ours)
+    return not (is_tf32(ours) and in_tf32(peer) in ran)
+
+
+def against(ours: Row, peer: Row) -> str:
+    """What a table calls the peer: its name, and its precision where ours has another."""
+    is_unlike = is_tf32(ours.provider) and not is_tf32(peer.provider)
+    return f"{peer.provider}, in full float32" if is_unlike else peer.provider
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
@@ -196,14 +213,14 @@ def bases(ours: Row, peer: Row, is_low: bool = False) -> dict[str, float]:
     """
     found: dict[str, tuple[float | None, float | None]] = {}
     theirs, own = (peer.low, ours.low) if is_low else (peer.value, ours.value)
-    is_alike = (ours.timing, ours.unit) == (peer.timing, peer.unit)
-    if is_alike and ours.timing != "queue":
+    is_timed_alike = (ours.timing, ours.unit) == (peer.timing, peer.unit)
+    if is_timed_alike and ours.timing != "queue":
         found[ours.timing or ours.unit] = theirs, own
     queued, apart = (peer.queued_low, ours.queued_low) if is_low else (peer.queued_ms, ours.queued_ms)
-    if ours.provider == OURS:
+    if ours.provider == ours_beside(peer.provider):
         found["in turns"] = queued, peer.ours_low if is_low else peer.ours_ms
     found["apart"] = queued, apart
-    if is_alike and ours.timing == "queue":
+    if is_timed_alike and ours.timing == "queue":
         found["queue"] = theirs, own
     return {basis: peers / mine for basis, (peers, mine) in found.items() if is_positive(peers) and is_positive(mine)}
 

@@ -13,7 +13,8 @@ pytest.importorskip("pytest_benchmark")
 pytest.importorskip("e3nn")
 import bench.case
 import bench.equivariant
-from bench.case import OURS
+from bench.case import LIMIT_TF32, OURS
+from bench.cases import test_tensor_product as products
 from bench.equivariant import COMPILED, SAMPLES, Operands, Product, make, natural
 from bench.harness import check
 from insum_ops import nn
@@ -128,6 +129,24 @@ def test_forces_are_checked_by_a_case_of_their_own():
         check(given.training(provider, is_force=True).result(), case.expected, case.limit)
     with pytest.raises(AssertionError, match=r"^relative error .* is above 4e-05$"):
         check(given.training(OURS).result(), case.expected, case.limit)
+
+
+@pytest.mark.parametrize("provider", [OURS, "e3nn"])
+def test_a_provider_in_tf32_has_its_limit(provider):
+    given = make(PRODUCT)
+    case, call = given.forward_case("experiment"), given.forward(f"{provider} tf32")
+    assert (given.forward(provider).limit, call.limit) == (None, LIMIT_TF32)
+    assert check(call.result(), case.expected, call.limit) < 1e-6  # a CPU has no tf32
+
+
+def test_peers_are_allowed_tf32_where_ours_is(monkeypatch):
+    monkeypatch.setattr(products, "needs_gpu", lambda what: None)
+    seen = {}
+    for provider in products.PROVIDERS:
+        note = lambda case, provider, make: seen.update({provider: torch.get_float32_matmul_precision()})
+        products.test_tensor_product(1, 8, provider, note)
+    names = (OURS, "e3nn", "e3nn compiled", "cuequivariance")
+    assert seen == {**dict.fromkeys(names, "highest"), **{f"{name} tf32": "high" for name in names}}
 
 
 def cuequivariance(monkeypatch, method: str, seen: list[torch.Tensor]) -> None:

@@ -164,8 +164,8 @@ def test_every_row_is_there_and_losing_ones_are_marked(tree):
 
 def test_the_page_says_which_rows_were_checked(tree):
     assert words(tree.find(".//section[@id='rows']/p")).startswith(
-        "Where a row has an error, its result was checked against float64 before it was timed; conversions, costs before "
-        "the first result, host times, memory and roofs were measured without a check. Tuning and warm-up are not in "
+        "Where a row has an error, its result was checked against float64 before it was timed; conversions, costs "
+        "before the first result, host times, memory and roofs were measured without a check. Tuning and "
     )
 
 

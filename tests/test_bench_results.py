@@ -16,6 +16,7 @@ import bench.machine
 import bench.results
 from bench.__main__ import main
 from bench.case import OURS
+from bench.glance import groups
 from bench.paper import FLEX_GEMM_MS
 from bench.readme import BEGIN, END, rewrite
 from bench.results import TITLES, ResultsError, called_ratio, load
@@ -253,6 +254,47 @@ def test_the_docstring_examples_run(module):
         run_examples(test)
 
 
+def in_both(*providers: str, case: str = "lmax 1") -> list[dict]:
+    """Rows of ours in float32 and tf32, and of peers."""
+    times = {"insum_ops": 1.0, "insum_ops tf32": 0.5, "e3nn": 4.0, "e3nn tf32": 3.0, "cuequivariance": 6.0}
+    return [entry("tensor_product", case, name, times[name]) for name in ("insum_ops", "insum_ops tf32", *providers)]
+
+
+def test_tf32_is_compared_with_tf32_and_says_where_it_is_not(tmp_path, readme):
+    rows = in_both("e3nn", "e3nn tf32", "cuequivariance")
+    run = load(results := write(tmp_path / "results.json", rows))
+    found = {
+        variant: {peer.provider: ratio for _, peer, ratio in run.ratios("tensor_product", variant)}
+        for variant in run.variants("tensor_product")
+    }
+    assert found == {
+        "insum_ops": {"e3nn": 4.0, "cuequivariance": 6.0},
+        "insum_ops tf32": {"e3nn tf32": 6.0, "cuequivariance": 12.0},
+    }
+    assert [(group.variant, group.peer) for group in groups(run, "tensor_product")] == [
+        ("", "e3nn"),
+        ("", "cuequivariance"),
+        ("tf32", "e3nn tf32"),
+        ("tf32", "cuequivariance, in full float32"),
+    ]
+    main(["readme", str(results), "--readme", str(readme)])
+    for line in (
+        "| Fully connected tensor product | e3nn | 4.00x | 3.40x | 2.3x to 8.3x |",
+        "| Fully connected tensor product, tf32 | e3nn tf32 | 6.00x | 4.33x |  |",
+        "| Fully connected tensor product, tf32 | cuequivariance, in full float32 | 12.00x | 8.33x |  |",
+    ):
+        assert line in readme.read_text().splitlines()
+
+
+def test_a_case_whose_peer_ran_in_float32_alone_is_apart_from_those_in_tf32(tmp_path):
+    rows = in_both("e3nn", "e3nn tf32") + in_both("e3nn", case="lmax 2")
+    found = groups(load(write(tmp_path / "results.json", rows)), "tensor_product")
+    assert [(group.peer, group.ratios("device")) for group in found if group.variant == "tf32"] == [
+        ("e3nn tf32", [6.0]),
+        ("e3nn, in full float32", [8.0]),
+    ]
+
+
 def test_calls_are_compared_as_they_were_timed_in_turns(tmp_path):
     peer, other = entry("e", "case", "peer", 3.0), entry("e", "case", "other", 3.0)
     peer["extra_info"] |= {"queued_ms": 6.0, "queued_p20": 5.0, "ours_ms": 3.0, "ours_p20": 2.0}
@@ -261,6 +303,9 @@ def test_calls_are_compared_as_they_were_timed_in_turns(tmp_path):
     assert called_ratio(ours, peers[0], is_low=True) == 5.0 / 2.0
     variant = replace(ours, provider=f"{OURS} tf32")
     assert called_ratio(variant, peers[0]) == 6.0 / 1.25
+    alike = replace(peers[0], provider="peer tf32")  # was timed in turns with ours in tf32
+    assert called_ratio(variant, alike) == 6.0 / 3.0
+    assert called_ratio(ours, alike) == 6.0 / 1.25
 
 
 def test_where_nothing_was_captured_calls_in_turns_count(tmp_path):

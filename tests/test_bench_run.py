@@ -187,6 +187,31 @@ def test_a_peer_is_timed_in_turns_with_ours(monkeypatch):
     bench.conftest._last.clear()
 
 
+def test_a_peer_in_tf32_is_timed_in_turns_with_ours_in_tf32(monkeypatch):
+    monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(harness, "_elapsed", lambda several: (several(), 1.0)[1])
+    bench.conftest._last.clear()
+    called: set[str] = set()
+    beside = {}
+    for provider in (OURS, "peer", f"{OURS} tf32", f"{OURS}, grouped", "peer tf32"):
+        called.clear()
+        run = lambda provider=provider: called.add(provider) or torch.ones(3)
+        measured(Benchmark(), ONES, provider, lambda run=run: Call(run, is_capturable=False))
+        beside[provider] = set(called)
+    assert beside == {
+        OURS: {OURS},
+        "peer": {OURS, "peer"},
+        f"{OURS} tf32": {f"{OURS} tf32"},
+        f"{OURS}, grouped": {OURS, f"{OURS}, grouped"},
+        "peer tf32": {f"{OURS} tf32", "peer tf32"},
+    }
+    other = replace(ONES, name="other")
+    measured(Benchmark(), other, OURS, lambda: Call(lambda: torch.ones(3), is_capturable=False))
+    assert {name: of for name, (of, _) in bench.conftest._last.items()} == {OURS: ("experiment", "other")}
+    bench.conftest._last.clear()
+
+
 def test_a_note_is_a_row_too():
     benchmark = Benchmark()
     noted(benchmark, ONES, OURS, 2.5, "s")

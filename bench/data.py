@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,15 @@ from typing import IO, TypeVar
 
 import numpy as np
 
-__all__ = ["CLOUDS", "GRAPHS", "DataError", "Pattern", "load_cloud", "load_graph"]
+from .ply import PlyError, vertices
+
+__all__ = ["CLOUDS", "GRAPHS", "DataError", "Pattern", "from_edges", "kind_of", "load_cloud", "load_graph"]
 
 T = TypeVar("T")
 Reader = Callable[[Path], T]
 # of a file cut short, or worse
-BROKEN = (EOFError, UnicodeDecodeError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error)
+BROKEN = (EOFError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error)
+MOST = 2**31 - 1  # rows, or columns: indices are int32, and a position's number fits in int64
 
 
 class DataError(ValueError):
@@ -38,7 +40,10 @@ class Pattern:
 def load_graph(path: Path) -> Pattern:
     """The pattern in a graph's file, by its suffix."""
     with _whole(path):
-        return _by_suffix(path, GRAPHS, "graph")(path)
+        pattern = _by_suffix(path, GRAPHS, "graph")(path)
+    if not len(pattern.indices):
+        raise DataError(f"{path.name} holds no entries; there is nothing to multiply")
+    return pattern
 
 
 def load_cloud(path: Path) -> np.ndarray:
@@ -62,11 +67,23 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except BROKEN as error:
         raise DataError(f"{path.name} can't be read, it is cut short or damaged: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
+    except MemoryError as error:
+        raise DataError(f"{path.name} needs more memory than there is: {error}") from None
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what a file holds, in small letters, that of compression aside.
+
+    >>> kind_of(Path("Roads.MTX.gz")), kind_of(Path("LICENSE"))
+    ('.mtx', '')
+    """
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _by_suffix(path: Path, readers: Mapping[str, Reader[T]], kind: str) -> Reader[T]:
-    name = path.name.removesuffix(".gz")
-    reader = readers.get(Path(name).suffix)
+    reader = readers.get(kind_of(path))
     if reader is None:
         raise DataError(f"{path.name} is no {kind} file; its name must end in one of {', '.join(readers)}")
     return reader
@@ -83,7 +100,9 @@ def from_edges(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) ->
 
 
 def _within(path: Path, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Pattern:
-    """The same of a file, which may name positions that its matrix lacks."""
+    """The same of a file, which may name positions that its matrix lacks, or sizes that none can have."""
+    if min(shape) < 0 or max(shape) > MOST:
+        raise DataError(f"{path.name} has {shape[0]} rows and {shape[1]} columns; each may be 0 to {MOST}")
     for name, positions, size in (("row", rows, shape[0]), ("column", columns, shape[1])):
         outside = positions[(positions < 0) | (positions >= size)]
         if len(outside):
@@ -92,6 +111,7 @@ def _within(path: Path, rows: np.ndarray, columns: np.ndarray, shape: tuple[int,
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    path.open("rb").close()  # one that is not there is not cut short
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path.name} is no npz file, or it is cut short")
     try:
@@ -119,13 +139,29 @@ def _compressed(path: Path, data: Mapping[str, np.ndarray]) -> Pattern:
     indptr, columns, shape = (_whole_numbers(path, data, name) for name in ("indptr", "indices", "shape"))
     if len(shape) != 2 or min(shape) < 0:
         raise DataError(f"{path.name} has shape {shape.tolist()}; a matrix has rows and columns")
+    form = _scipy_format(path, data)
+    if form == "csc":
+        shape = shape[::-1]
     counts = np.diff(indptr)
     if len(indptr) != shape[0] + 1 or indptr[0] != 0 or indptr[-1] != len(columns) or (counts < 0).any():
+        lines = "columns" if form == "csc" else "rows"
         raise DataError(
-            f"{path.name} has {len(indptr)} numbers in indptr for {shape[0]} rows and {len(columns)} indices; they "
-            "must ascend from 0 to the number of indices, one more than there are rows"
+            f"{path.name} has {len(indptr)} numbers in indptr for {shape[0]} {lines} and {len(columns)} indices; they "
+            f"must ascend from 0 to the number of indices, one more than there are {lines}"
         )
-    return _within(path, np.repeat(np.arange(shape[0]), counts), columns, (int(shape[0]), int(shape[1])))
+    rows = np.repeat(np.arange(shape[0]), counts)
+    if form == "csc":
+        return _within(path, columns, rows, (int(shape[1]), int(shape[0])))
+    return _within(path, rows, columns, (int(shape[0]), int(shape[1])))
+
+
+def _scipy_format(path: Path, data: Mapping[str, np.ndarray]) -> str:
+    """What scipy's save_npz calls its format; a file without one has compressed rows."""
+    held = data["format"].ravel()[:1].tolist() if "format" in data else ["csr"]
+    form = "".join(word.decode("ascii", "replace") if isinstance(word, bytes) else str(word) for word in held)
+    if form not in ("csr", "csc"):
+        raise DataError(f"{path.name} is in scipy's format {form or 'none'}; csr and csc can be read")
+    return form
 
 
 def _whole_numbers(path: Path, data: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -164,19 +200,24 @@ def _matrix_market(path: Path) -> Pattern:
     if len(listed) != count:
         message = f"{path.name} announces {count} entries and lists {len(listed)}; the file is cut short or damaged"
         raise DataError(message)
-    need = f"an entry of a {field} matrix has {MARKET_FIELDS[field]}"
-    i, j = (_numbers(path, listed, MARKET_FIELDS[field], need, np.int64, of=2) - 1).T
+    width, need = MARKET_FIELDS[field], f"an entry of a {field} matrix has {MARKET_FIELDS[field]}"
+    i, j = (_numbers(path, listed, width, need, np.int64, of=2) - 1).T
+    if width > 2:  # values are checked, and dropped
+        _numbers(path, [row[2:] for row in listed], width - 2, need, np.float64)
     if symmetry != "general":  # one triangle is listed
         i, j = np.concatenate([i, j]), np.concatenate([j, i])
     return _within(path, i, j, (rows, columns))
 
 
 def _rows(path: Path, lines: IO[str], remark: str) -> list[list[str]]:
-    """The words of each line that is no remark."""
-    rows = [line.split() for line in lines if line.strip() and not line.lstrip().startswith(remark)]
-    if not rows:
+    """The words of each line that is no remark; a remark may be in any encoding."""
+    kept = [line for line in lines if line.strip() and not line.lstrip().startswith(remark)]
+    if not kept:
         raise DataError(f"{path.name} holds no entries")
-    return rows
+    odd = next((line for line in kept if not line.isascii()), None)
+    if odd is not None:
+        raise DataError(f"{path.name} can't be read, it is cut short or damaged: {odd.strip()[:40]!a} is no ASCII")
+    return [line.split() for line in kept]
 
 
 def _numbers(
@@ -210,61 +251,22 @@ def _s3dis_text(path: Path) -> np.ndarray:
         return _numbers(path, _rows(path, lines, "#"), 3, POINT, np.float64)
 
 
-PLY_TYPES = {
-    **dict(char="i1", int8="i1", uchar="u1", uint8="u1", short="i2", int16="i2", ushort="u2", uint16="u2"),
-    **dict(int="i4", int32="i4", uint="u4", uint32="u4", float="f4", float32="f4", double="f8", float64="f8"),
-}
-PLY_ORDER = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
-
-
 def _ply(path: Path) -> np.ndarray:
-    """The vertices of a PLY file, text or binary; they must be its first element."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    end = re.search(rb"^end_header[ \t]*\r?\n", data, re.MULTILINE)
-    words = [line.split() for line in data[: end.start() if end else 0].decode("ascii", "replace").splitlines()]
-    if end is None or not words or words[0] != ["ply"]:
-        raise DataError(f"{path.name} is no PLY file; it must begin with ply and have an end_header")
-    formats = [" ".join(line[1:2]) for line in words if line[:1] == ["format"]]
-    if len(formats) != 1 or formats[0] not in PLY_ORDER:
-        raise DataError(f"{path.name} is in format {', '.join(formats) or 'none'}; PLY knows {', '.join(PLY_ORDER)}")
-    names, types, count = _ply_vertices(path, words)
-    body = data[end.end() :]
-    if formats[0] == "ascii":
-        rows = [line.split() for line in body.decode("ascii", "replace").splitlines() if line.strip()][:count]
-        if len(rows) < count:
-            raise DataError(f"{path.name} announces {count} vertices and is cut short")
-        need = f"a vertex has {len(names)} properties"
-        return _numbers(path, rows, len(names), need, np.float64)[:, [names.index(axis) for axis in "xyz"]]
-    dtype = np.dtype([(name, PLY_ORDER[formats[0]] + PLY_TYPES[kind]) for name, kind in zip(names, types)])
-    if len(body) < count * dtype.itemsize:
-        raise DataError(f"{path.name} announces {count} vertices and is cut short")
-    vertices = np.frombuffer(body, dtype, count)
-    return np.stack([vertices[axis] for axis in "xyz"], 1)
-
-
-def _ply_vertices(path: Path, words: Sequence[Sequence[str]]) -> tuple[list[str], list[str], int]:
-    """The names and the types of a vertex' properties, and how many vertices there are, by the header."""
-    elements = [at for at, line in enumerate(words) if line[:1] == ["element"]]
-    if not elements or words[elements[0]][1:2] != ["vertex"]:
-        raise DataError(f"{path.name} does not begin with vertices; reorder its elements")
-    start, stop = elements[0], elements[1] if len(elements) > 1 else len(words)
-    properties = [line[1:] for line in words[start:stop] if line[:1] == ["property"]]
-    if any(line[:1] == ["list"] for line in properties):
-        raise DataError(f"{path.name} has vertices with lists; only numbers can be read")
-    unknown = next((line for line in properties if len(line) != 2 or line[0] not in PLY_TYPES), None)
-    if unknown is not None:
-        raise DataError(f"{path.name} has a property {' '.join(unknown) or 'without a name'}; PLY names a type and it")
-    names = [name for _, name in properties]
-    if not {"x", "y", "z"} <= set(names) or len(set(names)) < len(names):
-        raise DataError(f"{path.name} has vertices of {', '.join(names)}; x, y and z are needed, each once")
-    count = " ".join(words[start][2:])
-    if not count.isdecimal():
-        raise DataError(f"{path.name} announces {count or 'no number of'} vertices; it must be a whole number")
-    return names, [kind for kind, _ in properties], int(count)
+    data = path.read_bytes()
+    try:
+        return vertices(gzip.decompress(data) if _is_gzip(path) else data)
+    except PlyError as error:
+        raise DataError(f"{path.name} {error}") from None
 
 
 def _text(path: Path) -> IO[str]:
-    return gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    """Whatever the locale: UTF-8, after a byte-order mark or without; what is not passes in remarks."""
+    how = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
+    return gzip.open(path, "rt", **how) if _is_gzip(path) else path.open(**how)  # type: ignore[call-overload]
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 GRAPHS: dict[str, Reader[Pattern]] = {

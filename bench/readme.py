@@ -141,10 +141,10 @@ def _noted(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
 
 def write(results: Path, readme: Path, run: Run, is_check: bool) -> int:
     """Rewrite a file, or say whether it agrees already."""
-    before = readme.read_text()
+    before = readme.read_text(encoding="utf-8")
     after = rewrite(before, run, results.as_posix())
     if is_check:
         print(f"{readme} {'agrees' if before == after else 'disagrees'} with {results}")
         return 0 if before == after else 1
-    readme.write_text(after)
+    readme.write_text(after, encoding="utf-8")
     return 0

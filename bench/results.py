@@ -256,7 +256,7 @@ HELD = {
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ResultsError(f"{path} does not exist; make it: make bench") from None
     except OSError as error:

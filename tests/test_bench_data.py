@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from bench.data import DataError, load_cloud, load_graph
 from bench.generate import GENERATED, SMALL, bipartite, communities, graph, room, scan
-from bench.inputs import cloud_loaders, clouds, graph_loaders, graphs, submanifold_map, voxels
+from bench.inputs import cloud_loaders, graph_loaders, submanifold_map, voxels
 
+ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 EDGES = [[0, 1], [0, 2], [2, 0], [3, 3]]
 MARKET = "%%MatrixMarket matrix coordinate "
@@ -25,7 +31,7 @@ def positions(pattern) -> list[list[int]]:
 
 
 def write(path, text: str):
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -138,6 +144,22 @@ def test_binary_ply_is_read_in_either_order(tmp_path, kind, order):
         ),
         (
             "a.mtx",
+            MARKET + "real general\n2 2 1\n1 1 abc\n",
+            "a.mtx holds something that is no number: could not convert string to float: 'abc'",
+        ),
+        (
+            "a.mtx",
+            MARKET + "pattern general\n3000000 9000000000000 2\n2999999 8999999999999\n1 1\n",
+            "a.mtx has 3000000 rows and 9000000000000 columns; each may be 0 to 2147483647",
+        ),
+        (
+            "a.mtx",
+            MARKET + "pattern general\n1000000000000 1 1\n1 1\n",
+            "a.mtx has 1000000000000 rows and 1 columns; each may be 0 to 2147483647",
+        ),
+        ("a.mtx", MARKET + "real general\n2 2 0\n", "a.mtx holds no entries; there is nothing to multiply"),
+        (
+            "a.mtx",
             MARKET + "pattern general\n2 3 1\n3 1\n",
             "a.mtx has an entry in row 2, counted from 0, of 2 rows",
         ),
@@ -166,22 +188,22 @@ def test_a_damaged_graph_is_refused(tmp_path, name, text, message):
         (
             "a.ply",
             "ply\nformat ascii 1.0\nelement face 1\nend_header\n",
-            "a.ply does not begin with vertices; reorder its elements",
+            "a.ply has no vertices; a cloud's are an element vertex",
         ),
         (
             "a.ply",
             "ply\nformat ascii 1.0\nelement vertex 1\nproperty list uchar int ids\nend_header\n1\n",
-            "a.ply has vertices with lists; only numbers can be read",
+            "a.ply has vertices of ids; x, y and z are needed, each once and a number",
         ),
         (
             "a.ply",
             "ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nend_header\n1 2\n",
-            "a.ply has vertices of x, y; x, y and z are needed, each once",
+            "a.ply has vertices of x, y; x, y and z are needed, each once and a number",
         ),
         (
             "a.ply",
             PLY.format("binary_little_endian", "float").replace("uchar red", "float x"),
-            "a.ply has vertices of x, x, y, z; x, y and z are needed, each once",
+            "a.ply has vertices of x, x, y, z; x, y and z are needed, each once and a number",
         ),
         (
             "a.ply",
@@ -251,6 +273,12 @@ INDPTR += "more than there are rows"
             "a.npz has 1 sources, 2 targets and 1 numbers of nodes; an edge has one of each, and a graph one number of "
             "nodes",
         ),
+        ({**TC_GNN, "num_nodes": -2}, "a.npz has -2 rows and -2 columns; each may be 0 to 2147483647"),
+        (
+            {**TC_GNN, "src_li": np.array([], int), "dst_li": np.array([], int)},
+            "a.npz holds no entries; there is nothing to multiply",
+        ),
+        ({**COMPRESSED, "format": b"bsr"}, "a.npz is in scipy's format bsr; csr and csc can be read"),
         ({**COMPRESSED, "indices": np.array([0, 2])}, "a.npz has an entry in column 2, counted from 0, of 2 columns"),
         ({**COMPRESSED, "shape": np.array([2])}, "a.npz has shape [2]; a matrix has rows and columns"),
         ({**COMPRESSED, "indptr": np.array([0, 2])}, INDPTR.format(2)),
@@ -294,8 +322,7 @@ def test_arrays_that_are_no_points_are_refused(tmp_path):
         (
             "a.txt",
             b"1 2 \xb03\n",
-            "a.txt can't be read, it is cut short or damaged: 'utf-8' codec can't decode byte 0xb0 in position 4: "
-            "invalid start byte",
+            r"a.txt can't be read, it is cut short or damaged: '1 2 \udcb03' is no ASCII",
         ),
     ],
     ids=["npz", "gzip", "text"],
@@ -312,30 +339,47 @@ def test_a_remark_may_name_the_end_of_a_header(tmp_path):
     assert load_cloud(write(tmp_path / "cloud.ply", text)).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant")  # of torch 2.11, once
-def test_insum_data_names_the_folders(tmp_path, monkeypatch):
-    for kind in ("graphs", "clouds"):
-        (tmp_path / kind).mkdir()
-    write(tmp_path / "graphs" / "snap.txt", "0 1\n1 0\n")
-    write(tmp_path / "graphs" / "market.mtx", "%%MatrixMarket matrix coordinate pattern general\n2 3 1\n2 3\n")
-    write(tmp_path / "graphs" / "LICENSE", "not a graph")
-    write(tmp_path / "clouds" / "room.txt", "0 0 0\n1 1 1\n")
-    monkeypatch.setenv("INSUM_DATA", str(tmp_path))
-    found = graphs("cpu")
-    assert {name: tuple(matrix.shape) for name, matrix in found.items()} == {"market": (2, 3), "snap": (2, 2)}
-    assert found["snap"].col_indices().dtype == torch.int32
-    assert (found["snap"].to_dense() != 0).tolist() == [[False, True], [True, False]]
-    assert {name: len(points) for name, points in clouds().items()} == {"room": 2}
-    assert set(graph_loaders(is_small=True)) == {"market", "snap"}
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_what_scipy_saves_is_read_by_its_format(tmp_path, form):
+    rows, columns = np.array(EDGES).T
+    matrix = scipy.sparse.coo_array((np.ones(4), (rows, columns)), (4, 5)).asformat(form)
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix)
+    pattern = load_graph(tmp_path / "a.npz")
+    assert pattern.shape == (4, 5)
+    assert positions(pattern) == EDGES
 
 
-def test_insum_data_without_a_folder_is_refused_and_one_without_clouds_is_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("INSUM_DATA", str(tmp_path))
-    assert set(cloud_loaders()) == {"generated-room", "generated-scan"}
-    monkeypatch.setenv("INSUM_DATA", str(tmp_path / "none"))
-    message = f"INSUM_DATA is {tmp_path / 'none'}, which is no folder; unset it for generated inputs"
+@pytest.mark.parametrize("load", [load_graph, load_cloud])
+@pytest.mark.parametrize("name", ["none.txt", "none.npz"])
+def test_a_file_that_is_not_there_is_named(tmp_path, load, name):
+    message = f"{tmp_path / name} can't be read: No such file or directory"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
-        graph_loaders()
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.mtx", MARKET + "pattern general\n% caf\xe9\n2 2 1\n1 2\n"), ("a.txt", "# caf\xe9\n0 1\n")],
+    ids=["market", "snap"],
+)
+@pytest.mark.parametrize("encode", [lambda text: text.encode("latin1"), lambda text: text.encode("utf-8-sig")])
+def test_a_remark_may_be_in_any_encoding_and_a_mark_of_it_may_come_first(tmp_path, name, text, encode):
+    (tmp_path / name).write_bytes(encode(text))
+    assert positions(load_graph(tmp_path / name)) == [[0, 1]]
+
+
+def test_files_are_read_whatever_the_locale(tmp_path):
+    write(tmp_path / "a.txt", "# caf\xe9 \u2603\n0 1\n")
+    code = "import sys; from pathlib import Path; from bench.data import load_graph; load_graph(Path(sys.argv[1]))"
+    run_in_posix("-c", code, str(tmp_path / "a.txt"))
+    run_in_posix("-m", "bench", "readme", "bench/results/nvidia-h200.json", "--check")
+
+
+def run_in_posix(*arguments: str) -> None:
+    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, *arguments]
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_without_data_graphs_and_clouds_are_generated(monkeypatch):

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from .case import DEVICE, OURS, PEER_FAILURES, Call, Case, forget, in_tf32, is_ours, ours_beside
+from .data import DataError
 from .harness import Times, check, cold_times, device_times, queued_in_turns
+from .inputs import origins
 from .machine import machine
 
 STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
@@ -36,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """A peer may warn as it likes; ours is held to silence by the tests."""
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which inputs it was, whatever else is shown."""
+    try:
+        lines = origins()
+    except DataError as error:  # collecting failed for it, too
+        lines = [str(error)]
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import CLOUDS, GRAPHS, DataError, Pattern, load_cloud, load_graph
+from .data import CLOUDS, GRAPHS, DataError, Pattern, kind_of, load_cloud, load_graph
 from .generate import GENERATED, SMALL, room, scan
 
 __all__ = [
@@ -22,21 +22,40 @@ __all__ = [
     "csr",
     "graph_loaders",
     "graphs",
+    "origins",
     "submanifold_map",
     "voxels",
 ]
 
 SMALL_BYTES = 300_000  # of a file that a run on a CPU reads: a few hundred thousand entries
+KINDS: dict[str, Mapping[str, object]] = {"graphs": GRAPHS, "clouds": CLOUDS}  # of folders, with their readers
 
 
 def _folder(kind: str) -> Path | None:
+    """Where the real inputs of a kind are; None: they are generated."""
     root = os.environ.get("INSUM_DATA")
     if not root:
         return None
     if not Path(root).is_dir():
         raise DataError(f"INSUM_DATA is {root}, which is no folder; unset it for generated inputs")
-    folder = Path(root) / kind
-    return folder if folder.is_dir() else None
+    found = [each for each in KINDS if (Path(root) / each).is_dir()]
+    if not found:
+        raise DataError(f"INSUM_DATA is {root}, which has neither {' nor '.join(f'{each}/' for each in KINDS)}")
+    return Path(root) / kind if kind in found else None
+
+
+def origins() -> list[str]:
+    """Where the inputs come from, in a line for each kind: a run that was to be on real ones should not look so."""
+    lines = []
+    for kind, readers in KINDS.items():
+        folder = _folder(kind)
+        if folder is not None:
+            lines.append(f"{kind}: {len(_files(folder, readers))} files of {folder}")
+        elif os.environ.get("INSUM_DATA"):
+            lines.append(f"{kind}: generated, for INSUM_DATA has no {kind}/")
+        else:
+            lines.append(f"{kind}: generated, for INSUM_DATA is not set")
+    return lines
 
 
 def graphs(device: str) -> dict[str, Tensor]:
@@ -49,16 +68,31 @@ def graph_loaders(is_small: bool = False) -> dict[str, Callable[[], Pattern]]:
     folder = _folder("graphs")
     if folder is None:
         return {name: load for name, load in GENERATED.items() if name in SMALL or not is_small}
-    files = [file for file in _files(folder, GRAPHS) if file.stat().st_size <= SMALL_BYTES or not is_small]
-    return {_stem(file): partial(load_graph, file) for file in files}
+    named = _named(folder, GRAPHS)
+    return {
+        name: partial(load_graph, file)
+        for name, file in named.items()
+        if file.stat().st_size <= SMALL_BYTES or not is_small
+    }
 
 
 def _files(folder: Path, readers: Mapping[str, object]) -> list[Path]:
-    return [file for file in sorted(folder.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in readers]
+    files = [file for file in sorted(folder.iterdir()) if kind_of(file) in readers and file.is_file()]
+    if not files:
+        raise DataError(f"{folder} holds no file whose name ends in {', '.join(readers)}; remove it or fill it")
+    return files
+
+
+def _named(folder: Path, readers: Mapping[str, object]) -> dict[str, Path]:
+    """Files by their names without suffixes, or with them where two would be called the same."""
+    files = _files(folder, readers)
+    stems = [_stem(file) for file in files]
+    taken = [*stems, *(file.name for file in files)]
+    return {stem if taken.count(stem) == 1 else file.name: file for file, stem in zip(files, stems)}
 
 
 def _stem(file: Path) -> str:
-    return Path(file.name.removesuffix(".gz")).stem
+    return file.name[: file.name.lower().removesuffix(".gz").rindex(".")]
 
 
 def csr(pattern: Pattern, device: str) -> Tensor:
@@ -78,7 +112,7 @@ def cloud_loaders() -> dict[str, Callable[[], np.ndarray]]:
     folder = _folder("clouds")
     if folder is None:
         return {"generated-room": room, "generated-scan": scan}
-    return {_stem(file): partial(load_cloud, file) for file in _files(folder, CLOUDS)}
+    return {name: partial(load_cloud, file) for name, file in _named(folder, CLOUDS).items()}
 
 
 def voxels(xyz: np.ndarray, size: float, device: str) -> Tensor:

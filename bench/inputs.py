@@ -67,7 +67,7 @@ def graph_loaders(is_small: bool = False) -> dict[str, Callable[[], Pattern]]:
     """Name -> what reads or generates that graph: names are wanted before any graph is."""
     folder = _folder("graphs")
     if folder is None:
-        return {name: load for name, load in GENERATED.items() if name in SMALL or not is_small}
+        return dict(SMALL if is_small else GENERATED)
     named = _named(folder, GRAPHS)
     return {
         name: partial(load_graph, file)

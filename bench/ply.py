@@ -160,10 +160,7 @@ def _end(body: bytes, order: str, element: Element, at: int) -> int:
     if not element.has_lists:
         size = struct.calcsize(order + "".join(LETTERS[own.kind] for own in element.properties))
         return at + element.count * size
-    end = at
-    for _, end in _walk(body, order, element, at):
-        pass
-    return end
+    return max((end for _, end in _walk(body, order, element, at)), default=at)
 
 
 def _walk(body: bytes, order: str, element: Element, at: int) -> Iterator[tuple[dict[str, float], int]]:

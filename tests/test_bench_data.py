@@ -16,7 +16,7 @@ import scipy.sparse
 import torch
 
 from bench.data import DataError, load_cloud, load_graph
-from bench.generate import GENERATED, SMALL, bipartite, communities, graph, room, scan
+from bench.generate import GENERATED, SMALL, graph, room, scan, wired
 from bench.inputs import cloud_loaders, graph_loaders, submanifold_map, voxels
 
 ROOT = Path(__file__).parent.parent
@@ -400,22 +400,63 @@ def test_generated_graphs_have_the_degree_and_skew_asked_for():
     assert (graph(50, 4, 0.3).indices == graph(50, 4, 0.3).indices).all()
 
 
-def test_communities_keep_to_themselves():
-    pattern = communities(10, 20, 3)
-    rows = np.repeat(np.arange(200), np.diff(pattern.indptr))
-    assert (rows // 20 == pattern.indices // 20).all()
-    assert bipartite(30, 40, 5, 0.5).shape == (30, 40)
+# rows, and of their degrees the mean, the deviation over it and the largest, of the graphs that they stand for
+REAL_GRAPHS = {
+    "citations-2k": (2_708, 3.898, 1.341, 168),
+    "citations-20k": (19_717, 4.496, 1.653, 171),
+    "proteins-43k": (43_471, 3.729, 0.308, 25),
+    "proteins-335k": (334_925, 5.034, 0.335, 19),
+    "hubs-859k": (859_254, 2.317, 8.919, 3_062),
+    "social-10k": (10_312, 64.776, 2.743, 3_992),
+    "social-19k": (18_660, 84.756, 1.015, 3_156),
+    "dense-4k": (4_267, 500.544, 0.840, 2_234),
+    "users-items": (70_839, 22.872, 1.527, 1_415),
+    "hubs-86k": (85_925, 2.317, 8.919, 3_062),  # a tenth of the rows
+}
+
+
+@pytest.mark.parametrize("name", {**GENERATED, **SMALL})
+def test_generated_graphs_have_the_degrees_of_real_ones(name):
+    pattern, (rows, mean, variation, largest) = {**GENERATED, **SMALL}[name](), REAL_GRAPHS[name]
+    counts = np.diff(pattern.indptr)
+    assert pattern.shape == (rows, rows)
+    assert counts.mean() == pytest.approx(mean, rel=0.2)
+    assert counts.std() / counts.mean() == pytest.approx(variation, rel=0.2)
+    assert counts.max() == pytest.approx(largest, rel=0.2)
+    assert (counts == 0).mean() < 0.01
+    assert (np.diff(pattern.indices)[np.diff(np.repeat(np.arange(rows), counts)) == 0] > 0).all()
+
+
+def test_many_small_graphs_keep_near_the_diagonal_and_two_kinds_of_nodes_apart():
+    near, apart = wired("PROTEINS", 2_000, reach=5), wired("gowalla-bip", 2_000, is_bipartite=True)
+    rows = np.repeat(np.arange(2_000), np.diff(near.indptr))
+    assert np.median(np.abs(rows - near.indices)) < 20
+    rows, half = np.repeat(np.arange(2_000), np.diff(apart.indptr)), len(apart.indices) // 2
+    cut = rows[half]
+    assert ((rows < cut) != (apart.indices < cut)).mean() > 0.9
+    assert (wired("cora", 500).indices == wired("cora", 500).indices).all()
+
+
+# voxels of 5 cm, and pairs for each voxel of 2 and of 5 cm
+REAL_CLOUDS = {"generated-room": (65_667, 8.70, 10.30), "generated-scan": (79_943, 2.22, 4.97)}
+
+
+@pytest.mark.parametrize("name", REAL_CLOUDS)
+def test_generated_clouds_have_the_pairs_of_real_ones(name, monkeypatch):
+    monkeypatch.delenv("INSUM_DATA", raising=False)
+    points, (count, *pairs) = cloud_loaders()[name](), REAL_CLOUDS[name]
+    small, large = (voxels(points, size, "cpu") for size in (0.02, 0.05))
+    assert len(large) == pytest.approx(count, rel=0.2)
+    found = [submanifold_map(each).shape[1] / len(each) for each in (small, large)]
+    assert found == pytest.approx(pairs, rel=0.2)
 
 
 def test_generated_clouds_lie_on_surfaces():
     inside = room(20_000)
     assert inside.shape == (20_000, 3)
     assert inside.min() >= 0
-    assert (inside.max(0) <= [8, 6, 3]).all()
+    assert (inside.max(0) <= np.float32([5.8, 6, 3.1])).all()
     assert scan(1_000).shape == (1_000, 3)
-    points = voxels(room(40_000), 0.25, "cpu")
-    pairs = submanifold_map(points).shape[1]
-    assert 5 * len(points) < pairs < 14 * len(points)  # real rooms have 8 to 11 neighbours a voxel
 
 
 def test_a_submanifold_map_pairs_neighbours():

@@ -261,8 +261,9 @@ def _ply(path: Path) -> np.ndarray:
 
 def _text(path: Path) -> IO[str]:
     """Whatever the locale: UTF-8, after a byte-order mark or without; what is not passes in remarks."""
-    how = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
-    return gzip.open(path, "rt", **how) if _is_gzip(path) else path.open(**how)  # type: ignore[call-overload]
+    if _is_gzip(path):
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape")
+    return path.open(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _is_gzip(path: Path) -> bool:

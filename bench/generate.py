@@ -50,6 +50,7 @@ DEGREES = {
     "ogbl-ddi": (1, 10, 109, 446, 770, 1107, 1362, 1632, 1895, 2091, 2219, 2234, 2234),
     "gowalla-bip": (1, 8, 10, 13, 23, 43, 89, 159, 274, 417, 628, 894, 1415),
 }
+TURNS = 40  # of drawing, 15 at most for the graphs below; of few nodes a row may not find as many as it should have
 BY_DEGREE = 4  # turns in which columns are drawn by their degrees: a row of many would not find the last ones so
 
 
@@ -72,8 +73,8 @@ def wired(like: str, nodes: int, reach: float | None = None, is_bipartite: bool 
     degrees = generator.permutation(_degrees(DEGREES[like], nodes))
     ends = np.repeat(np.arange(nodes), degrees)  # of edges, row after row
     first, half = np.cumsum(degrees) - degrees, len(ends) // 2
-    keys, missing, turn = np.empty(0, np.int64), degrees, 0
-    while missing.any():
+    keys, missing = np.empty(0, np.int64), degrees
+    for turn in range(TURNS):
         rows = np.repeat(np.arange(nodes), missing)
         anywhere = generator.random(len(rows))
         at = first[rows] + (anywhere * degrees[rows]).astype(np.int64)
@@ -89,7 +90,9 @@ def wired(like: str, nodes: int, reach: float | None = None, is_bipartite: bool 
             columns = (anywhere * nodes).astype(np.int64)
         keys = np.sort(np.concatenate([keys, rows * nodes + columns]))
         keys = keys[np.diff(keys, prepend=-1) > 0]
-        missing, turn = degrees - np.bincount(keys // nodes, minlength=nodes), turn + 1
+        missing = degrees - np.bincount(keys // nodes, minlength=nodes)
+        if not missing.any():
+            break
     return from_edges(keys // nodes, keys % nodes, (nodes, nodes))
 
 

@@ -428,12 +428,13 @@ def test_generated_graphs_have_the_degrees_of_real_ones(name):
 
 
 def test_many_small_graphs_keep_near_the_diagonal_and_two_kinds_of_nodes_apart():
-    near, apart = wired("PROTEINS", 2_000, reach=5), wired("gowalla-bip", 2_000, is_bipartite=True)
+    near, apart = wired("PROTEINS", 2_000, reach=5), wired("gowalla-bip", 4_000, is_bipartite=True)
     rows = np.repeat(np.arange(2_000), np.diff(near.indptr))
     assert np.median(np.abs(rows - near.indices)) < 20
-    rows, half = np.repeat(np.arange(2_000), np.diff(apart.indptr)), len(apart.indices) // 2
-    cut = rows[half]
-    assert ((rows < cut) != (apart.indices < cut)).mean() > 0.9
+    rows = np.repeat(np.arange(4_000), np.diff(apart.indptr))
+    cut = rows[len(rows) // 2]
+    assert ((rows < cut) != (apart.indices < cut)).mean() > 0.99
+    assert wired("gowalla-bip", 20, is_bipartite=True).shape == (20, 20)  # too few to have all entries
     assert (wired("cora", 500).indices == wired("cora", 500).indices).all()
 
 

@@ -284,3 +284,12 @@ def test_gradients_of_the_plain_unet_are_ours(few, step):
         x = library.SparseConvTensor(step.features.double(), few.indices, step.shape, 1)
         gradients.append(torch.autograd.grad(step.losses(model(x)), unets.parameters(model)))
     torch.testing.assert_close(*gradients, **TOLERANCE[torch.float64])
+
+
+def test_a_small_cloud_is_never_left_without_voxels(few, monkeypatch):
+    monkeypatch.setattr(unets, "SIZE", 1.0)
+    forget()
+    given = unets.step("few")
+    left = [len(given.tensor(ours, fewer).features) for fewer in unets.FEWER]
+    assert min(left) >= len(given.features) // 2
+    assert len(set(left)) > 2

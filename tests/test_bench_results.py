@@ -12,6 +12,7 @@ import pytest
 from bench_results import CPU, H200, entry, every_kind, noted, spmm, write
 from test_readme import run_examples
 
+import bench.data
 import bench.machine
 import bench.results
 from bench.__main__ import main
@@ -321,7 +322,7 @@ def test_readmes_prose_has_no_figure_of_the_run():
     assert found == {"1.8x", "1.00x", "1.05x"}  # the host's noise, and what a draw is
 
 
-@pytest.mark.parametrize("module", [bench.results, bench.machine])
+@pytest.mark.parametrize("module", [bench.data, bench.results, bench.machine])
 def test_the_docstring_examples_run(module):
     for test in doctest.DocTestFinder().find(module):
         run_examples(test)

@@ -19,7 +19,7 @@ from .results import TITLES, Row, Run, better
 
 __all__ = ["page", "report"]
 
-CSS = Path(__file__).with_name("report.css").read_text()
+CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 UNITS = {"us": ", in µs of the host", "MiB": ", in MiB", "s": ", in seconds"}  # of what was noted instead of timed
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 

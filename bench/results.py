@@ -300,7 +300,7 @@ def merge(paths: Sequence[Path], target: Path) -> None:
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows.values())
     head = json.dumps({**whole, "benchmarks": []})
     try:
-        target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'))
+        target.write_text(head.replace('"benchmarks": []', f'"benchmarks": [\n{lines}\n]'), encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{target} can't be written: {error.strerror}") from None
 

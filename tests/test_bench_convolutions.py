@@ -290,6 +290,6 @@ def test_a_small_cloud_is_never_left_without_voxels(few, monkeypatch):
     monkeypatch.setattr(unets, "SIZE", 1.0)
     forget()
     given = unets.step("few")
-    left = [len(given.tensor(ours, fewer).features) for fewer in unets.FEWER]
+    left = [len(given.tensor(ours, share).features) for share in unets.LEFT_OUT]
     assert min(left) >= len(given.features) // 2
     assert len(set(left)) > 2

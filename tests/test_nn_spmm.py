@@ -23,10 +23,11 @@ from sparse_inputs import (
 )
 from statements import DEVICE
 from tolerances import assert_matches
+from torch import nn
 from torch.autograd import gradcheck
 
 from insum_ops.compiler.errors import OperandError, ShapeError
-from insum_ops.formats import COO, ELL, FormatError, GroupCOO
+from insum_ops.formats import COO, ELL, BlockCOO, GroupCOO
 from insum_ops.nn import SpMM
 
 pytestmark = SPARSE_WARNINGS
@@ -153,10 +154,7 @@ def test_counts_of_the_mean_follow_a_loaded_pattern():
 def test_a_state_of_another_size_does_not_load():
     layer = SpMM(COO.from_dense(torch.eye(3)))
     state = SpMM(COO.from_dense(torch.ones(3, 3))).state_dict()
-    message = (
-        "size mismatch for AM: copying a param with shape torch.Size([9]) from checkpoint, "
-        "the shape in current model is torch.Size([3])."
-    )
+    message = "AM is [9] in the state_dict but [3] here; it was saved with a matrix of other entries"
     with pytest.raises(RuntimeError, match=re.escape(message)):
         layer.load_state_dict(state)
     assert torch.equal(layer(torch.eye(3)), torch.eye(3))
@@ -165,9 +163,47 @@ def test_a_state_of_another_size_does_not_load():
 def test_a_state_that_points_outside_does_not_load():
     layer = SpMM(COO.from_dense(torch.eye(3)))
     state = SpMM(COO.from_dense(torch.eye(5)[:, [0, 1, 4]])).state_dict()
-    message = "coords[0][2] is 4; along dimension 0 it is at least 0 and less than 3"
-    with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
-        layer.load_state_dict(state)
+    model = nn.Sequential(layer)
+    message = (
+        "Error(s) in loading state_dict for Sequential:\n\t0.AM in the state_dict names 4 but the matrix here is "
+        "[3, 3]; it was saved with a matrix of another shape"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        model.load_state_dict({f"0.{name}": part for name, part in state.items()})
+    assert torch.equal(layer(torch.eye(3)), torch.eye(3))
+    blocks = SpMM(BlockCOO.from_dense(torch.eye(4), block_size=(2, 2)))
+    state = SpMM(BlockCOO.from_dense(torch.eye(6)[:, :4], block_size=(2, 2))).state_dict()
+    message = "AK in the state_dict names 2 but the matrix here is [4, 4], [2, 2] blocks; it was saved with"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        blocks.load_state_dict({**state, "AK": state["AK"] + 1})
+    assert torch.equal(blocks(torch.eye(4)), torch.eye(4))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("AM"), "AM is not in the state_dict but AK and AV are; a matrix is loaded whole"),
+        (lambda state: [state.pop("AM"), state.pop("AK")], "AM is not in the state_dict but AV is; a matrix is loaded"),
+        (lambda state: state.pop("AV"), "AV is not in the state_dict but AM and AK are; a matrix is loaded whole"),
+        (
+            lambda state: state.update(AV=[1.0]),
+            "AV in the state_dict is of type list; it was not saved by an SpMM",
+        ),
+        (
+            lambda state: state.update(AM=state["AM"].flip(0)),
+            "AM and AK in the state_dict make no COO [3, 3]: coords[0][1] is 1 after 2; it must ascend: from_coo sorts",
+        ),
+    ],
+)
+def test_a_state_that_is_no_whole_matrix_changes_nothing(change, message, strict):
+    layer, state = SpMM(COO.from_dense(torch.eye(3))), SpMM(COO.from_dense(2 * torch.eye(3))).state_dict()
+    change(state)
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        layer.load_state_dict(state, strict=strict)
+    assert torch.equal(layer(torch.eye(3)), torch.eye(3))
+
+    layer.load_state_dict({}, strict=False)
 
 
 def test_copies_stand_on_their_own():

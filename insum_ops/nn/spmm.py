@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from ..compiler.errors import ShapeError, UnsupportedError
 from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import GroupCOO
+from ..formats.convert import block_grid
+from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size
 from ..formats.sparse_format import SparseFormat
 from ..matmul import SUM, spmm
@@ -135,11 +138,19 @@ class SpMM(nn.Module):
         """For pickle and deepcopy: all but what is compared by addresses, which a copy has no part in."""
         return {**vars(self), "_last": None}
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
         form, known = self._form, self._form._known
+        own = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
+        problem = _misfit(state_dict, prefix, form, own)
+        if problem:  # nothing is copied: coordinates and values of two matrices would be mixed
+            lists[2].append(problem)
+            return
         if known.stamp.is_current():
             known.stamp.keep_values()
-        super()._load_from_state_dict(*args, **kwargs)  # which copies other coordinates into the same tensors
+        # which copies other coordinates into the same tensors
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
         stamp = known.stamp.recounted() if is_own else None
         if stamp is None:
@@ -151,6 +162,44 @@ class SpMM(nn.Module):
 def _lasts(values: Tensor) -> bool:
     """They are the layer's own; those of one call by torch.func are not, and kept they would keep its graph alive."""
     return values.is_leaf and not is_wrapped(values)
+
+
+def _misfit(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, own: Mapping[str, Tensor]) -> str:
+    """Why the entries under `prefix` can't be copied into a layer's `own` tensors; "" if they can."""
+    given = {name: state_dict[f"{prefix}{name}"] for name in own if f"{prefix}{name}" in state_dict}
+    if not given:
+        return ""  # strict loading says what is missing
+    for name, part in own.items():
+        key = f"{prefix}{name}"
+        if name not in given:
+            others = " and ".join(f"{prefix}{other}" for other in given)
+            verb = "are" if len(given) > 1 else "is"
+            return f"{key} is not in the state_dict but {others} {verb}; a matrix is loaded whole, or not at all"
+        there = given[name]
+        if not isinstance(there, Tensor):
+            return f"{key} in the state_dict is of type {type(there).__name__}; it was not saved by an SpMM"
+        if there.shape != part.shape:
+            return (
+                f"{key} is {list(there.shape)} in the state_dict but {list(part.shape)} here; "
+                "it was saved with a matrix of other entries"
+            )
+    if any(part.is_meta for part in given.values()):
+        return ""
+    grid, place = block_grid(form.shape, form.block_size), given["AV"].device
+    coords = tuple(given[name].to(place) if name in given else None for name in ("AM", "AK"))
+    for name, coord, size in zip(("AM", "AK"), coords, grid):
+        if coord is not None and coord.numel() and int(coord.max()) >= size:
+            blocks = "" if form.block_size is None else f", {list(grid)} blocks"
+            return (
+                f"{prefix}{name} in the state_dict names {int(coord.max())} but the matrix here is "
+                f"{list(form.shape)}{blocks}; it was saved with a matrix of another shape"
+            )
+    nothing = torch.zeros((), dtype=form.dtype, device=place).expand(form.values.shape)
+    try:
+        type(form)(coords, nothing, form.shape, form.group_dim, form.block_size)
+    except FormatError as error:
+        return f"{prefix}AM and {prefix}AK in the state_dict make no {type(form).__name__} {list(form.shape)}: {error}"
+    return ""
 
 
 def _other_size(form: SparseFormat) -> int | None:

@@ -25,6 +25,10 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def eye(*sizes: int) -> torch.Tensor:
+    return torch.eye(*sizes, dtype=torch.bool)
+
+
 def assert_says(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
     with pytest.raises(error, match=f"^{re.escape(words)}$"):
         call()
@@ -251,6 +255,111 @@ def test_an_optimizer_goes_on_after_a_change_of_pattern(make):
     assert layer.weight.shape == (12, 2, 2)
 
 
+def trained(layer: BlockSparseLinear, make: Any, steps: int = 2, **options: Any) -> torch.optim.Optimizer:
+    optimizer = make([layer.weight], **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        layer(torch.randn(3, layer.in_features)).square().sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_optimizers_state_moves_with_its_blocks(is_given):
+    """Given or not: momentum of other blocks would be used without a word."""
+    layer = BlockSparseLinear(8, 8, 2, pattern=eye(4, 4))
+    optimizer = trained(layer, torch.optim.SGD, lr=0.1, momentum=0.9)
+    before = optimizer.state[layer.weight]["momentum_buffer"].clone()
+    mask = eye(4, 4).roll(1, 1)
+    mask[2] = torch.tensor([True, False, True, False])
+    layer.set_pattern_(mask, optimizer=optimizer if is_given else None)
+    after = optimizer.state[layer.weight]["momentum_buffer"]
+    assert layer.coords.T.tolist() == [[0, 1], [1, 2], [2, 0], [2, 2], [3, 0]]
+    assert torch.equal(after, torch.stack([0 * before[0], *[0 * before[0]] * 2, before[2], 0 * before[0]]))
+    weight = layer.weight.detach().clone()
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    moved = (layer.weight.detach() != weight).flatten(1).any(1)
+    assert moved.tolist() == [False, False, False, True, False]
+
+
+OPTIMIZERS = {
+    torch.optim.SGD: dict(lr=0.1, momentum=0.9),
+    torch.optim.Adam: dict(amsgrad=True),
+    torch.optim.Adagrad: dict(initial_accumulator_value=0.5),
+    torch.optim.Adadelta: {},
+    torch.optim.Adamax: {},
+    torch.optim.ASGD: {},
+    torch.optim.NAdam: {},
+    torch.optim.RAdam: {},
+    torch.optim.RMSprop: dict(momentum=0.9, centered=True),
+    torch.optim.Rprop: dict(lr=0.25),
+    torch.optim.Adafactor: {},
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: make.__name__)
+def test_every_optimizer_that_holds_the_weight_is_found(make):
+    layer = BlockSparseLinear(8, 8, 2, pattern=eye(4, 4))
+    first, second = (trained(layer, make, **OPTIMIZERS[make]) for _ in range(2))
+    other = trained(BlockSparseLinear(8, 8, 2, 0.25), make, **OPTIMIZERS[make])
+    untouched = copy.deepcopy(other.state_dict())
+    layer.set_pattern_(torch.ones(4, 4, dtype=torch.bool))
+    start = {"step_size": 0.25, "sum": 0.5}
+    for optimizer in (first, second):
+        for name, value in optimizer.state[layer.weight].items():
+            if isinstance(value, torch.Tensor) and value.ndim == 3:
+                new = value[~eye(4, 4).flatten()]
+                assert torch.equal(new, torch.full_like(new, start.get(name, 0.0)))
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+    torch.testing.assert_close(other.state_dict(), untouched, rtol=0, atol=0)
+
+
+def test_a_state_that_is_not_kept_by_block_is_left_behind():
+    layer = BlockSparseLinear(8, 8, 2, pattern=eye(4, 4))
+    optimizer = trained(layer, torch.optim.Adam)
+    optimizer.state[layer.weight]["scales"] = torch.ones(3)
+    layer.prune_(0.125)
+    assert optimizer.state[layer.weight] == {}
+    flat = trained(layer, lambda weights: torch.optim.LBFGS([layer.bias, *weights]), steps=0)
+
+    def loss() -> torch.Tensor:
+        flat.zero_grad()
+        value = layer(torch.ones(3, 8)).square().sum()
+        value.backward()
+        return value
+
+    flat.step(loss)
+    layer.set_pattern_(~layer.mask)
+    assert not flat.state
+    flat.step(loss)
+
+
+def test_a_state_that_is_loaded_after_a_change_of_pattern_stays():
+    """A run is resumed: patterns, values, then the optimizer, made before or after."""
+    source = BlockSparseLinear(8, 8, 2, pattern=eye(4, 4))
+    saved = trained(source, torch.optim.Adam).state_dict()
+    layer = BlockSparseLinear(8, 8, 2, 1.0)
+    optimizer = torch.optim.Adam([layer.weight])
+    load_patterns_(layer, source.state_dict())
+    layer.load_state_dict(source.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    assert torch.equal(optimizer.state[layer.weight]["exp_avg"], saved["state"][0]["exp_avg"])
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[layer.weight]["exp_avg"], 0.9 * saved["state"][0]["exp_avg"])
+
+
+def test_load_patterns_moves_the_state_of_optimizers():
+    layer = BlockSparseLinear(8, 8, 2, pattern=eye(4, 4))
+    optimizer = trained(layer, torch.optim.Adam)
+    before = optimizer.state[layer.weight]["exp_avg"].clone()
+    load_patterns_(nn.Sequential(layer), {"0.coords": torch.tensor([[1, 3], [1, 0]])})
+    assert torch.equal(optimizer.state[layer.weight]["exp_avg"], torch.stack([before[1], 0 * before[1]]))
+
+
 def test_a_loss_from_before_a_change_of_pattern_is_refused():
     """Its gradients would be those of blocks that have moved."""
     layer, x = BlockSparseLinear(8, 8, 2, 0.5), torch.randn(3, 8, requires_grad=True)
@@ -340,10 +449,14 @@ def test_patterns_of_a_state_dict_are_checked():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
     head = "Error(s) in loading state_dict for BlockSparseLinear:\n\t"
     order = "coords in the state_dict does not list blocks of a [3, 2] grid in ascending order"
+    outside = (
+        "coords in the state_dict lists a block at {}, but in_features=32, out_features=48 and block_size=(16, 16) "
+        "make [3, 2] blocks; it was saved by a layer of other features"
+    )
     kind = "coords in the state_dict is no int32 tensor [2, blocks]; it was not saved by a BlockSparseLinear"
     for coords, words in (
-        (torch.tensor([[0, 1, 3], [0, 0, 0]]), order),
-        (torch.tensor([[0, 1, 2], [0, -1, 0]]), order),
+        (torch.tensor([[0, 1, 3], [0, 0, 0]]), outside.format([3, 0])),
+        (torch.tensor([[0, 1, 2], [0, -1, 0]]), outside.format([1, -1])),
         (torch.tensor([[0, 2, 1], [0, 0, 0]]), order),
         (torch.tensor([[0, 1, 1], [0, 1, 1]]), order),
         (torch.zeros(3, 3, dtype=torch.int32), kind),
@@ -364,8 +477,128 @@ def test_patterns_of_a_state_dict_are_checked():
         "BlockSparseLinear.from_dense or insum_ops.nn.sparsify",
         lambda: layer.load_state_dict(nn.Linear(32, 48).state_dict()),
     )
-    with pytest.raises(RuntimeError, match="Missing key"):
-        layer.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    assert_says(
+        RuntimeError,
+        head + "coords is not in the state_dict but weight is; blocks are loaded with their pattern, or neither is",
+        lambda: layer.load_state_dict({"weight": layer.weight, "bias": layer.bias}),
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda state: state.update(BlockSparseLinear(64, 32, (16, 8), pattern=eye(2, 8)).state_dict()),
+            "weight is [2, 16, 8] in the state_dict but blocks are [8, 16] here; "
+            "make the layer with block_size=(16, 8)",
+        ),
+        (
+            lambda state: state.pop("coords"),
+            "coords is not in the state_dict but weight is; blocks are loaded with their pattern, or neither is",
+        ),
+        (
+            lambda state: state.pop("weight"),
+            "weight is not in the state_dict but coords is; blocks are loaded with their pattern, or neither is",
+        ),
+        (
+            lambda state: state.update(weight=torch.ones(3, 8, 16)),
+            "weight has 3 blocks in the state_dict but coords 2",
+        ),
+        (
+            lambda state: state.update(weight=[1.0]),
+            "weight in the state_dict is no tensor [blocks, *block_size]; it was not saved by a BlockSparseLinear",
+        ),
+        (
+            lambda state: state.update(bias=torch.ones(31)),
+            "bias is [31] in the state_dict but [32] here; it was saved by a layer of other out_features",
+        ),
+        (
+            lambda state: state.update(coords=torch.tensor([[0, 1], [0, 5]])),
+            "coords in the state_dict lists a block at [1, 5], but in_features=64, out_features=32 and "
+            "block_size=(8, 16) make [4, 4] blocks; it was saved by a layer of other features",
+        ),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_changes_nothing(change, words, strict):
+    layer = BlockSparseLinear(64, 32, (8, 16), pattern=eye(4, 4) & (torch.arange(4) > 1))
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    state = {key: torch.zeros_like(value) for key, value in before.items()}
+    state["coords"] = torch.tensor([[0, 1], [0, 0]], dtype=torch.int32)
+    change(state)
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        layer.load_state_dict(state, strict=strict)
+    assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())
+
+
+def test_a_parametrized_layer_loads_its_own_state():
+    layer, other = (BlockSparseLinear(32, 48, 16, 0.5, generator=seeded(seed)) for seed in (0, 1))
+    for each in (layer, other):
+        parametrize.register_parametrization(each, "weight", nn.Softplus())
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer.to_dense(), other.to_dense())
+
+
+# memory without a pattern
+
+
+def test_reset_parameters_draws_a_pattern_where_there_is_none():
+    """A layer made on the meta device becomes what the same seed makes elsewhere."""
+    for options in ({"density": 0.3}, {"density": 0.1, "allow_empty_rows": True}, {"density": 0.01}):
+        wanted = BlockSparseLinear(64, 80, 16, generator=seeded(7), **options)
+        for found in (None, 0, 10**6, -1):
+            layer = BlockSparseLinear(64, 80, 16, device="meta", **options).to_empty(device="cpu")
+            if found is not None:
+                layer.coords.fill_(found)
+            layer.reset_parameters(seeded(7))
+            assert all(torch.equal(layer.state_dict()[key], value) for key, value in wanted.state_dict().items())
+    torch.manual_seed(3)
+    layer.to("meta").to_empty(device="cpu").reset_parameters()
+    again = layer.coords.clone()
+    torch.manual_seed(3)
+    layer.to("meta").to_empty(device="cpu").reset_parameters()
+    assert torch.equal(layer.coords, again)
+    layer.set_pattern_(torch.zeros(5, 4, dtype=torch.bool))
+    layer.to("meta").to_empty(device="cpu").reset_parameters()
+    assert layer.coords.shape == (2, 0)
+
+
+def test_a_pattern_that_was_set_after_to_empty_stays():
+    source = BlockSparseLinear(64, 64, 16, 0.25)
+    for fill in (
+        lambda layer: layer.load_state_dict(source.state_dict()),
+        lambda layer: layer.set_pattern_(source.mask),
+        lambda layer: load_patterns_(layer, source.state_dict()),
+    ):
+        layer = BlockSparseLinear(64, 64, 16, 0.25, device="meta").to_empty(device="cpu")
+        layer.coords.fill_(-7)
+        fill(layer)
+        layer.reset_parameters()
+        assert torch.equal(layer.mask, source.mask)
+
+
+@pytest.mark.parametrize("found", [0, 10**6, -1])
+def test_memory_without_a_pattern_is_not_multiplied(found):
+    layer = BlockSparseLinear(64, 64, 16, 0.25, device="meta").to_empty(device="cpu")
+    layer.coords.fill_(found)
+    words = (
+        "coords does not list blocks of a [4, 4] grid in ascending order, as after to_empty(), which fills nothing in; "
+        "call reset_parameters(), set_pattern_(mask) or load a state_dict"
+    )
+    for call in (lambda: layer(torch.ones(2, 64)), layer.to_dense, lambda: layer.prune_(0.1)):
+        assert_says(OperandError, words, call)
+
+
+def test_a_layer_on_the_meta_device_is_not_multiplied():
+    layer = BlockSparseLinear(64, 64, 16, 0.25, device="meta")
+    words = (
+        "the layer is on the meta device, where it has no pattern; give it memory with .to_empty(device=...), then "
+        "call reset_parameters() or load a state_dict"
+    )
+    for x in (torch.ones(2, 64), torch.ones(2, 64, device="meta")):
+        assert_says(OperandError, words, lambda x=x: layer(x))
+    words = "the layer is on the meta device; give it memory first, with .to_empty(device=...)"
+    assert_says(OperandError, words, lambda: layer.set_pattern_(torch.ones(4, 4, dtype=torch.bool, device="meta")))
 
 
 def test_copies_and_pickles_work_and_share_nothing():
@@ -476,6 +709,11 @@ CONSTRUCTOR = [
         "pattern is [7, 3] but the blocks are [3, 7]; give one bool per block",
     ),
     (
+        dict(generator=42),
+        OperandError,
+        "generator is of type int; give a torch.Generator, as torch.Generator().manual_seed(0)",
+    ),
+    (
         dict(pattern=torch.ones(3, 7, dtype=torch.bool, device="meta")),
         OperandError,
         "pattern is on meta but the layer is on cpu; move one with .to()",
@@ -577,9 +815,11 @@ def test_a_dense_weight_that_can_not_be_taken_is_refused(options, error, words):
 
 def test_a_change_that_can_not_be_made_changes_nothing():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
-    before = {key: value.clone() for key, value in layer.state_dict().items()}
     other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     flat = torch.optim.LBFGS(layer.parameters())
+    adam = trained(layer, torch.optim.Adam)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    state = copy.deepcopy(adam.state[layer.weight])
     mask = torch.ones(3, 2, dtype=torch.bool)
     for words, call in (
         (
@@ -598,6 +838,18 @@ def test_a_change_that_can_not_be_made_changes_nothing():
             "density is 0; give a number above 0 and up to 1, the share of blocks to keep",
             lambda: layer.prune_(0),
         ),
+        (
+            "optimizer is of type str; give the torch.optim.Optimizer that trains the weight",
+            lambda: layer.prune_(0.2, optimizer="adam"),
+        ),
+        (
+            "generator is of type int; give a torch.Generator, as torch.Generator().manual_seed(0)",
+            lambda: layer.set_pattern_(mask, init="random", optimizer=adam, generator=42),
+        ),
+        (
+            "generator is of type int; give a torch.Generator, as torch.Generator().manual_seed(0)",
+            lambda: layer.reset_parameters(42),
+        ),
         ("init is 'ones'; choose from 'zeros' and 'random'", lambda: layer.set_pattern_(mask, init="ones")),
         ("mask is [2, 3] but the blocks are [3, 2]; give one bool per block", lambda: layer.set_pattern_(mask.T)),
         ("mask is torch.int64; give torch.bool, as in mask=mask != 0", lambda: layer.set_pattern_(mask.long())),
@@ -608,6 +860,7 @@ def test_a_change_that_can_not_be_made_changes_nothing():
     ):
         assert_says(InsumError, words, call)
     assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())
+    torch.testing.assert_close(dict(adam.state[layer.weight]), state, rtol=0, atol=0)
 
 
 def test_a_parametrized_weight_has_no_pattern_to_change():

@@ -22,9 +22,11 @@ from .patterns import (
     check_density,
     check_dtype,
     check_features,
+    check_generator,
     check_mask,
     check_threshold,
     inside,
+    is_pattern,
     largest,
     num_blocks,
     random_mask,
@@ -33,7 +35,7 @@ from .patterns import (
     uniform,
     weight_and_bias,
 )
-from .remap import remap_optimizer, resize_, sources, take
+from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
 from .state import misfit
 
 __all__ = ["BlockSparseLinear"]
@@ -90,6 +92,7 @@ Y[t,o] += X[t,i] * W[o,i])
         self.grid = block_grid((self.out_features, self.in_features), self.block_size)
         density = check_density(density)
         check_dtype("dtype", dtype or torch.get_default_dtype())
+        check_generator(generator)
         start = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", start)
         place = torch.empty((), device=device).device
@@ -97,11 +100,12 @@ Y[t,o] += X[t,i] * W[o,i])
             pattern = random_mask(self.grid, density, allow_empty_rows, generator)
         else:
             check_mask("pattern", pattern, self.grid, place)
-        with torch.inference_mode(False):  # a change of the pattern is to be counted
-            coords = pattern.nonzero().T.to(torch.int32).contiguous().to(place)
+        coords = _listed(pattern, place)
         self.register_buffer("coords", coords)
         self.weight = nn.Parameter(torch.empty(coords.shape[1], *self.block_size, device=device, dtype=dtype))
         self._known: KnownWeight | None = None
+        self._allow_empty_rows = allow_empty_rows
+        self._is_undrawn = False  # memory that to_empty gave to a layer on the meta device, which has no pattern
         self.reset_parameters(generator)
 
     @classmethod
@@ -149,9 +153,16 @@ Y[t,o] += X[t,i] * W[o,i])
         return layer
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Uniform within 1 / sqrt(inputs that the output really has), as `nn.Linear` with all of them."""
+        """Uniform within 1 / sqrt(inputs that the output really has), as `nn.Linear` with all of them.
+
+        The pattern stays. Where there is none, since the layer was on the meta device, it is drawn first, so that the
+        same seed gives the same layer as it does without the detour.
+        """
+        check_generator(generator)
         if self.coords.is_meta:
             return
+        if self._is_undrawn or not is_pattern(self.coords, self.grid):
+            self._draw_pattern(generator)
         bound = row_bounds(self.coords, self.grid, self.block_size[1], self.in_features)
         with torch.no_grad():
             self.weight.copy_(self._drawn_blocks(self.coords, generator))
@@ -189,6 +200,7 @@ Y[t,o] += X[t,i] * W[o,i])
             raise OperandError(
                 f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
             )
+        self.as_format()  # refuses what is no pattern
         rows, columns = self.coords.long()
         norms = torch.full(self.grid, -1.0, dtype=torch.float64, device=self.coords.device)
         norms[rows, columns] = block_norms(self.weight.detach() * self._inside(self.coords)).double()
@@ -205,10 +217,19 @@ Y[t,o] += X[t,i] * W[o,i])
         """Store the blocks of a bool mask [out_blocks, in_blocks]: kept ones keep their values.
 
         New blocks start at zero, or with `init="random"` like those of a new layer. `weight` stays the same Parameter;
-        its gradient is dropped. Pass the optimizer that holds it, and its state of kept blocks is kept too; if there
-        are several, or the optimizer is no torch.optim.Optimizer, forget it: `optimizer.state.pop(layer.weight, None)`.
-        A DistributedDataParallel wrapper must be made anew.
+        its gradient is dropped. The state that an optimizer has for kept blocks is kept too. Without `optimizer` every
+        torch.optim.Optimizer that holds the weight is looked for, which takes about a tenth of a second; one that is
+        given is taken for the only one. Of an optimizer of another kind forget the state yourself. A
+        DistributedDataParallel wrapper must be made anew.
         """
+        self._check_change(mask, init, generator)
+        if optimizer is not None:
+            check_optimizer(optimizer, self.weight)
+        self._change_pattern(mask, holders([self.weight]) if optimizer is None else [optimizer], init, generator)
+
+    def _check_change(self, mask: Tensor, init: str = "zeros", generator: torch.Generator | None = None) -> None:
+        if self.coords.is_meta:
+            raise OperandError("the layer is on the meta device; give it memory first, with .to_empty(device=...)")
         check_mask("mask", mask, self.grid, self.coords.device)
         if "weight" not in self._parameters:
             raise OperandError(
@@ -216,16 +237,27 @@ Y[t,o] += X[t,i] * W[o,i])
             )
         if init not in ("zeros", "random"):
             raise OperandError(f"init is {init!r}; choose from 'zeros' and 'random'")
-        with torch.inference_mode(False):
-            coords = mask.nonzero().T.to(torch.int32).contiguous()
+        check_generator(generator)
+
+    def _change_pattern(
+        self,
+        mask: Tensor,
+        optimizers: Sequence[torch.optim.Optimizer],
+        init: str = "zeros",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        coords, old = _listed(mask, self.coords.device), self.coords
+        if not is_pattern(old, self.grid):
+            old = old[:, :0]  # whatever to_empty found in memory
         with torch.inference_mode(self.weight.is_inference()):  # what can be trained still can, wherever it is changed
-            source = sources(self.coords, coords, self.grid)
-            remap_optimizer(optimizer, self.weight, source)  # first, so that a wrong optimizer changes nothing
+            source = sources(old, coords, self.grid)
             blocks = take(self.weight.detach(), source)
             if init == "random":
                 blocks = torch.where((source < 0).view(-1, 1, 1), self._drawn_blocks(coords, generator), blocks)
+            moved = moved_states(optimizers, self.weight, source)
+            put_states(moved, self.weight)  # nothing has changed before, so that nothing is left half changed
             resize_(self.weight, blocks)
-            self.coords = coords
+            self.coords, self._is_undrawn = coords, False
             self.as_format()  # known anew now, since the next call may be a compiled one
 
     @property
@@ -248,6 +280,7 @@ Y[t,o] += X[t,i] * W[o,i])
         known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
         if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
             known = self._known = known_weight(self.coords, weight, self.grid, known)
+            self._is_undrawn = False  # what it holds by now was written there
         form = known.form
         if form.values is not weight:  # another Parameter, or a call with other values by torch.func
             form = form.with_values(weight)
@@ -287,14 +320,33 @@ Y[t,o] += X[t,i] * W[o,i])
         limits = bound.to(self.weight.dtype).view(-1, 1, 1).expand(-1, *self.block_size)
         return uniform(limits, generator) * self._inside(coords)
 
+    def _draw_pattern(self, generator: torch.Generator | None) -> None:
+        """A random pattern of as many blocks as there is memory for."""
+        count = self.coords.shape[1]
+        if count:
+            density, allow_empty_rows = count / (self.grid[0] * self.grid[1]), self._allow_empty_rows
+            mask = random_mask(self.grid, density, allow_empty_rows or count < self.grid[0], generator)
+            self.coords = _listed(mask, self.coords.device)
+        self._is_undrawn = False
+
+    def _apply(self: Layer, fn: Any, recurse: bool = True) -> Layer:
+        was_meta = self.coords.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.coords.is_meta:
+            self._is_undrawn = True
+        return self
+
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        problem = misfit(state_dict, prefix, self.grid, self.coords.shape[1])
-        if problem:
+        own = {name: part for name, part in (*self._parameters.items(), *self._buffers.items()) if part is not None}
+        problem = misfit(state_dict, prefix, self, own)
+        if problem:  # nothing is copied: a part of it would be values of one pattern at the blocks of another
             lists[2].append(problem)
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        if f"{prefix}coords" in state_dict:
+            self._is_undrawn = False
         known, self._known = self._known, None
         if known is not None and known.has_pattern(self.coords):  # the next call may be a compiled one
             self._known = known_weight(self.coords, self.weight, self.grid, known)
@@ -302,3 +354,9 @@ Y[t,o] += X[t,i] * W[o,i])
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but what can be worked out again."""
         return {**vars(self), "_known": None}
+
+
+def _listed(mask: Tensor, device: torch.device) -> Tensor:
+    """The blocks of a mask, row by row, as `coords` has them."""
+    with torch.inference_mode(False):  # a change of the pattern is to be counted
+        return mask.nonzero().T.to(torch.int32).contiguous().to(device)

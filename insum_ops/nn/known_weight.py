@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler.errors import UnsupportedError
+from ..compiler.errors import OperandError, UnsupportedError
 from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import BlockCOO
+from .patterns import is_pattern
 
 __all__ = ["KnownWeight", "known_weight"]
 
@@ -49,8 +50,18 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
         )
     if known is not None and known.has_pattern(coords):  # written to, but with what was there
         return replace(known, coords=coords, **_state(coords))
+    if coords.is_meta:
+        raise OperandError(
+            "the layer is on the meta device, where it has no pattern; give it memory with .to_empty(device=...), "
+            "then call reset_parameters() or load a state_dict"
+        )
     height, width = weight.shape[1:]
     with outside_transforms(), torch.no_grad():  # the pattern outlives this call
+        if not is_pattern(coords, grid):
+            raise OperandError(
+                f"coords does not list blocks of a {list(grid)} grid in ascending order, as after to_empty(), which "
+                "fills nothing in; call reset_parameters(), set_pattern_(mask) or load a state_dict"
+            )
         pattern = coords.clone()
         rows, columns = pattern
         if not isinstance(weight, nn.Parameter):  # of one call, as by torch.func: it may not outlive it

@@ -10,7 +10,8 @@ from torch import nn
 
 from ..compiler.errors import OperandError
 from .block_sparse_linear import BlockSparseLinear
-from .state import coords_problem
+from .remap import holders
+from .state import pattern_misfit
 
 __all__ = ["load_patterns_"]
 
@@ -23,10 +24,11 @@ def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)]
     masks = []
     for name, layer in layers:
-        key = f"{name}.coords" if name else "coords"
+        prefix = f"{name}." if name else ""
+        key = f"{prefix}coords"
         if key not in state_dict:
             raise OperandError(f"{key} is not in the state_dict; it must be that of a model with the same layers")
-        problem = coords_problem(key, state_dict[key], layer.grid)
+        problem = pattern_misfit(state_dict, prefix, layer)
         if problem:
             raise OperandError(problem)
         if layer.coords.is_meta:
@@ -35,8 +37,8 @@ def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
             )
         mask = torch.zeros(layer.grid, dtype=torch.bool, device=layer.coords.device)
         mask[tuple(state_dict[key].to(mask.device).long())] = True
+        layer._check_change(mask)
         masks.append(mask)
+    optimizers = holders([layer.weight for _, layer in layers])
     for (_, layer), mask in zip(layers, masks):
-        if coords_problem("coords", layer.coords, layer.grid):  # whatever to_empty found in memory is no pattern
-            layer.coords = layer.coords[:, :0]
-        layer.set_pattern_(mask)
+        layer._change_pattern(mask, optimizers)

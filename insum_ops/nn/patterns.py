@@ -18,9 +18,13 @@ __all__ = [
     "check_density",
     "check_dtype",
     "check_features",
+    "check_generator",
     "check_mask",
     "check_threshold",
     "inside",
+    "inside_grid",
+    "is_ascending",
+    "is_pattern",
     "largest",
     "num_blocks",
     "random_mask",
@@ -70,6 +74,12 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
         *first, last = map(str, DTYPES)
         raise OperandError(f"{name} is {dtype}; a weight is {', '.join(first)} or {last}")
+
+
+def check_generator(generator: object) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        kind = type(generator).__name__
+        raise OperandError(f"generator is of type {kind}; give a torch.Generator, as torch.Generator().manual_seed(0)")
 
 
 def check_mask(name: str, mask: Tensor, grid: Pair, device: torch.device) -> None:
@@ -169,6 +179,22 @@ def inside(coords: Tensor, block_size: Pair, shape: Pair) -> Tensor:
         for side in (0, 1)
     )
     return (first < shape[0])[:, :, None] & (second < shape[1])[:, None, :]
+
+
+def inside_grid(coords: Tensor, grid: Pair) -> Tensor:
+    """Which of the blocks at `coords` [2, P] there are: bool [P]."""
+    return ((coords >= 0) & (coords < coords.new_tensor(grid)[:, None])).all(0)
+
+
+def is_ascending(coords: Tensor, grid: Pair) -> bool:
+    """Blocks follow each other row by row, and none comes twice."""
+    rows, columns = coords.long()
+    return bool(((rows * grid[1] + columns).diff() > 0).all())
+
+
+def is_pattern(coords: Tensor, grid: Pair) -> bool:
+    """It lists blocks of this grid as a layer does; uninitialised memory hardly ever does."""
+    return bool(inside_grid(coords, grid).all()) and is_ascending(coords, grid)
 
 
 def row_bounds(coords: Tensor, grid: Pair, width: int, in_features: int) -> Tensor:

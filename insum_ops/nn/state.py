@@ -3,45 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["coords_problem", "misfit"]
+from .patterns import Pair, inside_grid, is_ascending
 
-Pair = tuple[int, int]
+__all__ = ["Blocked", "misfit", "pattern_misfit"]
+
+REMEDY = "it was not saved by a BlockSparseLinear"
 
 
-def misfit(state_dict: Mapping[str, Any], prefix: str, grid: Pair, num_blocks: int) -> str:
-    """Why the entries under `prefix` can't be copied into a layer of `num_blocks` blocks; "" if they can."""
-    coords, weight = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}weight")
+class Blocked(Protocol):
+    """What is asked of a layer: the sizes that its pattern and its blocks must have."""
+
+    in_features: int
+    out_features: int
+    block_size: Pair
+    grid: Pair
+
+
+def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, own: Mapping[str, Tensor]) -> str:
+    """Why the entries under `prefix` can't be copied into the tensors that a layer has of its own; "" if they can."""
+    coords, weight, bias = (state_dict.get(f"{prefix}{name}") for name in ("coords", "weight", "bias"))
+    if coords is None and isinstance(weight, Tensor) and weight.ndim == 2:
+        return (
+            f"{prefix}weight is dense, {list(weight.shape)}, in the state_dict; load it into a torch.nn.Linear and "
+            f"pass that to BlockSparseLinear.from_dense or insum_ops.nn.sparsify"
+        )
+    if "weight" in own and (coords is None) != (weight is None):
+        lost, there = ("coords", "weight") if coords is None else ("weight", "coords")
+        return (
+            f"{prefix}{lost} is not in the state_dict but {prefix}{there} is; blocks are loaded with their pattern, "
+            "or neither is"
+        )
     if coords is None:
-        if isinstance(weight, Tensor) and weight.ndim == 2:
-            return (
-                f"{prefix}weight is dense, {list(weight.shape)}, in the state_dict; load it into a torch.nn.Linear and "
-                f"pass that to BlockSparseLinear.from_dense or insum_ops.nn.sparsify"
-            )
         return ""  # strict loading says what is missing
-    problem = coords_problem(f"{prefix}coords", coords, grid)
+    problem = pattern_misfit(state_dict, prefix, layer)
+    num_blocks = own["coords"].shape[1]
     if not problem and coords.shape[1] != num_blocks:
         problem = (
             f"loading a state_dict of another pattern size: {prefix}weight has {coords.shape[1]} blocks there but "
             f"{num_blocks} here; call insum_ops.nn.load_patterns_(model, state_dict) first"
         )
+    if not problem and "bias" in own and isinstance(bias, Tensor) and bias.shape != own["bias"].shape:
+        problem = (
+            f"{prefix}bias is {list(bias.shape)} in the state_dict but {list(own['bias'].shape)} here; "
+            "it was saved by a layer of other out_features"
+        )
     return problem
 
 
-def coords_problem(name: str, coords: Any, grid: Pair) -> str:
-    """Why `coords` is no list of blocks of this grid, in ascending order; "" if it is."""
+def pattern_misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
+    """Why the pattern under `prefix`, which is there, or the blocks at it are none of this layer; "" if they are."""
+    coords, weight = state_dict[f"{prefix}coords"], state_dict.get(f"{prefix}weight")
     is_index = isinstance(coords, Tensor) and coords.dtype in (torch.int32, torch.int64)
     if not is_index or coords.ndim != 2 or len(coords) != 2:
-        return f"{name} in the state_dict is no int32 tensor [2, blocks]; it was not saved by a BlockSparseLinear"
+        return f"{prefix}coords in the state_dict is no int32 tensor [2, blocks]; {REMEDY}"
+    if weight is not None:
+        if not isinstance(weight, Tensor) or weight.ndim != 3:
+            return f"{prefix}weight in the state_dict is no tensor [blocks, *block_size]; {REMEDY}"
+        theirs = tuple(weight.shape[1:])
+        if theirs != layer.block_size:
+            return (
+                f"{prefix}weight is {list(weight.shape)} in the state_dict but blocks are {list(layer.block_size)} "
+                f"here; make the layer with block_size={theirs}"
+            )
+        if len(weight) != coords.shape[1]:
+            return f"{prefix}weight has {len(weight)} blocks in the state_dict but {prefix}coords {coords.shape[1]}"
     if coords.is_meta:
         return ""
-    rows, columns = coords.long()
-    is_inside = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
-    is_ascending = (rows * grid[1] + columns).diff() > 0
-    if bool(is_inside.all()) and bool(is_ascending.all()):
-        return ""
-    return f"{name} in the state_dict does not list blocks of a {list(grid)} grid in ascending order"
+    is_inside = inside_grid(coords, layer.grid)
+    if not bool(is_inside.all()):
+        place = coords[:, int((~is_inside).nonzero()[0])].tolist()
+        return (
+            f"{prefix}coords in the state_dict lists a block at {place}, but in_features={layer.in_features}, "
+            f"out_features={layer.out_features} and block_size={layer.block_size} make {list(layer.grid)} blocks; "
+            "it was saved by a layer of other features"
+        )
+    if not is_ascending(coords, layer.grid):
+        return f"{prefix}coords in the state_dict does not list blocks of a {list(layer.grid)} grid in ascending order"
+    return ""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from linear_twin import dense_weight, element_mask
@@ -156,6 +157,20 @@ def test_from_dense_draws_nothing_and_takes_no_part_in_autograd():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert layer.weight.is_leaf
     assert layer.weight.requires_grad
+
+
+def test_from_dense_keeps_what_is_trained_and_the_mode():
+    linear = nn.Linear(32, 32).eval()
+    linear.weight.requires_grad_(False)
+    layer = BlockSparseLinear.from_dense(linear, 16, 0.5)
+    assert (layer.weight.requires_grad, layer.bias.requires_grad, layer.training) == (False, True, False)
+    layer = BlockSparseLinear.from_dense(linear.weight, 16, None, 0.0)
+    assert (layer.weight.requires_grad, layer.training) == (True, True)
+
+
+def test_a_share_may_be_a_number_of_numpy():
+    assert BlockSparseLinear(64, 64, 16, numpy.float32(0.5)).density == 0.5
+    assert BlockSparseLinear.from_dense(torch.ones(4, 4), 2, threshold=numpy.float64(9.0)).density == 0
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -687,7 +702,7 @@ CONSTRUCTOR = [
             OperandError,
             f"density is {density!r}; give a number above 0 and up to 1, the share of blocks to keep",
         )
-        for density in (0, 0.0, -0.1, 1.01, math.nan, "0.5", True, None)
+        for density in (0, 0.0, -0.1, 1.01, math.nan, "0.5", True, None, numpy.float32(2.0))
     ),
     *(
         (
@@ -747,10 +762,37 @@ def test_a_layer_that_can_not_be_is_refused(options, error, words):
             OperandError,
             "x is on meta but the layer is on cpu; move one with .to()",
         ),
+        *(
+            (x, OperandError, f"x is of type {kind}; pass a tensor [..., in_features]")
+            for x, kind in ((None, "NoneType"), ([1.0], "list"), (numpy.ones((4, 32)), "ndarray"))
+        ),
+        (
+            torch.ones(4, 32).to_sparse(),
+            OperandError,
+            "x is a torch.sparse_coo tensor; pass a dense one, as x.to_dense()",
+        ),
     ],
 )
 def test_an_input_that_does_not_fit_is_refused(x, error, words):
-    assert_says(error, words, lambda: BlockSparseLinear(32, 48, 16)(x))
+    layer = BlockSparseLinear(32, 48, 16)
+    assert_says(error, words, lambda: layer(x))
+    with torch.no_grad():
+        layer(torch.ones(4, 32))
+        assert_says(error, words, lambda: layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+def test_a_nested_input_is_refused():
+    """After a call too, when its strides would be compared: asking for them ends the process."""
+    layer, x = BlockSparseLinear(32, 48, 16), torch.nested.nested_tensor([torch.ones(4, 32), torch.ones(3, 32)])
+    words = (
+        "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an nn.TransformerEncoder that "
+        "makes them enable_nested_tensor=False"
+    )
+    assert_says(OperandError, words, lambda: layer(x))
+    with torch.no_grad():
+        layer(torch.ones(4, 32))
+        assert_says(OperandError, words, lambda: layer(x))
 
 
 WEIGHT = torch.ones(48, 32)
@@ -780,6 +822,26 @@ FROM_DENSE = [
         "dense is of type list; give a torch.nn.Linear or its weight [out, in]",
     ),
     (dict(dense=torch.ones(3)), ShapeError, "dense is [3]; give a weight [out, in]"),
+    (
+        dict(dense=nn.Linear(32, 48, device="meta"), density=0.5),
+        OperandError,
+        "dense is on the meta device, where it has no values; give it memory and values first",
+    ),
+    (
+        dict(dense=nn.LazyLinear(48), density=0.5),
+        OperandError,
+        "dense is a LazyLinear without values before its first call; call it once",
+    ),
+    (
+        dict(dense=torch.ones(48, 32).to_sparse(), density=0.5),
+        OperandError,
+        "dense is a torch.sparse_coo tensor; give a dense one, as in dense.to_dense()",
+    ),
+    (
+        dict(density=0.5, bias=True),
+        OperandError,
+        "bias is of type bool; give a tensor [out], or leave it out",
+    ),
     (
         dict(dense=torch.ones(48, 32, dtype=torch.complex64)),
         OperandError,

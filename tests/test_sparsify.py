@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -112,6 +114,54 @@ def test_what_can_not_be_swapped_stays_and_says_why():
     assert all(layer.parameters == layer.parameters_before for layer in result.layers)
 
 
+HOOKED = {
+    "forward": lambda layer: layer.register_forward_pre_hook(lambda *args: None),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda *args: None),
+    "state": lambda layer: layer.register_state_dict_post_hook(lambda *args: None),
+    "before state": lambda layer: layer.register_state_dict_pre_hook(lambda *args: None),
+    "load": lambda layer: layer.register_load_state_dict_post_hook(lambda *args: None),
+    "before load": lambda layer: layer.register_load_state_dict_pre_hook(lambda *args: None),
+    "gradient": lambda layer: layer.weight.register_hook(lambda grad: 0 * grad),
+    "collected": lambda layer: layer.bias.register_post_accumulate_grad_hook(lambda parameter: None),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+def test_no_hook_is_lost(kind):
+    model = nn.Sequential(nn.Linear(32, 32))
+    HOOKED[kind](model[0])
+    assert reasons(sparsify(model, 16, 0.5)) == {"0": "has hooks, which would be lost"}
+    assert type(model[0]) is nn.Linear
+
+
+def test_nothing_that_was_added_to_a_layer_is_lost():
+    model = nn.ModuleDict({name: nn.Linear(32, 32) for name in ("attribute", "buffer", "own", "part", "marked")})
+    model["attribute"].scale = 5
+    model["attribute"].offset = 3
+    model["buffer"].register_buffer("running", torch.ones(1))
+    model["own"].forward = lambda x: x
+    model["part"].lora = nn.Linear(32, 2)
+    model["marked"]._is_hf_initialized = True  # by Hugging Face, on every layer of a model
+    assert reasons(sparsify(model, 16, 0.5)) == {
+        "attribute": "has offset, scale, which would be lost",
+        "buffer": "has running, which would be lost",
+        "own": "has forward, which would be lost",
+        "part": "has lora, which would be lost",
+        "part.lora": "smaller than a block",
+        "marked": "",
+    }
+    assert model["attribute"].scale == 5
+
+
+def test_a_lazy_layer_waits_for_its_first_call():
+    model = nn.Sequential(nn.LazyLinear(32), nn.Linear(32, 32))
+    result = sparsify(model, 16, 0.5)
+    assert reasons(result) == {"0": "has no values yet, before its first call", "1": ""}
+    assert str(result).splitlines()[1] == "0       32 x 0  skipped: has no values yet, before its first call"
+    model(torch.randn(2, 48))
+    assert reasons(sparsify(model, 16, 0.5)) == {"0": "", "1": "block-sparse already"}
+
+
 def test_dtype_mode_and_what_is_trained_stay():
     model = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16), nn.Linear(32, 32)).eval()
     model[0].weight.requires_grad_(False)
@@ -145,6 +195,17 @@ def test_a_transformer_encoder_calls_its_new_layers_in_inference_too(padding):
     if padding:
         expected, actual = (y.masked_fill(mask[:, :, None], 0) for y in (expected, actual))
     assert_matches(actual, expected)
+
+
+def test_an_encoder_layer_calls_a_layer_that_is_put_into_it_by_hand():
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, dtype=torch.float64).eval()
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    expected = layer(x)
+    layer.linear1 = BlockSparseLinear.from_dense(layer.linear1, 16, 1.0)
+    layer.add_module("linear2", BlockSparseLinear.from_dense(layer.linear2, 16, 1.0))
+    for twin in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            assert_matches(twin(x), expected)
 
 
 def test_the_result_prints_as_a_table():

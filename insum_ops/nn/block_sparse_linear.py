@@ -55,8 +55,9 @@ class BlockSparseLinear(nn.Module):
     torch's global seed, and is the same on every device. `pattern`, a bool mask [out_blocks, in_blocks], takes the
     place of a random one; `density` is not used then.
 
-    Compile after one ordinary call. Under DistributedDataParallel pass `broadcast_buffers=False`: otherwise the
-    pattern is sent, and compared, at every step.
+    In an `nn.TransformerEncoderLayer` it is called for inference too, where torch would read the weight of an
+    `nn.Linear` itself. Compile after one ordinary call. Under DistributedDataParallel pass
+    `broadcast_buffers=False`: otherwise the pattern is sent, and compared, at every step.
 
     >>> layer = BlockSparseLinear(256, 128, block_size=32, density=0.25)
     >>> layer
@@ -113,16 +114,16 @@ Y[t,o] += X[t,i] * W[o,i])
         cls: type[Layer],
         dense: nn.Linear | Tensor,
         block_size: int | Sequence[int] = (32, 32),
-        *,
         density: float | None = None,
         threshold: float | None = None,
+        *,
         bias: Tensor | None = None,
     ) -> Layer:
         """The blocks of a trained `nn.Linear`, or weight [out, in], that are largest by Frobenius norm.
 
         Give `density`, the share of blocks to keep, or `threshold`, the norm that a kept block exceeds: 0 keeps every
         block that is not all zeros. A block row whose blocks are all small is left empty. `bias` [out] goes with a
-        weight; a Linear brings its own.
+        weight; a Linear brings its own, with what of it is trained and the mode that it is in.
 
         >>> layer = BlockSparseLinear.from_dense(nn.Linear(64, 64), block_size=16, density=0.5)
         >>> layer.mask.sum()
@@ -150,6 +151,11 @@ Y[t,o] += X[t,i] * W[o,i])
             layer.weight.copy_(blocks[mask])
             if layer.bias is not None and bias is not None:
                 layer.bias.copy_(bias)
+        if isinstance(dense, nn.Linear):
+            layer.weight.requires_grad_(dense.weight.requires_grad)
+            if layer.bias is not None:
+                layer.bias.requires_grad_(dense.bias.requires_grad)
+            layer.train(dense.training)
         return layer
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -172,10 +178,19 @@ Y[t,o] += X[t,i] * W[o,i])
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
+        if not isinstance(x, Tensor):
+            raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
+        if x.is_nested:  # before its strides are asked for, which ends the process
+            raise OperandError(
+                "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
+                "nn.TransformerEncoder that makes them enable_nested_tensor=False"
+            )
         W, bias = self.as_format(), self._parameter("bias")
         height, width = size = W.shape
         if size == (self.out_features, self.in_features) and (known := known_product(x, W, bias)) is not None:
             return known
+        if x.layout is not torch.strided:
+            raise OperandError(f"x is a {x.layout} tensor; pass a dense one, as x.to_dense()")
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(
                 f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"

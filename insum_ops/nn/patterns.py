@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from operator import index
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.parameter import is_lazy
 
 from ..compiler.errors import OperandError, ShapeError
 
@@ -59,13 +61,13 @@ def check_block_size(block_size: int | Sequence[int], shape: Pair) -> Pair:
 
 
 def check_density(density: float) -> float:
-    if not isinstance(density, (int, float)) or isinstance(density, bool) or not 0 < density <= 1:
+    if not isinstance(density, Real) or isinstance(density, bool) or not 0 < density <= 1:
         raise OperandError(f"density is {density!r}; give a number above 0 and up to 1, the share of blocks to keep")
     return float(density)
 
 
 def check_threshold(threshold: float | None) -> float:
-    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool) or not threshold >= 0:
+    if not isinstance(threshold, Real) or isinstance(threshold, bool) or not threshold >= 0:
         raise OperandError(f"threshold is {threshold!r}; give a number of at least 0, which a kept norm exceeds")
     return float(threshold)
 
@@ -149,6 +151,8 @@ def block_norms(blocks: Tensor) -> Tensor:
 def weight_and_bias(dense: nn.Linear | Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """A Linear's weight and bias, or those given, once they are known to fit each other."""
     if isinstance(dense, nn.Linear):
+        if any(map(is_lazy, dense.parameters())):
+            raise OperandError("dense is a LazyLinear without values before its first call; call it once")
         if bias is not None:
             raise OperandError("bias goes with a weight, but dense is a Linear, which brings its own; leave bias out")
         weight, bias = dense.weight.detach(), dense.bias
@@ -156,11 +160,17 @@ def weight_and_bias(dense: nn.Linear | Tensor, bias: Tensor | None) -> tuple[Ten
         weight = dense.detach()
     else:
         raise OperandError(f"dense is of type {type(dense).__name__}; give a torch.nn.Linear or its weight [out, in]")
+    if weight.layout is not torch.strided:
+        raise OperandError(f"dense is a {weight.layout} tensor; give a dense one, as in dense.to_dense()")
+    if weight.is_meta:
+        raise OperandError("dense is on the meta device, where it has no values; give it memory and values first")
     if weight.ndim != 2:
         raise ShapeError(f"dense is {list(weight.shape)}; give a weight [out, in]")
     check_dtype("dense", weight.dtype)
     if bias is None:
         return weight, None
+    if not isinstance(bias, Tensor):
+        raise OperandError(f"bias is of type {type(bias).__name__}; give a tensor [out], or leave it out")
     if tuple(bias.shape) != (len(weight),):
         raise ShapeError(f"bias is {list(bias.shape)} but dense is {list(weight.shape)}; give one number per output")
     if (bias.dtype, bias.device) != (weight.dtype, weight.device):

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..compiler.errors import OperandError
 from .block_sparse_linear import BlockSparseLinear
+from .fused_encoder import keep_from_fused_kernels
 from .patterns import DTYPES, check_block_size, check_density
 
 __all__ = ["LayerReport", "Sparsified", "sparsify"]
 
 Filter = Callable[[str, nn.Module], bool]
 HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OWN = {"in_features", "out_features", "_is_hf_initialized"}  # the last marks every layer of a Hugging Face model
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,9 @@ def sparsify(
     """Swap the `nn.Linear` layers of a model, in place, for `BlockSparseLinear` with their largest blocks.
 
     `filter(name, layer)` says which; without one it is all of them. What can't be swapped is left as it is, and the
-    table says why: a layer smaller than a block, with a shared weight, with hooks, of a subclass of nn.Linear. Make the
-    optimizer afterwards. If the model is a Linear itself, the result's `model` is the new layer.
+    table says why: a layer smaller than a block, with a shared weight, with hooks on itself or its parameters, with
+    buffers, attributes or a forward that an nn.Linear has not, of a subclass of nn.Linear. Make the optimizer
+    afterwards. If the model is a Linear itself, the result's `model` is the new layer.
 
     >>> model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
     >>> sparsify(model, block_size=32, density=0.25).layers[1].skipped
@@ -87,23 +95,15 @@ def sparsify(
             continue
         reason = _obstacle(name, module, pair, filter, shared)
         if isinstance(module, nn.Linear) and not reason:
-            swaps[name] = _swapped(module, pair, density)
+            swaps[name] = BlockSparseLinear.from_dense(module, pair, density)
         layers.append(_report(name, module, swaps.get(name), reason))
     for name, layer in swaps.items():
         if name == "":
             model = layer
         else:
             model.set_submodule(name, layer)
-    _keep_from_fused_kernels(model)
+    keep_from_fused_kernels(model)
     return Sparsified(model, tuple(layers))
-
-
-def _swapped(linear: nn.Linear, block_size: tuple[int, int], density: float) -> BlockSparseLinear:
-    layer = BlockSparseLinear.from_dense(linear, block_size, density=density)
-    layer.weight.requires_grad_(linear.weight.requires_grad)
-    if layer.bias is not None:
-        layer.bias.requires_grad_(linear.bias.requires_grad)
-    return layer.train(linear.training)
 
 
 def _obstacle(
@@ -112,14 +112,19 @@ def _obstacle(
     """Why a linear layer stays as it is; "" if nothing speaks against swapping it."""
     if isinstance(module, BlockSparseLinear):
         return "block-sparse already"
+    if any(map(is_lazy, module.parameters())):
+        return "has no values yet, before its first call"
     if type(module) is not nn.Linear:
         return f"a subclass, {type(module).__name__}"
     if filter is not None and not filter(name, module):
         return "left out by filter"
     if id(module) in shared or any(id(parameter) in shared for parameter in module.parameters()):
         return "shared with another layer"
-    if any(getattr(module, hooks, None) for hooks in HOOKS) or "weight" not in module._parameters:
+    if _has_hooks(module) or "weight" not in module._parameters:
         return "has hooks, which would be lost"
+    extras = _extras(module)
+    if extras:
+        return f"has {', '.join(extras)}, which would be lost"
     if module.weight.is_meta:
         return "has no values yet, on the meta device"
     if module.weight.dtype not in DTYPES:
@@ -127,6 +132,19 @@ def _obstacle(
     if module.out_features < block_size[0] or module.in_features < block_size[1]:
         return "smaller than a block"
     return ""
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    if any(getattr(module, hooks, None) for hooks in HOOKS):
+        return True
+    return any(getattr(parameter, hooks, None) for parameter in module.parameters() for hooks in PARAMETER_HOOKS)
+
+
+def _extras(module: nn.Module) -> list[str]:
+    """What this layer has and an nn.Linear has not: attributes, a forward of its own, buffers, parameters, modules."""
+    attributes = vars(module).keys() - vars(nn.Module()).keys() - OWN
+    parts = {*module._parameters, *module._buffers, *module._modules} - {"weight", "bias"}
+    return sorted(attributes | parts)
 
 
 def _shared(model: nn.Module) -> set[int]:
@@ -141,7 +159,7 @@ def _shared(model: nn.Module) -> set[int]:
 
 
 def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reason: str) -> LayerReport:
-    before = sum(parameter.numel() for parameter in module.parameters())
+    before = sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
     shape = (int(module.out_features), int(module.in_features))  # type: ignore[arg-type]
     if layer is None:
         return LayerReport(name, shape, 0, 0, 1.0, before, before, reason)
@@ -157,16 +175,6 @@ def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reaso
         parameters_before=before,
         skipped="",
     )
-
-
-def _keep_from_fused_kernels(model: nn.Module) -> None:
-    """For inference torch's transformer encoders read a Linear's weight themselves; make them call it."""
-    for module in model.modules():
-        if any(isinstance(part, BlockSparseLinear) for part in module.modules()):
-            if isinstance(module, nn.TransformerEncoderLayer):
-                module.activation_relu_or_gelu = 0
-            elif isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False
 
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:

@@ -34,6 +34,15 @@ class ScipyCOO(Protocol):
     def data(self) -> NDArray[numpy.number]: ...
 
 
+class ScipyRepeating(ScipyArray, Protocol):
+    """What is asked of one that may list an entry several times, which stand for their sum."""
+
+    @property
+    def has_canonical_format(self) -> bool: ...
+    def copy(self) -> ScipyRepeating: ...
+    def sum_duplicates(self) -> None: ...
+
+
 class ScipyBSR(Protocol):
     """What is read of one in BSR."""
 
@@ -42,7 +51,7 @@ class ScipyBSR(Protocol):
     data: NDArray[numpy.number]
 
 
-def torch_entries(A: Tensor) -> tuple[Tensor, Tensor]:
+def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
     """The coords [ndim, E] and values [E] of a torch sparse tensor; BSR and BSC list blocks."""
     if not isinstance(A, Tensor):
         raise FormatError(f"A is a {type(A).__name__}; from_torch takes a torch sparse tensor")
@@ -60,20 +69,40 @@ def torch_entries(A: Tensor) -> tuple[Tensor, Tensor]:
         raise FormatError(f"A has layout {A.layout}; from_torch takes {known}, from_dense takes a dense tensor")
     if A.ndim != 2:
         raise FormatError(f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout")
+    is_broken = (pointers.diff() < 0).any() | (pointers[0] != 0) | (pointers[-1] != len(others))
+    if bool(is_broken):
+        which = ("crow_indices", "ccol_indices")[first]
+        raise FormatError(f"{name}.{which}() must ascend from 0 to {len(others)}, its entries; mend its indices")
     pair = (_pointed_rows(pointers), others.long())
     return torch.stack([pair[first], pair[1 - first]]), A.values()
 
 
 def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
-    """The coords [ndim, E] and values [E] of a scipy sparse array; BSR lists blocks."""
+    """The coords [ndim, E] and values [E] of a scipy sparse array, each once; BSR lists blocks."""
     if not hasattr(A, "tocoo"):
         raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix")
     if A.format == "bsr":
         bsr = cast(ScipyBSR, A)
         rows = _pointed_rows(torch.tensor(bsr.indptr))
-        return torch.stack([rows, torch.tensor(bsr.indices).long()]), torch.tensor(bsr.data)
-    coo = A.tocoo()
-    return torch.stack([torch.tensor(c).long() for c in coo.coords]), torch.tensor(coo.data)
+        return torch.stack([rows, torch.tensor(bsr.indices).long()]), _values(bsr.data)
+    coo = _distinct(A).tocoo()
+    return torch.stack([torch.tensor(c).long() for c in coo.coords]), _values(coo.data)
+
+
+def _distinct(A: ScipyArray) -> ScipyArray:
+    """A, or a copy without repetitions where scipy does not know that there are none."""
+    if A.format not in ("coo", "csr", "csc") or cast(ScipyRepeating, A).has_canonical_format:
+        return A
+    copy = cast(ScipyRepeating, A).copy()
+    copy.sum_duplicates()
+    return copy
+
+
+def _values(data: NDArray[numpy.number]) -> Tensor:
+    try:
+        return torch.tensor(data)
+    except TypeError:  # torch has no such numbers
+        raise FormatError(f"A holds values of {data.dtype}; convert them with A.astype('float32')") from None
 
 
 def spread_blocks(coords: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,6 +116,8 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
         raise OperandError(f"edge_index is {edge_index.dtype}; node numbers are int32 or int64")
     if edge_index.ndim != 2 or len(edge_index) != 2:
         raise ShapeError(f"edge_index is {list(edge_index.shape)}; it must be [2, E], sources first, then targets")
+    if edge_index.is_meta:
+        raise OperandError("edge_index is on the meta device, where it lists no edges; give it memory and values first")
     if sizes is None:
         nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         sizes = nodes, nodes

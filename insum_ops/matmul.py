@@ -27,6 +27,7 @@ from .sparse_source import remembered_format, remembered_source, sparse_source
 __all__ = ["sddmm", "spmm"]
 
 SUM = ("C[m] += A[m,k] * B[k]", "C[m,n] += A[m,k] * B[k,n]", "C[b,m,n] += A[m,k] * B[b,k,n]")
+MANY = "C[...,m,n] += A[m,k] * B[...,k,n]"
 MEAN = tuple(statement.replace("A[m,k]", "R[m] * A[m,k]") for statement in SUM)
 MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] = max(A[m,k] * B[b,k,n])")
 MIN = tuple(statement.replace("max", "min") for statement in MAX)
@@ -45,7 +46,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
 
     `reduce` says what becomes of a row's products: "sum", "mean", "max" or "min" ("amax" and "amin" too). Rows
     without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an uncoalesced
-    COO tensor lists twice is one entry.
+    COO tensor or a scipy array lists twice is one entry.
 
     Gradients reach B and the values of A: the format's, edge_weight, or the sparse tensor, whose gradient is
     sparse, of its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and
@@ -69,10 +70,10 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
             [ 0.,  0.],
             [ 2., 20.]])
     """
-    known = _again(A, B, reduce)
+    known = _again(A, B, reduce) if isinstance(reduce, str) else None
     if known is not None:
         return known
-    statements = STATEMENTS.get(reduce)
+    statements = STATEMENTS.get(reduce) if isinstance(reduce, str) else None
     if statements is None:
         raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
     if not isinstance(B, Tensor) or B.ndim == 0:
@@ -94,6 +95,12 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if len(form.shape) != 2:
         raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
     if B.ndim > 3:
+        if B.shape[-2] != form.shape[1]:
+            raise ShapeError(
+                f"index k is {form.shape[1]} in A dimension 1 but {B.shape[-2]} in B dimension {B.ndim - 2}; "
+                "they must agree",
+                *(MANY, MANY.rindex("k")),
+            )
         C = spmm(form, B.flatten(0, -3), reduce)
         return C.view(*B.shape[:-2], *C.shape[1:])
     statement = statements[B.ndim - 1]
@@ -199,7 +206,8 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
 
     X is [M, D], Y [K, D]. The values come back as the pattern came: in the same format, in a torch sparse tensor of
     the same layout, or for `(edge_index, edge_weight, size)` as a tensor [E], one dot product of X[target] and
-    Y[source] for each edge. The pattern's own values are not read. Gradients reach X and Y, to any order.
+    Y[source] for each edge. The pattern's own values are not read. Gradients reach X and Y, to any order; a scipy
+    array could not hand them on, so it is to be converted first.
 
     >>> pattern = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
     >>> X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [10.0, 10.0]])

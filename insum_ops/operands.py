@@ -11,6 +11,7 @@ from .arrange import arrange
 from .compiler.errors import OperandError, ShapeError
 from .edges import Edges, edges_of
 from .formats.check import VALUE_DTYPES
+from .formats.errors import FormatError
 from .formats.sources import scipy_entries
 from .formats.sparse_format import SparseFormat
 from .sparse_source import SparseSource, remembered_format, sparse_source
@@ -51,10 +52,14 @@ def _size(B: Tensor | None) -> tuple[int, int] | None:
 
 def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
     """A copy of a scipy matrix, which can't tell when it changes, so that none is kept."""
-    coords, values = scipy_entries(A)
     if len(A.shape) != 2:
         raise ShapeError(f"A is a scipy array of shape {list(A.shape)}; pass a matrix")
+    try:
+        coords, values = scipy_entries(A)
+    except FormatError as error:
+        raise OperandError(str(error)) from None
     if values.dtype not in VALUE_DTYPES:
         raise OperandError(f"A holds values of {values.dtype}; convert them with A.astype('float32')")
-    coords, values = coords.to(device), values.to(device)
+    if device is not None and device.type != "meta":  # which the product refuses in words of its own
+        coords, values = coords.to(device), values.to(device)
     return arrange(coords, values, tuple(A.shape), is_sorted=A.format in ("csr", "bsr")).fill(values)

@@ -13,6 +13,7 @@ from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
+from .formats.errors import FormatError
 from .formats.sources import torch_entries
 from .formats.sparse_format import SparseFormat
 from .remember import ByIdentity
@@ -135,9 +136,14 @@ def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
         raise ShapeError(f"{name} is a {A.layout} tensor {kind}; pass a sparse matrix")
     if A.dtype not in VALUE_DTYPES:
         raise OperandError(f"{name} holds values of {A.dtype}; convert them with {name}.float()")
+    if A.is_meta:
+        raise OperandError(f"{name} is on the meta device, where it lists no entries; give it memory and values first")
     if A.layout is torch.sparse_coo:
         return A._indices(), A._values(), A.is_coalesced()
-    coords, values = torch_entries(A)
+    try:
+        coords, values = torch_entries(A, name)
+    except FormatError as error:
+        raise IndexRangeError(str(error)) from None
     return coords, values, A.layout in (torch.sparse_csr, torch.sparse_bsr)
 
 

@@ -366,3 +366,18 @@ def test_compiled_it_runs_after_a_checkpoint_is_loaded(reduce):
     assert_matches(actual, 2 * A @ B / counts)
     (d_B,) = torch.autograd.grad(actual.sum(), B)
     assert_matches(d_B, (2 * A / counts).sum(0)[:, None].expand(4, 3))
+
+
+def test_a_layer_on_the_meta_device_is_not_multiplied():
+    A, B = random_matrix(6, 4), random_dense(4, 3)
+    layer = SpMM(csr(A)).to("meta")
+    message = (
+        "the layer is on the meta device, where its matrix has no entries; give it memory with .to_empty(device=...) "
+        "and load a state_dict"
+    )
+    for given in (B, B.to("meta")):
+        with pytest.raises(OperandError, match=f"^{re.escape(message)}$"):
+            layer(given)
+    layer.load_state_dict(layer.state_dict(), assign=True)
+    layer.to_empty(device=B.device).load_state_dict(SpMM(csr(A)).state_dict())
+    assert_matches(layer(B), A @ B)

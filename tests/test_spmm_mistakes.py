@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 
+import numpy
 import pytest
 import scipy.sparse
 import torch
-from sparse_inputs import SPARSE_WARNINGS
+from sparse_inputs import SPARSE_WARNINGS, scipy_of
 from torch import Tensor
 
 from insum_ops import spmm
 from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
-from insum_ops.formats import GroupCOO
+from insum_ops.formats import FormatError, GroupCOO
 
 pytestmark = SPARSE_WARNINGS
 
@@ -28,7 +29,9 @@ def fails(error: type[Exception], message: str, A: object, B: object, reduce: st
 
 def test_an_unknown_reduce_lists_the_choices():
     A, B = sample()
-    fails(OperandError, "reduce is 'prod'; choose from 'sum', 'mean', 'max', 'min', 'amax', 'amin'", A, B, "prod")
+    choices = "choose from 'sum', 'mean', 'max', 'min', 'amax', 'amin'"
+    fails(OperandError, f"reduce is 'prod'; {choices}", A, B, "prod")
+    fails(OperandError, f"reduce is ['sum']; {choices}", A, B, ["sum"])
 
 
 def test_shapes_that_do_not_fit():
@@ -48,6 +51,14 @@ def test_shapes_that_do_not_fit():
         "                       ^",
         A,
         torch.ones(4),
+    )
+    fails(
+        ShapeError,
+        "index k is 3 in A dimension 1 but 4 in B dimension 2; they must agree\n"
+        "    C[...,m,n] += A[m,k] * B[...,k,n]\n"
+        "                                 ^",
+        A,
+        torch.ones(2, 3, 4, 5),
     )
 
 
@@ -114,9 +125,19 @@ def test_scipy_values_that_are_no_floats():
     )
 
 
+@pytest.mark.skipif(numpy.dtype(numpy.longdouble).itemsize == 8, reason="a longdouble is a float64 here")
+@pytest.mark.parametrize("kind", ["csr", "coo", "bsr"])
+def test_scipy_values_that_torch_does_not_have(kind):
+    A = scipy_of(torch.eye(4), kind).astype(numpy.longdouble)
+    message = f"A holds values of {numpy.dtype(numpy.longdouble)}; convert them with A.astype('float32')"
+    fails(OperandError, message, A, torch.ones(4, 2))
+    with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
+        GroupCOO.from_scipy(A)
+
+
 def test_another_device():
     A, B = sample()
-    for operand in (A, GroupCOO.from_torch(A)):
+    for operand in (A, GroupCOO.from_torch(A), scipy_of(A.to_dense(), "csr")):
         fails(
             OperandError,
             "A is on cpu but B is on meta; move them to one device\n"
@@ -133,6 +154,35 @@ def test_another_device():
         (edge_index, weight, 3),
         B,
     )
+
+
+def test_tensors_without_memory():
+    A, B = sample()
+    for place in ("cpu", "meta"):
+        for layout in (torch.sparse_coo, torch.sparse_csr):
+            fails(
+                OperandError,
+                "A is on the meta device, where it lists no entries; give it memory and values first",
+                A.to_dense().to_sparse(layout=layout).to("meta"),
+                B.to(place),
+            )
+        fails(
+            OperandError,
+            "edge_index is on the meta device, where it lists no edges; give it memory and values first",
+            (torch.zeros(2, 3, dtype=torch.int64, device="meta"), None),
+            B.to(place),
+        )
+
+
+@pytest.mark.parametrize("pointers", [[0, 1, 1], [0, 3, 2], [1, 1, 2], [0, 1, 3]])
+def test_pointers_that_do_not_share_out_the_entries(pointers):
+    parts = torch.tensor(pointers), torch.tensor([0, 1]), torch.ones(2)
+    for make, name in ((torch.sparse_csr_tensor, "crow_indices"), (torch.sparse_csc_tensor, "ccol_indices")):
+        A = make(*parts, (2, 2), check_invariants=False)
+        message = f"A.{name}() must ascend from 0 to 2, its entries; mend its indices"
+        fails(IndexRangeError, message, A, torch.ones(2, 2))
+        with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
+            GroupCOO.from_torch(A)
 
 
 def test_indices_outside_the_shape():

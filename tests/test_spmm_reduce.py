@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
+import scipy.sparse
 import torch
 from sparse_inputs import (
     EVERY_KIND,
@@ -23,7 +25,7 @@ from torch.autograd import gradcheck
 
 from insum_ops import spmm
 from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.formats import BlockCOO
+from insum_ops.formats import BlockCOO, GroupCOO
 from insum_ops.nn import SpMM
 
 pytestmark = SPARSE_WARNINGS
@@ -153,3 +155,25 @@ def test_a_nan_wins():
     )
     assert spmm(A, B, "max").isnan().all()
     assert spmm(A, B, "min").isnan().all()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc"])
+def test_what_a_scipy_array_lists_twice_is_one_entry(kind, reduce):
+    """As for scipy itself, whose `toarray` adds it up, and as in a COO tensor of torch."""
+    rows, columns = numpy.array([0, 0, 0, 1, 1]), numpy.array([2, 0, 2, 1, 1])
+    values = numpy.array([1.0, 5.0, 2.0, 3.0, -3.0])
+    if kind == "coo":
+        A = scipy.sparse.coo_array((values, (rows, columns)), shape=(3, 3))
+    elif kind == "csr":
+        A = scipy.sparse.csr_array((values, columns, numpy.array([0, 3, 5, 5])), shape=(3, 3))
+    else:
+        A = scipy.sparse.csc_array((values, columns, numpy.array([0, 3, 5, 5])), shape=(3, 3))
+        rows, columns = columns, rows
+    B = torch.randn(3, 4, dtype=torch.float64)
+    listed = torch.sparse_coo_tensor(numpy.stack([rows, columns]), values, (3, 3))
+    expected = spmm(listed.coalesce(), B, reduce)
+    assert_matches(spmm(A, B, reduce), expected)
+    assert_matches(spmm(GroupCOO.from_scipy(A), B, reduce), expected)
+    assert_matches(torch.from_numpy(A.toarray()) @ B, spmm(A, B))
+    assert A.nnz == 5  # it is not changed

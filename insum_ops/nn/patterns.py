@@ -61,13 +61,13 @@ def check_block_size(block_size: int | Sequence[int], shape: Pair) -> Pair:
 
 
 def check_density(density: float) -> float:
-    if not isinstance(density, Real) or isinstance(density, bool) or not 0 < density <= 1:
+    if not _is_number(density) or not 0 < density <= 1:
         raise OperandError(f"density is {density!r}; give a number above 0 and up to 1, the share of blocks to keep")
     return float(density)
 
 
 def check_threshold(threshold: float | None) -> float:
-    if not isinstance(threshold, Real) or isinstance(threshold, bool) or not threshold >= 0:
+    if threshold is None or not _is_number(threshold) or not threshold >= 0:
         raise OperandError(f"threshold is {threshold!r}; give a number of at least 0, which a kept norm exceeds")
     return float(threshold)
 
@@ -220,6 +220,11 @@ def uniform(limits: Tensor, generator: torch.Generator | None) -> Tensor:
     device = limits.device if generator is None else generator.device
     drawn = torch.empty(limits.shape, dtype=limits.dtype, device=device).uniform_(-1, 1, generator=generator)
     return drawn.to(limits.device) * limits
+
+
+def _is_number(value: object) -> bool:
+    """One of numpy's is too."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _whole(value: object) -> int | None:

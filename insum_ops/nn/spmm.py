@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..compiler.errors import ShapeError, UnsupportedError
+from ..compiler.errors import OperandError, ShapeError, UnsupportedError
 from ..compiler.ready import is_wrapped, outside_transforms
 from ..formats import GroupCOO
 from ..formats.convert import block_grid
@@ -110,6 +110,11 @@ class SpMM(nn.Module):
                 "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))"
             )
         values = self.AV
+        if values.is_meta:
+            raise OperandError(
+                "the layer is on the meta device, where its matrix has no entries; give it memory with "
+                ".to_empty(device=...) and load a state_dict"
+            )
         if not _lasts(values):
             with outside_transforms():
                 values = torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
@@ -153,6 +158,8 @@ class SpMM(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
         stamp = known.stamp.recounted() if is_own else None
+        if self.AV.is_meta:
+            return  # a state without memory, assigned: whoever multiplies is told
         if stamp is None:
             self._form = self._rebuilt()
         else:  # the pattern is what it was: the next call may be a compiled one

@@ -25,7 +25,6 @@ __all__ = [
     "check_threshold",
     "inside",
     "inside_grid",
-    "is_ascending",
     "is_pattern",
     "largest",
     "num_blocks",
@@ -196,15 +195,11 @@ def inside_grid(coords: Tensor, grid: Pair) -> Tensor:
     return ((coords >= 0) & (coords < coords.new_tensor(grid)[:, None])).all(0)
 
 
-def is_ascending(coords: Tensor, grid: Pair) -> bool:
-    """Blocks follow each other row by row, and none comes twice."""
-    rows, columns = coords.long()
-    return bool(((rows * grid[1] + columns).diff() > 0).all())
-
-
 def is_pattern(coords: Tensor, grid: Pair) -> bool:
-    """It lists blocks of this grid as a layer does; uninitialised memory hardly ever does."""
-    return bool(inside_grid(coords, grid).all()) and is_ascending(coords, grid)
+    """It lists blocks of this grid row by row, none twice; uninitialised memory hardly ever does."""
+    rows, columns = coords.long()
+    is_right = torch.cat([inside_grid(coords, grid), (rows * grid[1] + columns).diff() > 0])
+    return torch.equal(is_right, torch.ones_like(is_right))  # not `bool`, of which a compiler warns
 
 
 def row_bounds(coords: Tensor, grid: Pair, width: int, in_features: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .patterns import Pair, inside_grid, is_ascending
+from .patterns import Pair, inside_grid, is_pattern
 
 __all__ = ["Blocked", "misfit", "pattern_misfit"]
 
@@ -82,6 +82,6 @@ def pattern_misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -
             f"out_features={layer.out_features} and block_size={layer.block_size} make {list(layer.grid)} blocks; "
             "it was saved by a layer of other features"
         )
-    if not is_ascending(coords, layer.grid):
+    if not is_pattern(coords, layer.grid):
         return f"{prefix}coords in the state_dict does not list blocks of a {list(layer.grid)} grid in ascending order"
     return ""

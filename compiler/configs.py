@@ -125,7 +125,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         return
     if schedule.extents[rows] <= 64:
         yield config(64, 128, deep, 4, 3)  # fits every GPU
-        # four warps share 256 columns: 3 to 4 % faster than eight
+        # four warps share 256 columns: 2 to 3 % faster than eight
         yield config(64, 256, deep, 4, 6, reverse=True)  # half and a fifth dense
         yield config(64, 256, deep, 4, 4, reverse=True)  # a tenth
         yield config(64, 256, deep, 4, 5)  # three quarters

@@ -358,10 +358,13 @@ class _Emitter(Winners, Unrolled):
 
     def output_masks(self) -> list[Value]:
         """Where the program's tile has places in the output."""
+        masks = [self.bounds[name] for name in self.schedule.free if name in self.bounds]
+        return masks + [self.valid[access] for access in self.own_places() if access in self.valid]
+
+    def own_places(self) -> tuple[Access, ...]:
+        """Positions in the output that no other program writes: where there is none nothing is stored."""
         s = self.schedule
-        places = s.output.indirections if s.strategy in ("store-once", "owner") else ()
-        masks = [self.bounds[name] for name in s.free if name in self.bounds]
-        return masks + [self.valid[access] for access in places if access in self.valid]
+        return s.output.indirections if s.strategy in ("store-once", "owner") else ()
 
     def emit_scatter(self, root: tuple[str, ...], early: Value | None = None) -> None:
         s = self.schedule
@@ -372,8 +375,7 @@ class _Emitter(Winners, Unrolled):
                 root = tuple(other for other in root if other != axis)
         if self.bound.statement.scale != 1:
             self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
-        masks = self.output_masks()
-        places = s.output.indirections if s.strategy in ("store-once", "owner") else ()
+        masks, places = self.output_masks(), self.own_places()
         known = [access for access in self.valid if set(access.names) <= set(s.free) and access not in places]
         entries = [self.valid[access] for access in known]
         if s.strategy == "atomic":

@@ -45,3 +45,11 @@ class MaskedLinear(nn.Module):
         for value in optimizer.state[self.weight].values():
             if isinstance(value, Tensor) and value.shape == kept.shape:
                 value *= kept
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def eye(*sizes: int) -> torch.Tensor:
+    return torch.eye(*sizes, dtype=torch.bool)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 
 def messages(text: str) -> list[tuple[str, str]]:
     """(expression, full text of its message) for each paragraph: the problem, the expression, the caret."""
@@ -11,3 +17,9 @@ def messages(text: str) -> list[tuple[str, str]]:
         assert caret.strip() == "^"
         found.append((expression[4:], f"{problem}\n{expression}\n{caret}"))
     return found
+
+
+def assert_says(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    """The call raises the error with these very words."""
+    with pytest.raises(error, match=f"^{re.escape(words)}$"):
+        call()

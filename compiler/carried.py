@@ -25,7 +25,11 @@ def _resolved(operand: Any) -> Any:
 
 
 def owned(result: Tensor) -> Tensor:
-    """The same memory, and no view: one that a step of autograd made could not be changed in place by its caller."""
+    """The same memory, and no view.
+
+    One that a step of autograd made could not be changed in place by its caller, and forward mode would look for the
+    tangent of what it is a view of.
+    """
     if torch.compiler.is_compiling() or result._base is None:
         return result
     return _without_base(result, result.shape)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from .carried import owned
 from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
 from .op import batch_call, run_plain, run_plain_with_winners
 from .ready import is_wrapped, outside_transforms
@@ -67,7 +68,7 @@ class _Sum(torch.autograd.Function):
     def forward(
         evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: list[Tensor], *tensors: Tensor
     ) -> Tensor:
-        return _own(run_plain(expr, names, size, list(tensors), fact, facts))
+        return owned(run_plain(expr, names, size, list(tensors), fact, facts))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -99,7 +100,7 @@ class _Extremum(torch.autograd.Function):
         evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         result, won = run_plain_with_winners(expr, names, size, list(tensors), fact, facts)
-        return _own(result), _own(won)
+        return owned(result), owned(won)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -123,11 +124,6 @@ class _Extremum(torch.autograd.Function):
             info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
         )
         return _Extremum.apply(evaluate, expr, names, size, fact, facts if fact else [], *moved), (0, 0)
-
-
-def _own(result: Tensor) -> Tensor:
-    """No view: forward mode would look for the tangent of what it is a view of."""
-    return result.clone() if result._is_view() else result
 
 
 def _keep(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> None:
@@ -181,7 +177,7 @@ class _Sparse(torch.autograd.Function):
         evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size, names: tuple[str, ...], *tensors: Tensor
     ) -> Tensor:
         operands = {name: form.with_values(tensors[0]), **dict(zip(names, tensors[1:]))}
-        return _own(evaluate(expr, operands, size))
+        return owned(evaluate(expr, operands, size))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -20,7 +20,7 @@ from insum_ops.compiler.ranges import check_ranges
 from .case import DEVICE, PEER_FAILURES, Call
 from .harness import device_ms
 
-__all__ = ["fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
+__all__ = ["fits", "fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
 
 
 def installed(module: str) -> ModuleType:
@@ -44,6 +44,7 @@ BSR_CHOICES = {
     "GROUP_SIZE_ROW": (4, 1, 2, 8),
 }
 BSR_TOGETHER = ("SPLIT_N", "num_warps")  # a wider tile wants more warps
+REGISTERS = 255  # of a thread: sums that want more of them go through memory, and take ptxas minutes
 
 
 def torch_bsr(dense: Tensor, B: Tensor, edge: int) -> Call:
@@ -56,6 +57,8 @@ def torch_bsr(dense: Tensor, B: Tensor, edge: int) -> Call:
         return lambda: kernels.bsr_dense_addmm(start, bsr, B, beta=0, meta=meta)
 
     def milliseconds(meta: dict[str, int]) -> float:
+        if not fits(meta, edge, B.shape[1]):
+            return float("inf")
         try:
             return device_ms(run(meta), replays=5)
         except errors.OutOfResources:
@@ -63,6 +66,11 @@ def torch_bsr(dense: Tensor, B: Tensor, edge: int) -> Call:
 
     chosen = searched(BSR_CHOICES, BSR_TOGETHER, milliseconds)
     return Call(run(chosen), facts=chosen)
+
+
+def fits(meta: Mapping[str, int], edge: int, columns: int) -> bool:
+    """Whether a thread's registers hold its share of a tile's sums."""
+    return edge * columns // meta["SPLIT_N"] <= REGISTERS * 32 * meta["num_warps"]
 
 
 def searched(

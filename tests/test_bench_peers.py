@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.peers import BSR_CHOICES, BSR_TOGETHER, searched
+from bench.peers import BSR_CHOICES, BSR_TOGETHER, fits, searched
 
 TORCHS_OWN = (  # of torch's table for the A100, 4096^3 in float16 with blocks of 32, 64 and 128
     {"GROUP_SIZE_ROW": 4, "SPLIT_N": 16, "num_stages": 3, "num_warps": 8},
@@ -16,6 +16,17 @@ TORCHS_OWN = (  # of torch's table for the A100, 4096^3 in float16 with blocks o
 @pytest.mark.parametrize("best", TORCHS_OWN, ids=str)
 def test_what_torchs_own_table_names_can_be_found(best: dict[str, int]) -> None:
     assert searched(BSR_CHOICES, BSR_TOGETHER, lambda each: sum(each[name] != best[name] for name in each)) == best
+
+
+@pytest.mark.parametrize(("edge", "best"), [*zip((32, 64, 128), TORCHS_OWN)])
+def test_what_torchs_own_table_names_fits(edge: int, best: dict[str, int]) -> None:
+    assert fits(best, edge, 4096)
+
+
+def test_sums_that_no_thread_can_hold_are_not_tried() -> None:
+    assert fits({"SPLIT_N": 16, "num_warps": 8}, 128, 4096)
+    assert not fits({"SPLIT_N": 8, "num_warps": 8}, 128, 4096)
+    assert not fits({"SPLIT_N": 16, "num_warps": 4}, 128, 4096)
 
 
 def test_names_that_depend_on_each_other_are_searched_together() -> None:

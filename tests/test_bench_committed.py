@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import OURS
 from bench.readme import CURVES
 from bench.results import TITLES, load
 
@@ -20,24 +19,8 @@ ROOT = Path(__file__).parent.parent
 RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 GRAPHS = ("cora", "pubmed", "PROTEINS", "DD", "REDDIT-BINARY", "blogcatalog3", "fb-Cornell5", "ogbl-ddi", "gowalla-bip")
 CLOUDS = ("kitti_000000", "pcl_room_scan1", "s3dis_room", "scannet_scene0000", "spconv_benchmark")
-DENSITIES = CURVES["linear_training"][1]
-LINEAR, STRUCTURED = "test_block_sparse_linear.py", "test_structured_spmm.py"
-PRODUCT, CHANNELS, PEERS = "test_tensor_product.py", (16, 32, 64), ("e3nn", "e3nn compiled", "cuequivariance")
-FORWARD, TRAINING = (OURS, "dense", "TorchBSR"), (OURS, "dense")
 # rows that a GPU should have and the committed run has not: take out what a new run adds, and add nothing
-LACKING = {
-    *(f"{STRUCTURED}::test_structured_spmm[128-{x}-{name}]" for x in (0.8, 0.9, 0.95) for name in FORWARD),
-    *(f"{LINEAR}::test_forward[dtype5-128-{x}-{name}]" for x in (0.1, 0.05, 0.01) for name in FORWARD),
-    f"{LINEAR}::test_training[dtype4-64-0.5-dense]",
-    *(f"{LINEAR}::test_training[dtype4-64-{x}-{name}]" for x in (0.3, 0.1, 0.05, 0.01) for name in TRAINING),
-    *(f"{LINEAR}::test_training[dtype5-128-{x}-{name}]" for x in DENSITIES for name in TRAINING),
-    *(
-        f"{PRODUCT}::test_tensor_product[{lmax}-{n}-{name} tf32]"
-        for lmax in (1, 2, 3)
-        for n in CHANNELS
-        for name in PEERS
-    ),
-}
+LACKING: set[str] = set()
 # cases that skip themselves on a GPU, or whose peer does
 SKIPPED = (
     r"test_structured_spmm\[.*-torch\.sparse\]",

@@ -85,11 +85,13 @@ def _keep(index: Tensor, values: tuple[int, int]) -> None:
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:
-    """`value_range`, except that nothing is read while a CUDA graph is captured: then any entry may be -1."""
+    """`value_range`, except that nothing is read while a CUDA graph is captured, nor where there is nothing to read,
+    on the meta device: then any entry may be -1.
+    """
     known = _known(index)
     if known is not None:
         return known
-    if index.is_cuda and torch.cuda.is_current_stream_capturing():
+    if (index.is_cuda and torch.cuda.is_current_stream_capturing()) or index.is_meta:
         return -1, -1
     return value_range(index)
 

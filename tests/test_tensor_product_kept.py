@@ -81,3 +81,10 @@ def test_a_fake_tensor_is_not_kept():
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert tp(torch.randn(2, 12), torch.randn(2, 4)).shape == (2, 12)
         assert type(tp(x, y)) is torch.Tensor
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_on_the_meta_device_it_tells_shapes(name):
+    tp = product(name).to("meta")
+    given = [tensor if tensor is None else tensor.to("meta") for tensor in inputs(tp)]
+    assert tp(*given).shape == (4, tp.irreps_out.dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -18,7 +19,8 @@ from irreps import dense_product, irreps_strings, to_ir_mul  # noqa: E402
 from tolerances import DTYPES, TOLERANCE, assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.nn import FullyConnectedTensorProduct  # noqa: E402
+from insum_ops.compiler.errors import ShapeError  # noqa: E402
+from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 EQUAL = ("4x0e + 4x1o + 4x2e", "0e + 1o + 2e", "4x0e + 4x1o + 4x2e")
 UNEQUAL = ("2x0e + 3x1o + 0x1e + 3x1o + 5x0o", "2x0e + 1x1o", "2x1e + 3x1o + 4x0e + 2x2e + 7x3o")
@@ -122,10 +124,29 @@ def test_external_shared_weights_and_lists_of_paths(irreps):
     weight = torch.randn(theirs.weight_numel)
     x, y = inputs(theirs, 3)
     assert_same_values_and_gradients(theirs, ours, x, y, weight)
-    assert torch.equal(ours(x, y, list(ours.weight_views(weight))), ours(x, y, weight))
+    for given in paths_weights(ours, weight):
+        assert torch.equal(ours(x, y, given), ours(x, y, weight))
     theirs, ours = both(*irreps, shared_weights=False)
     weight = torch.randn(3, theirs.weight_numel)
-    assert torch.equal(ours(x, y, list(ours.weight_views(weight))), ours(x, y, weight))
+    for given in paths_weights(ours, weight):
+        assert torch.equal(ours(x, y, given), ours(x, y, weight))
+
+
+def paths_weights(tp, weight: Tensor) -> list:
+    """All that may be passed for weights by path: shaped as the paths' or flat, as a list or as a tuple."""
+    views = list(tp.weight_views(weight))
+    return [views, [view.reshape(*weight.shape[:-1], -1) for view in views], tuple(views)]
+
+
+@pytest.mark.parametrize("lead", [(4,), (1, 1), (2, 1)])
+def test_leading_dimensions_of_weights_count_where_no_path_has_any(lead):
+    args = ("2x0e + 1o", "0e", "2x0e + 1o", [(0, 0, 0, "uvu", False), (1, 0, 1, "uvv", False)])
+    theirs, ours = o3.TensorProduct(*args, shared_weights=False), TensorProduct(*args, shared_weights=False)
+    x, y = inputs(theirs, 1)
+    assert_same_values_and_gradients(theirs, ours, x, y, torch.zeros(*lead, 0))
+    text = "leading dimensions must broadcast, but x has [3], y [3] and weight [2]; make them agree or 1"
+    with pytest.raises(ShapeError, match=f"^{re.escape(text)}$"):
+        ours(*inputs(theirs, 3), torch.zeros(2, 0))
 
 
 def test_strided_and_transposed_inputs():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +137,39 @@ def test_wrong_kinds_of_inputs():
         ours(x, y, torch.ones(3, 16))
     with message(InsumError, "weight holds 1 tensors but 4 paths have weights; give one each"):
         ours(x, y, [torch.ones(2, 1, 2)])
+    text = "weight[1] is [2, 1, 3], but the weights of its path are [..., 2, 1, 2] or [..., 4]"
+    with message(InsumError, text):
+        ours(x, y, [torch.ones(2, 1, 2), torch.ones(2, 1, 3), *torch.ones(2, 2, 1, 2)])
+    with message(InsumError, "weight[0] is of type list; pass a torch.Tensor"):
+        ours(x, y, [[1.0]] * 4)
+    with message(InsumError, "weight is of type str; pass a torch.Tensor, or one for each path"):
+        ours(x, y, "ones")
+    with message(InsumError, "x is of type list; pass a torch.Tensor"):
+        ours(x.tolist(), y)
+    with message(InsumError, "weight is of type list; pass a torch.Tensor"):
+        tensor_product(x, y, [1.0], **LINES)
+
+
+def test_wrong_positions_of_a_one_hot_input():
+    one_hot, x = FullyConnectedTensorProduct("8x0e", "3x0e", "2x0e"), torch.ones(4, 8)
+    kinds = torch.tensor([0, 2, 1, 1])
+    for wrong in (kinds.to(torch.uint8), kinds.bool(), kinds.cfloat()):
+        name = str(wrong.dtype).removeprefix("torch.")
+        text = f"y is {name}; rows are floating point, positions of a one-hot second input int32 or int64"
+        with message(InsumError, text):
+            one_hot(x, wrong)
+    # where there are as many samples as kinds these would be positions of a shape that broadcasts
+    text = (
+        "y is int64 [3, 3], a row of 3x0e for each row of x, but integers are the positions of its ones; "
+        "pass y.to(x.dtype), or the positions y.argmax(-1)"
+    )
+    with message(InsumError, text):
+        one_hot(x[:3], torch.nn.functional.one_hot(kinds[:3], 3))
+    for shape, where in (((4,), "1"), ((2, 2), "0,1"), ((4, 1), "1,0")):
+        with message(IndexRangeError, f"y[{where}] is 3, but irreps_in2 3x0e has 3 kinds; they count from 0"):
+            one_hot(x.view(*shape, 8), torch.tensor([0, 3, 1, 1]).view(shape))
+    with message(IndexRangeError, "y[()] is 3, but irreps_in2 3x0e has 3 kinds; they count from 0"):
+        one_hot(x, torch.tensor(3))
 
 
 def test_wrong_weights_of_each_sample():
@@ -176,9 +210,14 @@ def test_wrong_edges():
         ours(x, y, src=at + 3, dst=at)
     with message(IndexRangeError, "dst[3] is 2, but there are 2 nodes; they count from 0"):
         ours(x, y, src=at, dst=at + torch.tensor([0, 1, 0, 2]), num_nodes=2)
-    one_hot = FullyConnectedTensorProduct("2x0e", "3x0e", "2x0e")
-    with pytest.raises(IndexRangeError, match=re.escape("Y[1] is 5, outside W dimension 2, which has size 3")):
-        one_hot(torch.ones(2, 2), torch.tensor([0, 5]))
+    with message(InsumError, "src is float64; positions are int32 or int64"):
+        ours(x, y, src=at.double(), dst=at)
+    with message(InsumError, "dst is int8; positions are int32 or int64"):
+        ours(x, y, src=at, dst=at.to(torch.int8))
+    with message(InsumError, "dst is of type list; pass a torch.Tensor"):
+        ours(x, y, src=at, dst=[0, 0, 0, 0])
+    for same in (2, np.int64(2), torch.tensor(2)):
+        assert ours(x, y, src=at, dst=at, num_nodes=same).shape == (2, 8)
 
 
 def test_no_path_is_all_zeros_and_says_so():

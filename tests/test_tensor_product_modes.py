@@ -166,6 +166,8 @@ def test_positions_stand_for_a_one_hot_input(irreps, num_kinds, is_shared):
     flat = ours.weight.detach() if is_shared else weight.flatten(0, 1)
     expected = dense_product(ours, x.flatten(0, 1), one_hot.flatten(0, 1), flat).unflatten(0, (2, 3))
     assert_matches(ours(x, kinds, weight), expected)
+    right = ours.right(one_hot, weight)
+    torch.testing.assert_close(ours.right(kinds, weight), right, **TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize(("group_dim", "group_size"), [(1, None), (1, 1), (1, 4), (0, None)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from operator import index
 
 import torch
 from torch import Tensor
@@ -98,17 +99,20 @@ class Product:
         dst: Tensor | None = None,
         num_nodes: int | None = None,
     ) -> Tensor:
+        for name, given in (("x", x), ("weight", weight), ("src", src), ("dst", dst)):
+            if given is not None and not isinstance(given, Tensor):
+                raise OperandError(f"{name} is of type {type(given).__name__}; pass a torch.Tensor")
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight, src is not None or dst is not None)
         is_one_hot = not y.is_floating_point()
         if is_one_hot or not self.fits(x, y, weight):
             self.check(x, y, weight)
+        w_lead = weight.shape[:-1] if weight is not None else ()
         if not self.weight_numel:
             weight = None
         if src is not None or dst is not None or num_nodes is not None:
             return self.along_edges(x, y, weight, src, dst, num_nodes)
         x_lead, y_lead = x.shape[:-1], y.shape if is_one_hot else y.shape[:-1]
-        w_lead = weight.shape[:-1] if weight is not None else ()
         if len(x_lead) == 1 and x_lead == y_lead and (not w_lead or w_lead == x_lead):
             return self.run(x, y, weight)
         lead = self.broadcast(x_lead, y_lead, w_lead)
@@ -162,12 +166,9 @@ class Product:
                 )
         if x.dim() != 2:
             raise ShapeError(f"x is {list(x.shape)}; with src and dst it has one row for each node")
-        rows = x.shape[0] if num_nodes is None else num_nodes
-        if not isinstance(rows, (int, torch.SymInt)) or rows < 0:
-            raise ShapeError(f"num_nodes is {num_nodes}; give a whole number of at least 0")
-        if not is_watched():  # else the statements say it, in their own names
-            _check_nodes("src", src, "x has", x.shape[0])
-            _check_nodes("dst", dst, "there are", rows)
+        rows = x.shape[0] if num_nodes is None else _whole(num_nodes)
+        _check_positions("src", src, f"x has {x.shape[0]} nodes", x.shape[0])
+        _check_positions("dst", dst, f"there are {rows} nodes", rows)
         if self.plan is None:
             return x.new_zeros(rows, self.dims[2])
         return self.plan(x, y, weight, src, dst, rows)
@@ -198,11 +199,8 @@ class Product:
             raise ShapeError(_wrong_dim("x", x, "irreps_in1", self.in1))
         if not is_one_hot and (y.dim() == 0 or y.shape[-1] != dim2):
             raise ShapeError(_wrong_dim("y", y, "irreps_in2", self.in2))
-        if is_one_hot and not self.takes_one_hot:
-            raise OperandError(
-                f"y is {_short(y.dtype)}, the positions of a one-hot second input, but irreps_in2 is {self.in2}; "
-                "only one block of scalars in fully connected paths can be one-hot"
-            )
+        if is_one_hot:
+            self.check_one_hot(x, y)
         if weight is None:
             if self.weight_numel:
                 raise OperandError(f"no weight was given; pass one of {self.weight_numel} numbers")
@@ -212,8 +210,25 @@ class Product:
                 f"its last dimension must be {self.weight_numel}"
             )
         self.check_kinds(x, y if not is_one_hot else x, weight if weight is not None else x)
-        if is_one_hot and y.device != x.device:
+
+    def check_one_hot(self, x: Tensor, y: Tensor) -> None:
+        """Integers are the positions of ones."""
+        if y.dtype not in INDEX_DTYPES:
+            kinds = "rows are floating point, positions of a one-hot second input int32 or int64"
+            raise OperandError(f"y is {_short(y.dtype)}; {kinds}")
+        if not self.takes_one_hot:
+            raise OperandError(
+                f"y is {_short(y.dtype)}, the positions of a one-hot second input, but irreps_in2 is {self.in2}; "
+                "only one block of scalars in fully connected paths can be one-hot"
+            )
+        if x.dim() > 1 and y.shape == (*x.shape[:-1], self.dims[1]):  # torch's one_hot gives integers
+            raise OperandError(
+                f"y is {_short(y.dtype)} {list(y.shape)}, a row of {self.in2} for each row of x, but integers are the "
+                "positions of its ones; pass y.to(x.dtype), or the positions y.argmax(-1)"
+            )
+        if y.device != x.device:
             raise OperandError(f"x is on {x.device} but y is on {y.device}; move them to one device")
+        _check_positions("y", y, f"irreps_in2 {self.in2} has {self.dims[1]} kinds", self.dims[1])
 
     def check_kinds(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
         for name, other in (("y", y), ("weight", weight)):
@@ -224,10 +239,24 @@ class Product:
                 raise OperandError(f"{kinds}; convert them to one dtype")
 
 
-def _check_nodes(name: str, nodes: Tensor, known: str, count: int) -> None:
-    if nodes.dtype in INDEX_DTYPES and remembered_range(nodes)[1] >= count:
-        at = int((nodes >= count).nonzero()[0])
-        raise IndexRangeError(f"{name}[{at}] is {int(nodes[at])}, but {known} {count} nodes; they count from 0")
+def _whole(num_nodes: object) -> int:
+    try:
+        rows = num_nodes if isinstance(num_nodes, torch.SymInt) else int(index(num_nodes))  # type: ignore[arg-type]
+    except TypeError:
+        rows = -1
+    if rows < 0:
+        raise ShapeError(f"num_nodes is {num_nodes}; give a whole number of at least 0")
+    return rows  # type: ignore[return-value]
+
+
+def _check_positions(name: str, positions: Tensor, known: str, count: int) -> None:
+    """In the caller's names, unless somebody watches: then the statements say it in theirs."""
+    if positions.dtype not in INDEX_DTYPES:
+        raise OperandError(f"{name} is {_short(positions.dtype)}; positions are int32 or int64")
+    if not is_watched() and remembered_range(positions)[1] >= count:
+        place = (positions >= count).nonzero()[0].tolist()
+        where = f"{name}[{','.join(map(str, place)) or '()'}]"
+        raise IndexRangeError(f"{where} is {int(positions[tuple(place)])}, but {known}; they count from 0")
 
 
 def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:

@@ -111,7 +111,7 @@ class TensorProduct(nn.Module):
         self,
         x: Tensor,
         y: Tensor | GroupCOO,
-        weight: Tensor | list[Tensor] | None = None,
+        weight: Tensor | Sequence[Tensor] | None = None,
         *,
         src: Tensor | None = None,
         dst: Tensor | None = None,
@@ -126,15 +126,17 @@ class TensorProduct(nn.Module):
         """
         return self._product(x, y, self._weights(weight), src, dst, num_nodes)
 
-    def right(self, y: Tensor, weight: Tensor | list[Tensor] | None = None) -> Tensor:
+    def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """The matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by."""
         given = self._weights(weight)
-        x = torch.eye(self.irreps_in1.dim, dtype=y.dtype, device=y.device)
+        is_one_hot = not y.is_floating_point()
+        like = y if not is_one_hot else self.output_mask if given is None else given
+        x = torch.eye(self.irreps_in1.dim, dtype=like.dtype, device=y.device)
         if given is not None and given.dim() > 1:
             given = given.unsqueeze(-2)
-        return self._product(x, y.unsqueeze(-2), given)
+        return self._product(x, y.unsqueeze(-1 if is_one_hot else -2), given)
 
-    def weight_view_for_instruction(self, instruction: int, weight: Tensor | list[Tensor] | None = None) -> Tensor:
+    def weight_view_for_instruction(self, instruction: int, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """The weights of one path, as a view of all of them, or of `weight`."""
         path = self.instructions[instruction]
         if not path.has_weight:
@@ -144,7 +146,7 @@ class TensorProduct(nn.Module):
         return flat.narrow(-1, start, prod(path.path_shape)).view(*flat.shape[:-1], *path.path_shape)
 
     def weight_views(
-        self, weight: Tensor | list[Tensor] | None = None, yield_instruction: bool = False
+        self, weight: Tensor | Sequence[Tensor] | None = None, yield_instruction: bool = False
     ) -> Iterator[Tensor | tuple[int, Instruction, Tensor]]:
         """A view of each path's weights, in order; with `yield_instruction`, (number, instruction, view)."""
         flat, start = self._needed_weights(weight), 0
@@ -155,11 +157,11 @@ class TensorProduct(nn.Module):
                 start += size
                 yield (number, path, view) if yield_instruction else view
 
-    def _needed_weights(self, weight: Tensor | list[Tensor] | None) -> Tensor:
+    def _needed_weights(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor:
         flat = self._weights(weight)
         return self.weight if flat is None else flat
 
-    def _weights(self, weight: Tensor | list[Tensor] | None) -> Tensor | None:
+    def _weights(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
         """The weights of one call; None: there are none."""
         if weight is None:
             if not self.weight_numel:
@@ -169,8 +171,10 @@ class TensorProduct(nn.Module):
                 kind = f"[{', '.join(map(str, shape))}]"
                 raise OperandError(f"no weight was given and internal_weights is False; pass weight {kind}")
             return self.weight
-        if isinstance(weight, list):
+        if isinstance(weight, (list, tuple)):
             weight = self._joined(weight)
+        if not isinstance(weight, Tensor):
+            raise OperandError(f"weight is of type {type(weight).__name__}; pass a torch.Tensor, or one for each path")
         if self.shared_weights and weight.shape != (self.weight_numel,):
             raise ShapeError(
                 f"weight is {list(weight.shape)}, but shared weights are [{self.weight_numel}]; "
@@ -181,14 +185,13 @@ class TensorProduct(nn.Module):
                 f"weight is {list(weight.shape)}, but weights of each sample are [..., {self.weight_numel}]; "
                 "for weights shared by all pass shared_weights=True"
             )
-        return weight if self.weight_numel else None
+        return weight
 
-    def _joined(self, weights: list[Tensor]) -> Tensor:
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
         shapes = [path.path_shape for path in self.instructions if path.has_weight]
         if len(weights) != len(shapes):
             raise ShapeError(f"weight holds {len(weights)} tensors but {len(shapes)} paths have weights; give one each")
-        flat = [own.flatten(own.dim() - len(shape)) for own, shape in zip(weights, shapes)]
-        return torch.cat(flat, -1)
+        return torch.cat([_flat(number, *own) for number, own in enumerate(zip(weights, shapes))], -1)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
@@ -206,6 +209,18 @@ class TensorProduct(nn.Module):
         sides = " x ".join(str(own.simplify()) for own in (self.irreps_in1, self.irreps_in2))
         sizes = f"{num_paths} paths | {self.weight_numel} weights"
         return f"{type(self).__name__}({sides} -> {self.irreps_out.simplify()} | {sizes})"
+
+
+def _flat(number: int, own: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The weights of one path, [..., *shape] or already flat, as [..., numel]."""
+    if not isinstance(own, Tensor):
+        raise OperandError(f"weight[{number}] is of type {type(own).__name__}; pass a torch.Tensor")
+    if tuple(own.shape[-len(shape) :]) == shape:
+        return own.flatten(own.dim() - len(shape))
+    if own.shape[-1:] != (prod(shape),):
+        wanted = f"[..., {', '.join(map(str, shape))}] or [..., {prod(shape)}]"
+        raise ShapeError(f"weight[{number}] is {list(own.shape)}, but the weights of its path are {wanted}")
+    return own
 
 
 class FullyConnectedTensorProduct(TensorProduct):

@@ -308,7 +308,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def has_kernels(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda":
-        return INTERPRETED
+        return INTERPRETED and device.type != "meta"  # where there is nothing to interpret
     capability = _capability(device)
     if capability < OLDEST_GPU:
         name = torch.cuda.get_device_name(device)

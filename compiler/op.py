@@ -38,8 +38,9 @@ def _with_gradients(operator: Any) -> Any:
     def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         if (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
             raise UnsupportedError(
-                f"{expr!r} is to be differentiated as an operator, as torch.func inside torch.compile does, which has "
-                "no gradient; leave out torch.compile, or compile what is inside the transform"
+                f"{expr!r} is to be differentiated as an operator, which has no gradient: torch.func inside "
+                "torch.compile does so, and an exported program; compile what is inside the transform, or run the "
+                "program inside torch.no_grad()"
             )
         with torch._C._AutoDispatchBelowAutograd():
             return operator(expr, names, size, tensors, fact, facts)

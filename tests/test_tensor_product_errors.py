@@ -55,6 +55,9 @@ LINES = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), IRREPS))
             dict(in1_var=[1.0]),
             "in1_var holds 1 numbers but its irreps 2x0e+2x1o have 2; give one each",
         ),
+        (dict(in2_var=1.0), "in2_var is 1.0; give a number for each of its irreps 1x0e+1x1o"),
+        (dict(in1_var=[1.0, -1.0]), "in1_var holds -1.0; a variance is a number of 0 or more"),
+        (dict(out_var=[1.0, "much"]), "out_var holds 'much'; a variance is a number of 0 or more"),
         (
             dict(internal_weights=True, shared_weights=False),
             "internal_weights is True but shared_weights is False; "
@@ -87,6 +90,19 @@ def test_wrong_options(options, text):
             (0, 0, 0, "uvw", True, -1.0),
             "instruction 0 has path weight -1.0, but its root is taken; give one of 0 or more",
         ),
+        (
+            (0, 0, 0, "uvw", True, float("nan")),
+            "instruction 0 has path weight nan, but its root is taken; give one of 0 or more",
+        ),
+        (
+            (0, 0, 0, "uvw", True, "much"),
+            "instruction 0 has path weight much, but its root is taken; give one of 0 or more",
+        ),
+        (
+            3,
+            "instruction 0 is of type int; "
+            "give (i_in1, i_in2, i_out, mode, has_weight) and perhaps a path weight",
+        ),
         ((0, 0, 1, "uvw", True), "instruction 0 takes 0e x 0e to 1o, but that product holds 0e only"),
         ((0, 0, 0, "uuw", False), "instruction 0 has mode 'uuw', which multiplicities 2 x 1 -> 2 do not fit"),
         ((0, 0, 0, "uuu", True), "instruction 0 has mode 'uuu', which multiplicities 2 x 1 -> 2 do not fit"),
@@ -95,6 +111,13 @@ def test_wrong_options(options, text):
 def test_wrong_instructions(path, text):
     with message(InsumError, text):
         TensorProduct(*IRREPS, [path])
+    with message(InsumError, text):
+        tensor_product(torch.ones(3, 8), torch.ones(3, 4), instructions=[path], **LINES)
+
+
+def test_blocks_may_be_named_by_any_integer():
+    paths = [(np.int64(1), torch.tensor(0), 1, "uvw", True)]
+    assert TensorProduct(*IRREPS, paths).instructions == TensorProduct(*IRREPS, [(1, 0, 1, "uvw", True)]).instructions
 
 
 @pytest.mark.parametrize(

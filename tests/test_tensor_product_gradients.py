@@ -13,6 +13,7 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
+from insum_ops.compiler.errors import UnsupportedError  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 
@@ -86,6 +87,27 @@ def test_a_compiled_module_gives_the_same(kind):
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, y), ours(x, y), **TOLERANCE[torch.float64])
     torch.testing.assert_close(torch.autograd.grad(compiled(x, y).sum(), (x, y)), expected, **TOLERANCE[torch.float64])
+
+
+def test_the_compiled_function_gives_the_same():
+    irreps = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), UVU))
+    for options, numel in (({}, 64), ({"instructions": UVU_PATHS}, 12)):
+        product = lambda x, y, weight: tensor_product(x, y, weight, **irreps, **options)  # noqa: B023
+        given = torch.randn(3, 16), torch.randn(3, 4), torch.randn(numel)
+        expected = product(*given)
+        compiled = torch.compile(product, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*given), expected, **TOLERANCE[torch.float64])
+
+
+def test_an_exported_module_runs_where_nothing_learns():
+    ours = FullyConnectedTensorProduct(*UVU[:3])
+    x, y = inputs(ours, 3)
+    expected = ours(x, y)
+    program = torch.export.export(ours, (x, y)).module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(x, y), expected, **TOLERANCE[torch.float64])
+    with pytest.raises(UnsupportedError, match=r"or run the program inside torch\.no_grad\(\)$"):
+        program(x, y)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

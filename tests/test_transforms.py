@@ -396,8 +396,9 @@ def test_what_a_tracer_can_not_follow_is_refused_in_words():
     with pytest.raises(UnsupportedError) as caught:
         call("C[i] += A[i,k]", "A", None, [random(3, 3).requires_grad_()], "", [])
     assert str(caught.value) == (
-        "'C[i] += A[i,k]' is to be differentiated as an operator, as torch.func inside torch.compile does, which has "
-        "no gradient; leave out torch.compile, or compile what is inside the transform"
+        "'C[i] += A[i,k]' is to be differentiated as an operator, which has no gradient: torch.func inside "
+        "torch.compile does so, and an exported program; compile what is inside the transform, or run the program "
+        "inside torch.no_grad()"
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import sqrt
+from math import inf, sqrt
+from operator import index
 from typing import NamedTuple
 
 from torch import Tensor
@@ -100,9 +101,23 @@ def _choice(name: str, given: str, choices: tuple[str, ...]) -> str:
 def _variance(name: str, given: Variances, irreps: Irreps) -> list[float]:
     if given is None:
         return [1.0] * len(irreps)
+    if not isinstance(given, (list, tuple, Tensor)) or (isinstance(given, Tensor) and given.dim() != 1):
+        raise OperandError(f"{name} is {given!r}; give a number for each of its irreps {irreps}")
     if len(given) != len(irreps):
         raise ShapeError(f"{name} holds {len(given)} numbers but its irreps {irreps} have {len(irreps)}; give one each")
-    return [float(value) for value in given]
+    values = [_number(value) for value in given]
+    for value, own in zip(values, given):
+        if not 0 <= value < inf:
+            raise OperandError(f"{name} holds {own!r}; a variance is a number of 0 or more")
+    return values
+
+
+def _number(given: object) -> float:
+    """-1: it is none."""
+    try:
+        return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return -1.0
 
 
 def _num_summed(path: Instruction, in1: Irreps, in2: Irreps) -> int:
@@ -115,8 +130,10 @@ def _num_summed(path: Instruction, in1: Irreps, in2: Irreps) -> int:
 def _checked(number: int, given: Sequence[object], in1: Irreps, in2: Irreps, out: Irreps) -> Instruction:
     """One of the caller's tuples as an instruction that angular momentum, parity and multiplicities allow."""
     where = f"instruction {number}"
+    fields = "(i_in1, i_in2, i_out, mode, has_weight) and perhaps a path weight"
+    if not isinstance(given, (list, tuple)):
+        raise OperandError(f"{where} is of type {type(given).__name__}; give {fields}")
     if len(given) not in (5, 6):
-        fields = "(i_in1, i_in2, i_out, mode, has_weight) and perhaps a path weight"
         raise OperandError(f"{where} has {len(given)} fields; give {fields}")
     mode, has_weight = given[3:5]
     i, j, k = (
@@ -126,9 +143,9 @@ def _checked(number: int, given: Sequence[object], in1: Irreps, in2: Irreps, out
         raise UnsupportedError(f"{where} has connection mode {mode!r}; choose one of {', '.join(map(repr, MODES))}")
     if mode == "uvw" and not has_weight:
         raise UnsupportedError(f"{where} has mode 'uvw' without weights; give it weights, or take mode 'uvu' or 'uuu'")
-    weight = float(given[5]) if len(given) == 6 else 1.0  # type: ignore[arg-type]
-    if weight < 0:
-        raise OperandError(f"{where} has path weight {weight}, but its root is taken; give one of 0 or more")
+    weight = _number(given[5]) if len(given) == 6 else 1.0
+    if not 0 <= weight < inf:
+        raise OperandError(f"{where} has path weight {given[5]}, but its root is taken; give one of 0 or more")
     (mul1, ir1), (mul2, ir2), (mul3, ir3) = in1[i], in2[j], out[k]
     if ir3 not in ir1 * ir2:
         raise OperandError(f"{where} takes {ir1} x {ir2} to {ir3}, but that product holds {_names(ir1 * ir2)} only")
@@ -141,9 +158,13 @@ def _checked(number: int, given: Sequence[object], in1: Irreps, in2: Irreps, out
 
 
 def _place(where: str, name: str, at: object, irreps: Irreps) -> int:
-    if not isinstance(at, int) or not 0 <= at < len(irreps):
+    try:
+        place = index(at)  # type: ignore[arg-type]
+    except TypeError:
+        place = -1
+    if not 0 <= place < len(irreps):
         raise OperandError(f"{where} names block {at} of irreps_{name}, which has {len(irreps)}: {irreps}")
-    return at
+    return place
 
 
 def _names(irreps: Iterable[object]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from .plan import TensorPlan, make_plan, takes_one_hot
 __all__ = ["Product", "make_product", "tensor_product"]
 
 Lead = tuple[int, ...]
+PRODUCTS = 256  # kept before starting afresh
 
 
 def tensor_product(
@@ -50,14 +52,26 @@ def tensor_product(
     With `src` and `dst` [edges], x holds nodes, y and weight edges: edge e multiplies node `src[e]` and adds its
     product to node `dst[e]` of `num_nodes` (as many as x has, unless told).
     """
-    in1, in2 = read_irreps("irreps_in1", irreps_in1), read_irreps("irreps_in2", irreps_in2)
-    out = read_irreps("irreps_out", irreps_out)
-    given = None if instructions is None else tuple(map(tuple, instructions))
-    product = _known_product(in1, in2, out, given, irrep_normalization, path_normalization, layout)
-    return product(x, y, weight, src, dst, num_nodes)
+    given = None if instructions is None else tuple([tuple(own) if type(own) is list else own for own in instructions])
+    text = (irreps_in1, irreps_in2, irreps_out, given, irrep_normalization, path_normalization, layout)
+    return _find_product(text)(x, y, weight, src, dst, num_nodes)
 
 
-@lru_cache(maxsize=256)
+def _find_product(text: tuple[Any, ...]) -> Product:
+    """The product that arguments spell; where all is text, in a dictionary: a tracer can look there, but not read it."""
+    is_text = type(text[0]) is type(text[1]) is type(text[2]) is str
+    found = _products.get(text) if is_text else None
+    if found is None:
+        irreps = [read_irreps(*own) for own in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
+        found = _known_product(*irreps, *text[3:])
+        if is_text:
+            if len(_products) >= PRODUCTS:
+                _products.clear()
+            _products[text] = found
+    return found
+
+
+@lru_cache(maxsize=PRODUCTS)
 def _known_product(
     in1: Irreps,
     in2: Irreps,
@@ -270,3 +284,6 @@ def _wrong_dim(name: str, tensor: Tensor, of: str, irreps: Irreps) -> str:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+_products: dict[tuple[Any, ...], Product] = {}

@@ -138,6 +138,9 @@ class _Parser:
         if name is not None:
             problem = f"{name} stands once, around all factors, such as C[i] = {name}(2 * A[i,k])"
             raise self.error(problem, self.column(node))
+        if isinstance(node, ast.Call):
+            problem = "max and min are the only functions; a product alone is summed over indices that the output lacks"
+            raise self.error(problem, self.column(node))
         raise self.error("a factor is an access such as A[i,j] or a real number", self.column(node))
 
     def access(self, node: ast.Subscript) -> Access:

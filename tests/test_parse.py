@@ -63,11 +63,11 @@ only a tensor's name can be indexed
     C[i] = [i
            ^
 
-a factor is an access such as A[i,j] or a real number
+max and min are the only functions; a product alone is summed over indices that the output lacks
     C[i] += f(x)
             ^
 
-a factor is an access such as A[i,j] or a real number
+max and min are the only functions; a product alone is summed over indices that the output lacks
     C[i] = sum(A[i,k])
            ^
 

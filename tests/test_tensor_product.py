@@ -124,12 +124,12 @@ def test_external_shared_weights_and_lists_of_paths(irreps):
     weight = torch.randn(theirs.weight_numel)
     x, y = inputs(theirs, 3)
     assert_same_values_and_gradients(theirs, ours, x, y, weight)
-    for given in paths_weights(ours, weight):
-        assert torch.equal(ours(x, y, given), ours(x, y, weight))
+    for parts in paths_weights(ours, weight):
+        assert torch.equal(ours(x, y, parts), ours(x, y, weight))
     theirs, ours = both(*irreps, shared_weights=False)
     weight = torch.randn(3, theirs.weight_numel)
-    for given in paths_weights(ours, weight):
-        assert torch.equal(ours(x, y, given), ours(x, y, weight))
+    for parts in paths_weights(ours, weight):
+        assert torch.equal(ours(x, y, parts), ours(x, y, weight))
 
 
 def paths_weights(tp, weight: Tensor) -> list:

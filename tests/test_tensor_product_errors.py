@@ -100,8 +100,7 @@ def test_wrong_options(options, text):
         ),
         (
             3,
-            "instruction 0 is of type int; "
-            "give (i_in1, i_in2, i_out, mode, has_weight) and perhaps a path weight",
+            "instruction 0 is of type int; give (i_in1, i_in2, i_out, mode, has_weight) and perhaps a path weight",
         ),
         ((0, 0, 1, "uvw", True), "instruction 0 takes 0e x 0e to 1o, but that product holds 0e only"),
         ((0, 0, 0, "uuw", False), "instruction 0 has mode 'uuw', which multiplicities 2 x 1 -> 2 do not fit"),

@@ -58,7 +58,7 @@ def tensor_product(
 
 
 def _find_product(text: tuple[Any, ...]) -> Product:
-    """The product that arguments spell; where all is text, in a dictionary: a tracer can look there, but not read it."""
+    """The product that arguments spell; of text it is kept where a tracer can look, who can read no irreps."""
     is_text = type(text[0]) is type(text[1]) is type(text[2]) is str
     found = _products.get(text) if is_text else None
     if found is None:

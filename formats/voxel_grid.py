@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .check import whole_sizes
 from .errors import FormatError
+from .stamp import State
 
 __all__ = ["VoxelGrid"]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 LARGEST_DIM = 4
 _CHECKED = "_insum_checked_voxels"
+
+
+class _Checked(NamedTuple):
+    """For which grid voxels were found right, and what their tensor was like then."""
+
+    grid: VoxelGrid
+    state: State | None  # None: the tensor does not tell when it changes
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # nothing: it is about one tensor, and torch.load's weights_only knows this word
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,18 @@ class VoxelGrid:
 
     def is_checked(self, indices: Tensor) -> bool:
         """These very voxels were found right before, and nobody has changed them since."""
-        known = getattr(indices, _CHECKED, None)
-        return known is not None and known == (_version(indices), self)
+        known: _Checked | None = getattr(indices, _CHECKED, None)
+        if not known or known.grid != self:  # nor what a pickle has of it
+            return False
+        if known.state is None:
+            return True
+        if torch.compiler.is_compiling():  # a tracer's tensors lie nowhere
+            return known.state.version == indices._version
+        return known.state.is_of(indices)
 
     def mark_checked(self, indices: Tensor) -> None:
-        setattr(indices, _CHECKED, (_version(indices), self))
+        if not torch.compiler.is_compiling():
+            setattr(indices, _CHECKED, _Checked(self, State.of(indices)))
 
     def check(self, indices: Tensor) -> None:
         """Raise on a voxel outside the grid or given twice; looked at once per tensor."""
@@ -127,7 +146,3 @@ def _whole(batch_size: Any) -> int:
     if not is_whole:
         raise FormatError(f"batch_size is {batch_size}; it is a whole number")
     return whole
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from itertools import product
 
 import pytest
@@ -220,6 +223,33 @@ def test_voxels_are_looked_at_once_and_again_after_a_change(monkeypatch):
     indices[0] = indices[0].clone()
     made(indices, SHAPES[2], GEOMETRIES[1])
     assert looks == [len(indices)] * 2
+    indices.data = indices.data.clone()  # which counts no version
+    made(indices, SHAPES[2], GEOMETRIES[1])
+    assert looks == [len(indices)] * 3
+
+
+@pytest.mark.parametrize("whose", ["indices", "out_indices"])
+def test_voxels_that_were_looked_at_are_saved_as_any_tensor(whose):
+    """What is known of them stays behind: a file needs neither this library nor trust to be loaded."""
+    found = getattr(made(voxels(SHAPES[2]), SHAPES[2], GEOMETRIES[3]), whose)
+    file = io.BytesIO()
+    torch.save(found, file)
+    assert b"insum_ops" not in file.getvalue()
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), found)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda indices: pickle.loads(pickle.dumps(indices))])
+def test_a_copy_of_voxels_is_looked_at_itself(copied):
+    indices = voxels(SHAPES[2])
+    indices.add_(0).add_(0)
+    made(indices, SHAPES[2], GEOMETRIES[3])
+    other = copied(indices)
+    other[0] = -1
+    while other._version < indices._version:  # as many changes as there were to the first
+        other.add_(0)
+    with pytest.raises(FormatError, match=r"^indices\[0\] is \[-1, -1, -1\]"):
+        made(other, SHAPES[2], GEOMETRIES[3])
 
 
 def test_a_map_moves_with_its_tables():

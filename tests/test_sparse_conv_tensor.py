@@ -104,6 +104,37 @@ def test_indices_changed_in_place_get_another_map(make):
     assert torch.equal(layer(x).dense(), dense)
 
 
+@pytest.mark.parametrize("make", [lambda: nn.SparseConv3d(4, 4, 2, 2), lambda: nn.SparseMaxPool3d(2)])
+def test_outputs_changed_in_place_are_made_again(make):
+    x, layer = cloud(), make().double()
+    y = layer(x)
+    expected = y.indices.clone()
+    y.indices[:, 1:] *= 2  # as who wants the coordinates of the first grid
+    again = layer(x)
+    assert torch.equal(again.indices, expected)
+    assert torch.equal(again.features, y.features)
+    assert layer(x).indices is again.indices
+
+
+def test_a_key_that_leads_to_outputs_changed_in_place_is_refused_and_its_inverse_is_not():
+    x = cloud()
+    down = nn.SparseConv3d(4, 4, 2, 2, indice_key="a").double()
+    up = nn.SparseInverseConv3d(4, 4, 2, "a").double()
+    same = nn.SubMConv3d(4, 4, 3, indice_key="b").double()
+    y = down(x)
+    expected = up(y).features
+    y.indices[:, 1:] = y.indices[:, 1:].flip(0).clone()
+    with pytest.raises(OperandError) as caught:
+        down(x)
+    assert str(caught.value) == (
+        "indice_key 'a' leads to voxels whose indices were changed in place since it was saved; change a clone of them"
+    )
+    assert torch.equal(up(y).features, expected), "by rows, which are what they were"
+    fresh = nn.SparseConvTensor(y.features, y.indices.clone(), y.spatial_shape, 2)
+    for _ in range(2):
+        assert torch.equal(same(y).features, same(fresh).features), "changed before they were used"
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_takes_its_maps_along(copied):
     x = cloud()

@@ -38,21 +38,30 @@ class Voxels:
     indices: Tensor
     grid: VoxelGrid
     maps: dict[Layout, Found] = field(default_factory=dict)
+    made: Stamp | None = None  # of indices that a convolution made, when it had; None: of those that were given
 
     def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
         """The map of a convolution over these voxels and the voxels it leads to, worked out once.
 
-        It is worked out again when indices were changed in place; a tracer can't ask whether they were.
+        It is worked out again when indices were changed in place, those that it starts from or those that it made;
+        a tracer can't ask whether they were.
         """
         found = self.maps.get(layout)
-        if found is None or not (torch.compiler.is_compiling() or found.stamp.is_current()):
+        if found is None or not (torch.compiler.is_compiling() or found.is_current()):
             kind, kernel, stride, padding, dilation, extra = layout
             with outside_transforms():
                 made = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
             batch = self.grid.batch_size
-            target = None if kind == "subm" else Voxels(made.out_indices, VoxelGrid(made.out_spatial_shape, batch))
+            target = None
+            if kind != "subm":
+                grid = VoxelGrid(made.out_spatial_shape, batch)
+                target = Voxels(made.out_indices, grid, made=Stamp(made.out_indices))
             found = self.maps[layout] = Found(made, target, Stamp(self.indices))
         return found.kernel_map, found.target or self
+
+    def is_as_made(self) -> bool:
+        """Nobody has changed the indices since a convolution made them."""
+        return self.made is None or self.made.is_current()
 
     def is_same(self, other: Voxels) -> bool:
         """The same voxels in the same order; reads them only when they are not one tensor."""
@@ -84,6 +93,9 @@ class Found(NamedTuple):
     kernel_map: KernelMap
     target: Voxels | None  # None: the voxels themselves
     stamp: Stamp  # of their indices when it was made
+
+    def is_current(self) -> bool:
+        return self.stamp.is_current() and (self.target is None or self.target.is_as_made())
 
 
 class SavedMap(NamedTuple):
@@ -231,7 +243,14 @@ class SparseConvTensor:
                 f"{_place(self.voxels)}; give it another key"
             )
         _refuse_changed(saved, indice_key)
-        return saved.kernel_map, saved.target if saved.layout.kind != "subm" else self.voxels
+        if layout.kind == "subm":
+            return saved.kernel_map, self.voxels
+        if not (torch.compiler.is_compiling() or saved.target.is_as_made()):
+            raise OperandError(
+                f"indice_key {indice_key!r} leads to voxels whose indices were changed in place since it was saved; "
+                "change a clone of them"
+            )
+        return saved.kernel_map, saved.target
 
     def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
         """The saved map backwards, and the voxels it came from."""

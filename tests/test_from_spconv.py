@@ -153,6 +153,35 @@ def test_what_is_frozen_stays_frozen():
     assert nn.from_spconv(layer).weight.shape == layer.weight.shape
 
 
+def test_what_is_shared_stays_shared():
+    act, conv = torch.nn.ReLU(), Convolution(3, (4, 4), 3, subm=True)
+    tied = Convolution(3, (4, 4), 3, subm=True, bias=False)
+    tied.weight = conv.weight
+    model = torch.nn.Module()
+    model.row, model.again = SparseSequential(conv, act, conv, act, tied), conv
+    model.norm = model.same = SparseBatchNorm(4)
+    converted = nn.from_spconv(model)
+    assert [type(layer).__name__ for layer in converted.row] == ["SubMConv3d", "ReLU"] * 2 + ["SubMConv3d"]
+    assert converted.row[0] is converted.row[2] is converted.again
+    assert converted.row[4].weight is converted.again.weight
+    assert type(converted.norm) is nn.SparseBatchNorm
+    assert converted.same is converted.norm
+    assert conv.weight is not converted.again.weight, "the model itself stays as it was"
+    assert len(list(converted.parameters())) == len(list(model.parameters()))
+    x, first = cloud(), converted.again
+    expected = x
+    for _ in range(2):
+        expected = expected.replace_feature(first(expected).features.relu())
+    assert torch.equal(converted.row(x).features, converted.row[4](expected).features)
+
+
+def test_a_parametrized_weight_is_taken_as_it_is():
+    source = torch.nn.utils.parametrizations.weight_norm(Convolution(3, (4, 8), 3, subm=True))
+    layer = nn.from_spconv(source)
+    assert torch.equal(layer.weight, source.weight)
+    assert isinstance(layer.weight, torch.nn.Parameter)
+
+
 def test_a_layer_without_a_counterpart_is_named():
     with pytest.raises(UnsupportedError) as caught:
         nn.from_spconv(torch.nn.Sequential(torch.nn.Sequential(JoinTable())))

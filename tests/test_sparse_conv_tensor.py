@@ -448,6 +448,27 @@ def test_a_sequence_gives_plain_modules_the_features():
     assert list(dict(nn.SparseSequential(conv, last=norm).named_children())) == ["0", "last"]
 
 
+def test_a_sequence_may_hold_a_module_twice():
+    act, layer = torch.nn.ReLU(), nn.SubMConv3d(4, 4, 3).double()
+    row = nn.SparseSequential(layer, act, layer, act)
+    assert list(row) == [layer, act, layer, act]
+    assert row[3] is row[-1] is act
+
+
+def test_what_is_dense_already_is_named():
+    with pytest.raises(OperandError) as caught:
+        nn.SparseSequential(nn.ToDense(), nn.ToDense())(cloud())
+    assert str(caught.value) == "ToDense takes a SparseConvTensor of insum_ops.nn, but got a Tensor"
+
+
+def test_names_of_a_sequence_are_given_once():
+    row = nn.SparseSequential(torch.nn.ReLU())
+    row.add(torch.nn.ReLU(), "2")
+    with pytest.raises(OperandError) as caught:
+        row.add(torch.nn.Tanh())
+    assert str(caught.value) == "a module is named '2' already; give this one another name"
+
+
 def test_a_sequence_without_voxels_trains():
     empty = nn.SparseConvTensor(torch.ones(0, 4), torch.ones(0, 4, dtype=torch.int32), SHAPE, 2)
     norm = torch.nn.BatchNorm1d(4)

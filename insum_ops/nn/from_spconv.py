@@ -30,45 +30,42 @@ def from_spconv(module: nn.Module) -> nn.Module:
     their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
     of your own builds spconv's, import ours instead.
     """
-    converted = _converted(module, "")
-    if converted is not None:
-        return converted
-    copied = deepcopy(module)
-    _convert_children(copied, "")
-    return copied
+    return _replaced(deepcopy(module), "", {})
 
 
-def _convert_children(module: nn.Module, path: str) -> None:
-    for name, child in module.named_children():
-        place = f"{path}.{name}" if path else name
-        converted = _converted(child, place)
-        if converted is not None:
-            setattr(module, name, converted)
-        else:
-            _convert_children(child, place)
+def _replaced(module: nn.Module, path: str, made: dict[nn.Module, nn.Module]) -> nn.Module:
+    """What stands in the place of a module, whose children are replaced first; one that comes again has been `made`."""
+    found = made.get(module)
+    if found is None:
+        for name, child in module._modules.items():  # not `named_children`, which leaves out what comes again
+            if child is not None:
+                setattr(module, name, _replaced(child, f"{path}.{name}" if path else name, made))
+        found = made[module] = _converted(module, path)
+    return found
 
 
-def _converted(module: nn.Module, path: str) -> nn.Module | None:
-    """Our layer in the place of spconv's; None for a module that is not spconv's."""
+def _converted(module: nn.Module, path: str) -> nn.Module:
+    """Our layer in the place of spconv's; a module that is not spconv's is itself."""
     name = type(module).__name__
     if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
-        return None
+        return module
     if all(hasattr(module, attribute) for attribute in CONVOLUTION):
         return _convolution(module)
     if name == "SparseSequential":
-        return _sequential(module, path)
+        return _sequential(module)
     for known in POOLS:
         if name.startswith(known) and hasattr(module, "ndim"):
             return _pool(module, known)
     if name in ("ToDense", *IDENTITIES) and _is_foreign(module):
         return ToDense() if name == "ToDense" else SparseIdentity()
     if name in PLAIN and isinstance(module, PLAIN[name][0]):
-        return _plain(module, PLAIN[name][1])
+        module.__class__ = PLAIN[name][1]  # which adds nothing but spconv's calling convention, as ours of that name
+        return module
     if _is_foreign(module):
         raise UnsupportedError(
             f"{path or 'the module'} is spconv's {name}, which has no counterpart here; replace it by hand first"
         )
-    return None
+    return module
 
 
 def _is_foreign(module: nn.Module) -> bool:
@@ -92,13 +89,13 @@ def _convolution(source: Any) -> SparseConvolution:
             common |= {"stride": _sizes(source.stride), "padding": _sizes(source.padding)}
             common["output_padding"] = _sizes(getattr(source, "output_padding", 0))
     layer: SparseConvolution = make(source.in_channels, source.out_channels, _sizes(source.kernel_size), **common)
-    layer.to(source.weight.device, source.weight.dtype)
-    state = {"weight": source.weight.detach()}
-    if source.bias is not None:
-        state["bias"] = source.bias.detach()
-    layer.load_state_dict(state)
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(getattr(source, name).requires_grad)
+    given = {name: getattr(source, name) for name, _ in layer.named_parameters()}
+    layer.to(source.weight.device, source.weight.dtype).load_state_dict(given)
+    for name, own in list(layer.named_parameters()):
+        if isinstance(given[name], nn.Parameter) and given[name].shape == own.shape:
+            setattr(layer, name, given[name])  # the very one: layers may share it
+        else:
+            own.requires_grad_(given[name].requires_grad)
     return layer.train(source.training)
 
 
@@ -115,23 +112,9 @@ def _pool(source: Any, known: str) -> nn.Module:
     return pool.train(source.training)
 
 
-def _sequential(source: nn.Module, path: str) -> nn.Module:
-    children: OrderedDict[str, nn.Module] = OrderedDict()
-    for name, child in source.named_children():
-        place = f"{path}.{name}" if path else name
-        converted = _converted(child, place)
-        if converted is None:
-            converted = deepcopy(child)
-            _convert_children(converted, place)
-        children[name] = converted
+def _sequential(source: nn.Module) -> nn.Module:
+    children: OrderedDict[str, Any] = OrderedDict(source._modules)
     made = SparseSequential(children)
     made.takers = frozenset(name for name, child in children.items() if _is_block(child))
     made.training = source.training  # its own; each child keeps what it had
     return made
-
-
-def _plain(source: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """A subclass that adds nothing but spconv's calling convention, as ours of that name."""
-    copied = deepcopy(source)
-    copied.__class__ = kind
-    return copied

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..compiler.errors import OperandError
 from .sparse_conv_tensor import SparseConvTensor
 from .sparse_convolution import SparseModule
 
@@ -39,7 +40,10 @@ class SparseSequential(SparseModule):
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
         """Append a module; its name is its number unless given."""
-        self.add_module(str(len(self)) if name is None else name, module)
+        name = str(len(self)) if name is None else name
+        if name in self._modules:
+            raise OperandError(f"a module is named {name!r} already; give this one another name")
+        self.add_module(name, module)
 
     def forward(self, x: Any) -> Any:
         for name, module in self._modules.items():
@@ -53,13 +57,15 @@ class SparseSequential(SparseModule):
         return len(self._modules)
 
     def __getitem__(self, at: int) -> nn.Module:
-        return list(self.children())[at]
+        return list(self._modules.values())[at]  # type: ignore[return-value]  # `children` leaves out what comes again
 
 
 class ToDense(SparseModule):
     """[batch, channels, *spatial_shape]; zero where there is no voxel."""
 
     def forward(self, x: SparseConvTensor) -> Tensor:
+        if not isinstance(x, SparseConvTensor):
+            raise OperandError(f"ToDense takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
         return x.dense()
 
 

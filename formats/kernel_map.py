@@ -255,6 +255,11 @@ def map_on(
             f"{list(geometry.padding)} and dilation {list(dilations)} leaves nothing of spatial_shape "
             f"{list(grid.spatial_shape)}: its output would be {list(shape)}"
         )
+    if max(shape) > 2**31 and indices.dtype == torch.int32:
+        raise FormatError(
+            f"indices is torch.int32, but a {kind} convolution with stride {list(strides)} and padding "
+            f"{list(geometry.padding)} makes a grid of {list(shape)}, whose coordinates pass it; use indices.long()"
+        )
     return _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
 
 

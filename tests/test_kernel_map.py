@@ -192,6 +192,15 @@ def test_a_grid_past_32_bits_has_64_bit_keys():
     assert down.out_indices.tolist() == [[0, far // 2, far // 2, far // 2], [3, far // 2, far // 2, far // 2]]
 
 
+def test_coordinates_past_32_bits_are_made_of_64_bit_ones():
+    """The last cell that fits, and with int64 indices one past it."""
+    at = torch.tensor([[0, 2**30 - 1]])
+    found = kernel_map(at.int(), [2**30], 1, 2, 2, kind="transposed")
+    assert found.out_indices.tolist() == [[0, 2**31 - 2], [0, 2**31 - 1]]
+    found = kernel_map(at, [2**30], 1, 2, 4, kind="transposed")
+    assert found.out_indices.tolist() == [[0, 2**32 - 4], [0, 2**32 - 3]]
+
+
 def test_int64_indices_give_the_same_map():
     indices = voxels(SHAPES[3])
     for geometry in GEOMETRIES:
@@ -331,6 +340,11 @@ MISTAKES = [
         dict(kind="strided", kernel_size=5),
         "a strided convolution with kernel_size [5, 5], stride [1, 1], padding [0, 0] and dilation [1, 1] leaves "
         "nothing of spatial_shape [3, 4]: its output would be [-1, 0]",
+    ),
+    (
+        dict(kind="transposed", spatial_shape=[3, 2**30], stride=4),
+        "indices is torch.int32, but a transposed convolution with stride [4, 4] and padding [0, 0] makes a grid of "
+        "[11, 4294967295], whose coordinates pass it; use indices.long()",
     ),
 ]
 

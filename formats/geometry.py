@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import gcd, prod
+from operator import index
 
 from .errors import FormatError
 
@@ -19,14 +20,17 @@ def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Si
     """A number for every axis, or one for each."""
     if type(value) is int and value >= least:
         return (value,) * ndim
-    sizes = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
+    is_many = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0  # a tensor may be one number
+    sizes = tuple(value) if is_many else (value,) * ndim  # type: ignore[arg-type]
     if len(sizes) != ndim:
         raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
-    if not all(isinstance(size, int) for size in sizes):
-        raise FormatError(f"{name} is {list(sizes)}; it must hold integers")
-    if min(sizes) < least:
-        raise FormatError(f"{name} is {list(sizes)}; each number is at least {least}")
-    return sizes
+    try:
+        whole = tuple(index(size) for size in sizes)  # numpy's too
+    except TypeError:
+        raise FormatError(f"{name} is {list(sizes)}; it must hold integers") from None
+    if min(whole) < least:
+        raise FormatError(f"{name} is {list(whole)}; each number is at least {least}")
+    return whole
 
 
 @dataclass(frozen=True)

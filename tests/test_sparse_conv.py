@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
+import numpy
 import pytest
 import torch
 from tolerances import assert_matches
@@ -342,6 +344,26 @@ def test_under_autocast_layers_take_its_type_and_gradients_that_of_their_tensors
     assert (gradient - x.features.grad).abs().max() < 0.1 * scale
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_types_that_differ_are_promoted_whatever_the_kernel(kernel, groups, bias):
+    x = cloud(4, dtype=torch.float32)
+    for layer, features, expected in (
+        (nn.SubMConv3d(4, 8, kernel, groups=groups, bias=bias), x.features.half(), torch.float32),
+        (nn.SubMConv3d(4, 8, kernel, groups=groups, bias=bias).bfloat16(), x.features, torch.float32),
+        (nn.SubMConv3d(4, 8, kernel, groups=groups, bias=bias).half(), x.features.double(), torch.float64),
+    ):
+        features = features.detach().requires_grad_()
+        y = layer(x.replace_feature(features)).features
+        assert y.dtype == expected
+        wide = copy.deepcopy(layer).to(expected)(x.replace_feature(features.to(expected))).features
+        assert_matches(y, wide.double())
+        y.sum().backward()
+        assert features.grad.dtype == features.dtype
+        assert all(parameter.grad.dtype == parameter.dtype for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_under_autocast_a_pointwise_layer_takes_its_type(groups):
     layer = nn.SubMConv3d(4, 8, 1, groups=groups)
@@ -467,11 +489,25 @@ def test_arguments_of_spconv_are_accepted_in_its_order():
     nn.SparseInverseConv3d(4, 8, 3, "a", False, None, True, False, "name")
 
 
+def test_sizes_may_be_any_integers():
+    layer = nn.SparseConv3d(4, 8, numpy.array([3, 1, 2]), numpy.int64(2), torch.tensor(1))
+    expected = nn.SparseConv3d(4, 8, [3, 1, 2], 2, 1)
+    assert (repr(layer), layer.layout) == (repr(expected), expected.layout)
+
+
 def _x(channels=4, ndim=3):
     return nn.SparseConvTensor(torch.ones(1, channels), torch.zeros(1, 1 + ndim, dtype=torch.int32), [2] * ndim, 1)
 
 
+INTEGERS = _x().replace_feature(torch.ones(1, 4, dtype=torch.int64))
+NOT_FLOATING = (
+    "{} takes features of a floating-point type, but they are torch.int64; "
+    "write x = x.replace_feature(x.features.float())"
+)
 MISTAKES = [
+    (lambda: nn.SubMConv3d(4, 8, 3)(INTEGERS), OperandError, NOT_FLOATING.format("SubMConv3d")),
+    (lambda: nn.SparseConv3d(4, 8, 1)(INTEGERS), OperandError, NOT_FLOATING.format("SparseConv3d")),
+    (lambda: nn.SparseMaxPool3d(2)(INTEGERS), OperandError, NOT_FLOATING.format("SparseMaxPool3d")),
     (lambda: nn.SubMConv3d(5, 8, 3)(_x()), ShapeError, "SubMConv3d takes 5 channels but features have 4"),
     (lambda: nn.SubMConv2d(4, 8, 3)(_x()), ShapeError, "SubMConv2d takes 2 axes but spatial_shape is [2, 2, 2]"),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import prod, sqrt
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from ..kernel_views import KernelViews
 from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
 
-__all__ = ["Size", "SparseConvolution", "SparseModule"]
+__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input"]
 
 Size = int | Sequence[int]
 NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may carry
@@ -26,6 +27,29 @@ NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may
 
 class SparseModule(nn.Module):
     """A module that takes a `SparseConvTensor`; others in a `SparseSequential` get its features."""
+
+
+def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
+    """What every layer asks of the tensor it gets."""
+    name = type(layer).__name__
+    if not isinstance(x, SparseConvTensor):
+        raise OperandError(f"{name} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
+    if len(x.voxels.grid.spatial_shape) != ndim:
+        raise ShapeError(f"{name} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
+    if not x.features.is_floating_point():
+        raise OperandError(
+            f"{name} takes features of a floating-point type, but they are {x.features.dtype}; "
+            "write x = x.replace_feature(x.features.float())"
+        )
+
+
+def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
+    """In the type that torch promotes them to, as a statement's factors; autocast has its own."""
+    first = tensors[0]
+    if all(tensor.dtype == first.dtype for tensor in tensors) or torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 class SparseConvolution(SparseModule):
@@ -153,18 +177,14 @@ class SparseConvolution(SparseModule):
     def pointwise(self, features: Tensor) -> Tensor:
         """A product with a dense matrix, which is torch's to compute; by a statement where it falls into groups."""
         if self.groups == 1:
-            return nn.functional.linear(features, self.matrices[0].T, self.bias)
+            given = [features, self.matrices[0].T, *([] if self.bias is None else [self.bias])]
+            return nn.functional.linear(*_of_one_type(given))
         In = features.unflatten(1, (self.groups, -1))
         Out = insum(self.POINTWISE, In=In, Weight=self.matrices).flatten(1)
         return Out if self.bias is None else Out + self.bias.to(Out.dtype)  # autocast's, as of all layers
 
     def check(self, x: SparseConvTensor) -> None:
-        if not isinstance(x, SparseConvTensor):
-            raise OperandError(
-                f"{type(self).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}"
-            )
-        if len(x.voxels.grid.spatial_shape) != self.ndim:
-            raise ShapeError(f"{type(self).__name__} takes {self.ndim} axes but spatial_shape is {x.spatial_shape}")
+        check_input(self, x, self.ndim)
         if x.features.shape[1] != self.in_channels:
             channels = x.features.shape[1]
             raise ShapeError(f"{type(self).__name__} takes {self.in_channels} channels but features have {channels}")

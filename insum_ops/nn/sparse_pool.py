@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
 from ..conv_operands import neighbours
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
 from .sparse_conv_tensor import Layout, SparseConvTensor
-from .sparse_convolution import Size, SparseModule
+from .sparse_convolution import Size, SparseModule, check_input
 
 __all__ = [
     "SparseAvgPool1d",
@@ -58,11 +57,7 @@ class SparsePool(SparseModule):
         self.layout = Layout(kind, self.kernel_size, self.stride, self.padding, self.dilation, none)
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        name = type(self).__name__
-        if not isinstance(x, SparseConvTensor):
-            raise OperandError(f"{name} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
-        if len(x.voxels.grid.spatial_shape) != self.ndim:
-            raise ShapeError(f"{name} takes {self.ndim} axes but spatial_shape is {x.spatial_shape}")
+        check_input(self, x, self.ndim)
         kernel_map, voxels = x.map(self.layout, self.indice_key)
         return x.at(self.pool(x.features, kernel_map), voxels)
 

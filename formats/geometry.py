@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import gcd, prod
 from operator import index
+from typing import Any
 
 from .errors import FormatError
 
@@ -20,8 +21,9 @@ def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Si
     """A number for every axis, or one for each."""
     if type(value) is int and value >= least:
         return (value,) * ndim
-    is_many = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0  # a tensor may be one number
-    sizes = tuple(value) if is_many else (value,) * ndim  # type: ignore[arg-type]
+    given: Any = value
+    is_many = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0  # a tensor may be one number
+    sizes = tuple(given) if is_many else (given,) * ndim
     if len(sizes) != ndim:
         raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import conv_forms as forms
 from .compiler.carried import owned
-from .compiler.errors import ShapeError
+from .compiler.errors import OperandError, ShapeError
 from .compiler.express import Key, again
 from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, pinned
 from .compiler.ready_call import PlainCall
@@ -48,6 +48,7 @@ def sparse_conv3d(
             [ 32.],
             [300.]])
     """
+    _check_types(features, weight, kernel_map, bias)
     return convolve(features, weight, kernel_map, bias, groups)
 
 
@@ -60,7 +61,7 @@ def convolve(
     views: KernelViews | None = None,
 ) -> Tensor:
     """The same; `views` are those that a layer keeps of its own weight and bias."""
-    if views is None or not views.has(weight, bias):
+    if views is None or features.shape[0] != kernel_map.num_inputs or not views.has(weight, bias):
         _check(features, weight, kernel_map, bias, groups)
         if views is not None:
             views.take(weight, bias, groups)
@@ -257,6 +258,17 @@ def _sums(
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+def _check_types(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None) -> None:
+    tensors = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
+    for name, given in tensors.items():
+        if not isinstance(given, Tensor):
+            raise OperandError(f"{name} is of type {type(given).__name__}; pass a tensor")
+    if not isinstance(kernel_map, KernelMap):
+        raise OperandError(
+            f"kernel_map is of type {type(kernel_map).__name__}; pass what insum_ops.formats.kernel_map makes"
+        )
 
 
 def _check(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> None:

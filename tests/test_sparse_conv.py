@@ -558,6 +558,20 @@ def test_a_mistake_is_named(call, kind, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_features_that_no_longer_fit_their_voxels_are_refused(rows):
+    """Memory of another length, put there between two calls."""
+    x, layer = cloud(4), nn.SubMConv3d(4, 8, 3).double()
+    count = len(layer(x).indices)
+    x.features.data = torch.randn(count * rows // 3, 4, dtype=torch.float64)
+    with pytest.raises(ShapeError) as caught:
+        layer(x)
+    assert str(caught.value) == (
+        f"features is [{count * rows // 3}, 4] but the kernel map has {count} input voxels; features are "
+        "[voxels, channels]"
+    )
+
+
 FUNCTIONAL = [
     (
         dict(features=torch.ones(2, 4)),
@@ -573,6 +587,13 @@ FUNCTIONAL = [
         dict(groups=2),
         "features have 4 channels but weight is [6, 3, 3, 4] with groups 2, which takes 8",
     ),
+    (dict(features=_x()), "features is of type SparseConvTensor; pass a tensor"),
+    (dict(weight=None), "weight is of type NoneType; pass a tensor"),
+    (dict(bias=True), "bias is of type bool; pass a tensor"),
+    (
+        dict(kernel_map=torch.zeros(1, 3, dtype=torch.int32)),
+        "kernel_map is of type Tensor; pass what insum_ops.formats.kernel_map makes",
+    ),
     (dict(bias=torch.ones(5)), "bias is [5] but weight has 6 output channels; give one each"),
 ]
 
@@ -581,6 +602,6 @@ FUNCTIONAL = [
 def test_a_mistake_of_the_function_is_named(wrong, message):
     found = kernel_map(torch.zeros(1, 3, dtype=torch.int32), [2, 2], 1, 3)
     call = dict(features=torch.ones(1, 4), weight=torch.ones(6, 3, 3, 4), kernel_map=found)
-    with pytest.raises(ShapeError) as caught:
+    with pytest.raises((ShapeError, OperandError)) as caught:
         sparse_conv3d(**{**call, **wrong})
     assert str(caught.value) == message

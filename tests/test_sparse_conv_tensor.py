@@ -302,6 +302,18 @@ def test_features_are_replaced_and_not_set():
     assert str(caught.value) == "features of a SparseConvTensor are not set; write x = x.replace_feature(features)"
 
 
+@pytest.mark.parametrize("features", [None, numpy.ones((2, 4)), (torch.ones(2, 4), None)], ids=type)
+def test_features_are_replaced_by_a_tensor(features):
+    with pytest.raises(OperandError) as caught:
+        nn.SparseConvTensor(torch.ones(2, 4), INDICES, SHAPE, 2).replace_feature(features)
+    assert str(caught.value) == (f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
+
+
+def test_a_grid_has_its_size_in_an_empty_batch_too():
+    x = nn.SparseConvTensor(torch.ones(0, 4), INDICES[:0], SHAPE, 0)
+    assert x.spatial_size == 120
+
+
 def test_from_dense_needs_an_axis():
     with pytest.raises(ShapeError) as caught:
         nn.SparseConvTensor.from_dense(torch.ones(2, 3))

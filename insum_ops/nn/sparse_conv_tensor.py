@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -133,17 +134,16 @@ class SparseConvTensor:
         indice_dict: dict[str, SavedMap] | None = None,
         benchmark: bool = False,
     ) -> None:
-        if not isinstance(features, Tensor):
-            raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
         own = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
         own.check_kind(indices)
+        self._hold(features, Voxels(indices, own), {} if indice_dict is None else indice_dict)
         if indices.device != features.device:
             raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
-        voxels = Voxels(indices, own)
-        self._hold(features, voxels, {} if indice_dict is None else indice_dict)
         self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
 
     def _hold(self, features: Tensor, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        if not isinstance(features, Tensor):
+            raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
         given = features.shape
         if len(given) != 2 or given[0] != voxels.indices.shape[0]:
             raise ShapeError(
@@ -175,7 +175,7 @@ class SparseConvTensor:
     @property
     def spatial_size(self) -> int:
         """Cells of one grid."""
-        return self.voxels.grid.cells // max(self.batch_size, 1)
+        return prod(self.voxels.grid.spatial_shape)
 
     def replace_feature(self, features: Tensor) -> SparseConvTensor:
         """The same voxels with other features."""

@@ -365,10 +365,13 @@ def test_types_that_differ_are_promoted_whatever_the_kernel(kernel, groups, bias
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_under_autocast_a_pointwise_layer_takes_its_type(groups):
-    layer = nn.SubMConv3d(4, 8, 1, groups=groups)
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_under_autocast_a_layer_takes_its_type_but_for_float64(kernel, groups):
+    layer = nn.SubMConv3d(4, 8, kernel, groups=groups)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(cloud(4, dtype=torch.float32)).features.dtype == torch.bfloat16
+        assert layer(cloud(4, dtype=torch.bfloat16)).features.dtype == torch.bfloat16
+        assert layer(cloud(4, dtype=torch.float64)).features.dtype == torch.float64
 
 
 def test_permuting_the_voxels_permutes_the_outputs():

@@ -298,6 +298,12 @@ def test_a_batch_size_is_a_whole_number(wrong):
 def test_features_are_replaced_and_not_set():
     x = cloud()
     with pytest.raises(OperandError) as caught:
+        x.indices = torch.cat([x.indices, x.indices])
+    assert str(caught.value) == (
+        "indices of a SparseConvTensor are not set; write x = SparseConvTensor(features, indices, x.spatial_shape, "
+        "x.batch_size)"
+    )
+    with pytest.raises(OperandError) as caught:
         x.features = x.features * 2
     assert str(caught.value) == "features of a SparseConvTensor are not set; write x = x.replace_feature(features)"
 

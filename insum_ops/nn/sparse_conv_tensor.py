@@ -164,6 +164,13 @@ class SparseConvTensor:
     def indices(self) -> Tensor:
         return self.voxels.indices
 
+    @indices.setter
+    def indices(self, indices: Tensor) -> None:
+        raise OperandError(
+            "indices of a SparseConvTensor are not set; write "
+            "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
+        )
+
     @property
     def spatial_shape(self) -> list[int]:
         return list(self.voxels.grid.spatial_shape)

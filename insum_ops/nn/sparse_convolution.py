@@ -44,11 +44,11 @@ def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
 
 
 def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
-    """In the type that torch promotes them to, as a statement's factors; autocast has its own."""
-    first = tensors[0]
-    if all(tensor.dtype == first.dtype for tensor in tensors) or torch.is_autocast_enabled(first.device.type):
+    """In the type that torch promotes them to, as a statement's factors; autocast has its own, but for float64."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1 or (torch.is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes):
         return tensors
-    dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    dtype = reduce(torch.promote_types, dtypes)
     return [tensor.to(dtype) for tensor in tensors]
 
 

@@ -31,14 +31,15 @@ class SparseModule(nn.Module):
 
 def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
     """What every layer asks of the tensor it gets."""
-    name = type(layer).__name__
     if not isinstance(x, SparseConvTensor):
-        raise OperandError(f"{name} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
+        raise OperandError(
+            f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}"
+        )
     if len(x.voxels.grid.spatial_shape) != ndim:
-        raise ShapeError(f"{name} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
+        raise ShapeError(f"{type(layer).__name__} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
     if not x.features.is_floating_point():
         raise OperandError(
-            f"{name} takes features of a floating-point type, but they are {x.features.dtype}; "
+            f"{type(layer).__name__} takes features of a floating-point type, but they are {x.features.dtype}; "
             "write x = x.replace_feature(x.features.float())"
         )
 
@@ -46,7 +47,7 @@ def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
 def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
     """In the type that torch promotes them to, as a statement's factors; autocast has its own, but for float64."""
     dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) == 1 or (torch.is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes):
+    if torch.is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes:
         return tensors
     dtype = reduce(torch.promote_types, dtypes)
     return [tensor.to(dtype) for tensor in tensors]
@@ -177,8 +178,10 @@ class SparseConvolution(SparseModule):
     def pointwise(self, features: Tensor) -> Tensor:
         """A product with a dense matrix, which is torch's to compute; by a statement where it falls into groups."""
         if self.groups == 1:
-            given = [features, self.matrices[0].T, *([] if self.bias is None else [self.bias])]
-            return nn.functional.linear(*_of_one_type(given))
+            matrix, bias = self.matrices[0].T, self.bias
+            if features.dtype is matrix.dtype and (bias is None or bias.dtype is matrix.dtype):
+                return nn.functional.linear(features, matrix, bias)
+            return nn.functional.linear(*_of_one_type([features, matrix, *([] if bias is None else [bias])]))
         In = features.unflatten(1, (self.groups, -1))
         Out = insum(self.POINTWISE, In=In, Weight=self.matrices).flatten(1)
         return Out if self.bias is None else Out + self.bias.to(Out.dtype)  # autocast's, as of all layers

@@ -14,8 +14,8 @@ from .results import ResultsError, Row, Run, bases, is_alike, load
 __all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
 
 # A ratio to a peer may shrink by this factor. CPU: `make bench` twice on two cores under load: 52 ratios differed
-# by 1.03 times in the median, two by more than 1.5, the worst by 1.85. GPU: 118 ratios measured again on another H200,
-# of kernels as fast as before or faster: 1.03 times in the median, the worst shrank by 1.17, where cuBLAS was faster.
+# by 1.03 times in the median, two by more than 1.5, the worst by 1.85. GPU: 118 ratios on an H200, measured again some
+# changes later: 1.03 times in the median, the worst shrank by 1.17, where cuBLAS was faster and ours the same.
 THRESHOLD = {"gpu": 1.2, "cpu": 2.0}
 STORED = Path(__file__).parent / "results"
 Key = tuple[str, str, str, str]  # experiment, case, ours or a variant of it, peer

@@ -44,7 +44,9 @@ BSR_CHOICES = {
     "GROUP_SIZE_ROW": (4, 1, 2, 8),
 }
 BSR_TOGETHER = ("SPLIT_N", "num_warps")  # a wider tile wants more warps
-REGISTERS = 255  # of a thread: sums that want more of them go through memory, and take ptxas minutes
+# of a thread: sums that want more of them go through memory. With such tiles the search at 128 x 128 was still
+# compiling after three minutes, without them it took 37 s.
+REGISTERS = 255
 
 
 def torch_bsr(dense: Tensor, B: Tensor, edge: int) -> Call:

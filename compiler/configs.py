@@ -113,8 +113,8 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         # the position's own load takes two of the stages: 6 was 5-7 % faster than 4
         yield config(32, 256, deep, 4, 6, True, reverse=True)
         # Programs of one stretch of columns run at once, and with the longest rows first they keep pace: 8 % faster
-        # than the other order at half density, 16 % at three quarters. What they read of one column at one time comes
-        # once from L2, which is the limit: half dense .236 ms, .163 if all rows have the same columns, .282 with each
+        # than the other order at half density, 16 % at three quarters. It matters what is read at one time, presumably
+        # from L2: a copy of this kernel took .236 ms half dense, .163 with the same columns in all rows, .282 with each
         # row's blocks in an order of their own.
         yield config(32, 512, deep, 4, 5, True, reverse=True)
         yield config(32, 512, deep, 4, 6, True, reverse=True)

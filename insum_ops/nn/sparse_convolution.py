@@ -19,7 +19,7 @@ from ..kernel_views import KernelViews
 from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
 
-__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input"]
+__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind"]
 
 Size = int | Sequence[int]
 NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may carry
@@ -29,12 +29,16 @@ class SparseModule(nn.Module):
     """A module that takes a `SparseConvTensor`; others in a `SparseSequential` get its features."""
 
 
-def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
-    """What every layer asks of the tensor it gets."""
+def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
     if not isinstance(x, SparseConvTensor):
         raise OperandError(
             f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}"
         )
+
+
+def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
+    """What every convolution and pool asks of the tensor it gets."""
+    check_kind(layer, x)
     if len(x.voxels.grid.spatial_shape) != ndim:
         raise ShapeError(f"{type(layer).__name__} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
     if not x.features.is_floating_point():

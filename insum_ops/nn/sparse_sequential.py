@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..compiler.errors import OperandError
 from .sparse_conv_tensor import SparseConvTensor
-from .sparse_convolution import SparseModule
+from .sparse_convolution import SparseModule, check_kind
 
 __all__ = ["SparseBatchNorm", "SparseIdentity", "SparseReLU", "SparseSequential", "ToDense"]
 
@@ -64,8 +64,7 @@ class ToDense(SparseModule):
     """[batch, channels, *spatial_shape]; zero where there is no voxel."""
 
     def forward(self, x: SparseConvTensor) -> Tensor:
-        if not isinstance(x, SparseConvTensor):
-            raise OperandError(f"ToDense takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}")
+        check_kind(self, x)
         return x.dense()
 
 

@@ -144,12 +144,13 @@ class Launcher:
 
     def into(
         self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
-    ) -> Tensor:
-        """The result of a kernel that is plain, in a shape of the caller's choice with as many elements."""
+    ) -> Tensor | None:
+        """The result of a kernel that is plain, in a shape of the caller's choice with as many elements.
+
+        None: what is captured instead of it takes more, as a copy of what sums start from, in its own shape.
+        """
         if self.captured is not None and is_capturing():
-            if self.captured.is_plain:
-                return self.captured.into(size, strides, tensors, facts)
-            return self.captured(tensors, facts).as_strided(size, strides)  # type: ignore[union-attr]
+            return self.captured.into(size, strides, tensors, facts) if self.captured.is_plain else None
         output = torch.empty_strided(size, strides, dtype=self.sum_dtype, device=self.device)
         if not self.is_covered:
             output.zero_()

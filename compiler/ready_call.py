@@ -194,6 +194,8 @@ class _Viewed(_Ready):
         if type(launcher) is not Launcher or not launcher.is_plain:
             return None
         output = launcher.into(*final, tensors, self.facts)
+        if output is None:
+            return None
         return output, self.express_to(launcher, [self.taken(name) for name in self.names], final)
 
     def taken(self, name: str) -> list[int]:

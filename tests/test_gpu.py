@@ -113,6 +113,22 @@ def test_rivals_without_a_format_compete_in_torch(reduction, is_deterministic):
     assert int((grad != 0).sum()) == 30 * (len(E[E >= 0].unique()) - 1)  # nan_to_num lets none through to row 5
 
 
+@pytest.mark.parametrize("rows", [1, 16, 128])
+def test_a_layer_of_few_rows_can_be_captured(rows, monkeypatch):
+    """What is faster on the device alone may be another kernel, which adds to a copy of the bias."""
+    monkeypatch.delenv("INSUM_TUNE")
+    layer = nn.BlockSparseLinear(1024, 1024, 32, 0.3, device="cuda", dtype=torch.float16)
+    x = torch.randn(rows, 1024, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        for _ in range(3):
+            expected = layer(x)
+        capture = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(capture):
+            found = layer(x)
+    capture.replay()
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+
+
 def test_a_maximum_and_its_gradients_can_be_captured():
     A = GroupCOO.from_dense(graph())
     B = torch.randn(400, 64, device="cuda", requires_grad=True)

@@ -28,6 +28,7 @@ from .ready import (
 from .ready_call import PlainCall, SparseCall
 from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, check_pattern, fact_tensors, is_sparse, pattern_of
+from .together import together
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 
 __all__ = ["evaluate", "evaluate_anew", "grouped", "recall"]
@@ -181,8 +182,7 @@ def _evaluate_sparse(
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1 and not is_transformed()
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and is_sum(expr):
         return _Sparse.apply(expr, name, form, size, tuple(operands), None, form.values, *dense.values())  # type: ignore[no-any-return]
-    if form.group_dim != group_dim:
-        form = grouped(form, group_dim, is_sum(expr))
+    form = grouped(expr, size, name, form, group_dim, dense)
     how = recipe_for(expr, size, name, form, dense)
     tensors, facts = how.tensors(form, dense), fact_tensors(form.facts) if how.fact else []
     result = how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
@@ -191,12 +191,16 @@ def _evaluate_sparse(
     return result
 
 
-def grouped(form: SparseFormat, group_dim: int, is_sum: bool) -> SparseFormat:
-    """Grouped along another dimension: a kernel reads the values where they are, anything else gets a copy of them."""
+def grouped(
+    expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Operand]
+) -> SparseFormat:
+    """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
     wants_grad = torch.is_grad_enabled() and form.values.requires_grad
-    if is_watched() or wants_grad or not is_sum or not has_kernels(form.device):
-        return form.regroup(group_dim)
-    return form.along(group_dim)
+    is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
+    shared = together(expr, size, name, form, group_dim, dense) if is_read else None
+    if shared is not None or form.group_dim == group_dim:
+        return shared or form
+    return form.along(group_dim) if is_read else form.regroup(group_dim)
 
 
 class _Sparse(torch.autograd.Function):

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from .broadcast import Value
 from .contract import Dot
+from .exact import Exact
 from .ir import Access, Var, walk
 from .kernel import Config, Flags, Kernel
 from .loads import TYPES
 from .scatter import Merged, Owner, known_divisor, power_of_two
 from .schedule import Schedule, Strides
 from .unroll import Unrolled
-from .winners import Winners
 
 __all__ = ["emit"]
 
@@ -31,7 +31,7 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
     return _Emitter(schedule, strides, config, flags or Flags()).kernel()
 
 
-class _Emitter(Winners, Unrolled):
+class _Emitter(Exact, Unrolled):
     """The kernel's frame: where a program stands, what it loops over, where its results go."""
 
     def kernel(self) -> Kernel:
@@ -50,25 +50,57 @@ class _Emitter(Winners, Unrolled):
             self.emit_no_winner(root)
         elif loops:
             self.line(f"acc = {self.zeros(root)}")
+        self.emit_loops(loops)
+        if is_sum:
+            self.emit_update(root, bool(loops))
+        else:
+            self.emit_rivals(root, loops)
+        self.leave_loops(1)
+        if loops and isinstance(s.tree, Dot) and self.tile.result("acc", root) != "acc":
+            self.line(f"acc = {self.tile.result('acc', root)}")
+        if not is_sum:
+            self.emit_winner(root)
+        elif self.may_leak():
+            self.emit_exact(root, early)
+        else:
+            self.emit_scatter(root, early)
+        return self.assemble(grid)
+
+    def emit_exact(self, root: tuple[str, ...], early: Value | None) -> None:
+        """A sum that is no number may be another row's: each row is summed again from its own products."""
+        merged = self.schedule.merged
+        assert merged is not None
+        tile, size = self.names[merged.name], self.block(merged.name)
+        total = self.let("tl.sum(acc)", (), "total").text
+        self.line(f"if {total} != {total}:")
+        self.depth += 1
+        with self.without_dot():
+            self.emit_few_rows(merged, tile, size)
+            self.emit_bound(merged.name, self.block(merged.name))
+            self.emit_merged(merged)
+            self.emit_level()
+            depth = self.depth
+            self.line(f"{self.sums} = {self.zeros(root)}")
+            self.emit_loops(self.loops())
+            self.emit_update(root, in_loop=True)
+            self.leave_loops(depth)
+            self.emit_scatter(root)
+        self.depth = 1
+        self.line("else:")
+        self.depth += 1
+        self.emit_scatter(root, early)
+
+    def emit_loops(self, loops: tuple[str, ...]) -> None:
         if self.is_fused(loops):
             self.emit_fused_loop(loops)
         else:
             for loop in loops:
                 self.emit_loop(loop)
-        if is_sum:
-            self.emit_update(root, bool(loops))
-        else:
-            self.emit_rivals(root, loops)
-        self.depth = 1
-        for name in s.names("loop", "step", "segment"):
+
+    def leave_loops(self, depth: int) -> None:
+        self.depth = depth
+        for name in self.schedule.names("loop", "step", "segment"):
             self.forget(name)
-        if loops and isinstance(s.tree, Dot) and self.tile.result("acc", root) != "acc":
-            self.line(f"acc = {self.tile.result('acc', root)}")
-        if is_sum:
-            self.emit_scatter(root, early)
-        else:
-            self.emit_winner(root)
-        return self.assemble(grid)
 
     def assemble(self, grid: tuple[tuple[str, int], ...]) -> Kernel:
         name = "insum_kernel"
@@ -118,7 +150,7 @@ class _Emitter(Winners, Unrolled):
             self.line(f"part = pid % {parts}")
             self.line(f"pid = pid // {parts}")
         for position, (name, block) in enumerate(varying):
-            clean = f"i_{self.clean(name)}"
+            clean = self.index(name)
             place = "pid"
             if position < len(varying) - 1:
                 count = f"tl.cdiv({self.long_extent(name, block)}, {block})" if block > 1 else self.extent(name)
@@ -134,7 +166,7 @@ class _Emitter(Winners, Unrolled):
                 self.line(f"pid = pid // {count}")
         for name, block in grid:
             if (name, block) not in varying:
-                clean = f"i_{self.clean(name)}"
+                clean = self.index(name)
                 self.line(f"{clean} = {self.arange(name) if block > 1 else 0}")
                 self.names[name] = Value(clean, (name,) if block > 1 else ())
         for name, block in grid:
@@ -155,7 +187,7 @@ class _Emitter(Winners, Unrolled):
         """The two names that one axis holds; loads through the outer one are alike for all of the inner one."""
         both = self.names[merged.name]
         for name, text in ((merged.outer, "//"), (merged.inner, "%")):
-            clean = f"i_{self.clean(name)}"
+            clean = self.index(name)
             self.line(f"{clean} = {both.text} {text} {merged.width}")
             self.names[name] = Value(clean, both.axes)
             if merged.name in self.bounds:
@@ -209,7 +241,7 @@ class _Emitter(Winners, Unrolled):
         return self.schedule.extents[name] <= self.block(name)
 
     def emit_loop(self, name: str) -> None:
-        role, clean = self.schedule.roles[name], f"i_{self.clean(name)}"
+        role, clean = self.schedule.roles[name], self.index(name)
         if role == "segment":
             self.emit_segment(name, clean)
         elif role == "loop":
@@ -274,12 +306,12 @@ class _Emitter(Winners, Unrolled):
         if self.schedule.roles[name] == "step":
             self.define_step(name, f"({place}) * {self.block(name)} + ")
         else:
-            clean = f"i_{self.clean(name)}"
+            clean = self.index(name)
             self.line(f"{clean} = {place}")
             self.names[name] = Value(clean)
 
     def define_step(self, name: str, start: str = "") -> None:
-        clean, block = f"i_{self.clean(name)}", self.block(name)
+        clean, block = self.index(name), self.block(name)
         if block > 1:
             self.line(f"{clean} = {start}{self.arange(name)}")
             self.names[name] = Value(clean, (name,))
@@ -367,28 +399,28 @@ class _Emitter(Winners, Unrolled):
         return s.output.indirections if s.strategy in ("store-once", "owner") else ()
 
     def emit_scatter(self, root: tuple[str, ...], early: Value | None = None) -> None:
-        s = self.schedule
+        s, acc = self.schedule, self.sums
         axes = tuple(axis for axis in root if s.is_kept(axis))
         for axis in root:
             if axis not in axes:
-                self.line(f"acc = {self.tile.reduce('tl.sum', Value('acc', root), axis).text}")
+                self.line(f"{acc} = {self.tile.reduce('tl.sum', Value(acc, root), axis).text}")
                 root = tuple(other for other in root if other != axis)
         if self.bound.statement.scale != 1:
-            self.line(f"acc *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
+            self.line(f"{acc} *= tl.full((), {float(self.bound.statement.scale)!r}, {self.accumulate})")
         masks, places = self.output_masks(), self.own_places()
         known = [access for access in self.valid if set(access.names) <= set(s.free) and access not in places]
         entries = [self.valid[access] for access in known]
         if s.strategy == "atomic":
             masks += entries
         elif entries:  # the element is written all the same: as zero, whatever the other factors hold
-            self.line(f"acc = tl.where({self.conjunction(entries, axes)}, acc, 0.0)")
+            self.line(f"{acc} = tl.where({self.conjunction(entries, axes)}, {acc}, 0.0)")
         mask = self.conjunction(masks, axes)
         guard = f", mask={mask}" if mask else ""
         if self.bound.is_seeded and not s.is_atomic:
-            self.line(f"acc += {self.spread(early or self.seed(axes), axes)}")
+            self.line(f"{acc} += {self.spread(early or self.seed(axes), axes)}")
         dtype = s.sum_dtype(self.flags.sum_dtype)
         pointer = self.pointer(s.output, "output", axes)
-        value = "acc" if TYPES[dtype] == self.accumulate else f"acc.to({TYPES[dtype]})"
+        value = acc if TYPES[dtype] == self.accumulate else f"{acc}.to({TYPES[dtype]})"
         if s.strategy == "store-or-atomic":
             self.emit_store_or_atomic(pointer, value, masks, axes)
         elif s.is_atomic:

@@ -148,8 +148,7 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     form = sparse[target.name]
     has_groups = form.coords[form.group_dim] is not None
     group_dim = best_group_dim(statement, target, form.group_dim, has_groups)
-    if group_dim != form.group_dim:
-        form = grouped(form, group_dim, statement.is_sum)
+    form = grouped(expr, size, target.name, form, group_dim, tensors)
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
     facts = fact_tensors(form.facts) if how.fact else []
     return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, facts)

@@ -26,6 +26,7 @@ _GENERATOR = (
     "loads",
     "products",
     "winners",
+    "exact",
     "unroll",
     "codegen",
 )

@@ -42,6 +42,8 @@ class Loads:
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
     cleaned: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
     counter: int = 0
+    stem: str = "i"  # of what index names are called
+    sums: str = "acc"
 
     def __post_init__(self) -> None:
         self.bound = self.schedule.bound
@@ -62,6 +64,9 @@ class Loads:
             wanted = _identifier(name)
             self.cleaned[name] = fresh_name(f"{wanted}_" if wanted.endswith("_ptr") else wanted, self.cleaned.values())
         return self.cleaned[name]
+
+    def index(self, name: str) -> str:
+        return f"{self.stem}_{self.clean(name)}"
 
     def let(self, text: str, axes: tuple[str, ...], stem: str, dtype: torch.dtype | None = None) -> Value:
         name = f"{stem}_{self.counter}"

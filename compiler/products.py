@@ -66,7 +66,7 @@ class Products(Loads):
     def emit_update(self, root: tuple[str, ...], in_loop: bool) -> None:
         tree = self.schedule.tree
         if isinstance(tree, Dot) and in_loop:
-            self.line(f"acc = {self.dot(tree, root, 'acc')}")
+            self.line(f"{self.sums} = {self.dot(tree, root, self.sums)}")
             return
         value = self.evaluate(tree, root) if tree is not None else Value("1.0")
         text = self.wide(value, root)
@@ -75,11 +75,11 @@ class Products(Loads):
             text = f"tl.where({entries}, {text}, 0.0)"
         is_whole = value.axes == root and bool(root) and not entries and self.flags.lazy
         if in_loop:
-            self.line(f"acc += {text}")
+            self.line(f"{self.sums} += {text}")
         elif is_whole or isinstance(tree, Dot):
-            self.line(f"acc = {text}")
+            self.line(f"{self.sums} = {text}")
         else:
-            self.line(f"acc = {self.zeros(root)} + {text}")
+            self.line(f"{self.sums} = {self.zeros(root)} + {text}")
 
     def entries_seen_from(self, root: tuple[str, ...]) -> str:
         """Where a product has all its entries, if some factor would not notice: it lacks an index of a -1's tensor."""

@@ -29,6 +29,7 @@ class Shape:
     has_padding: bool
     is_partial: tuple[bool, ...]  # per dimension: the last block is not full
     is_read_through: bool = False  # values are listed in another order, and found through positions
+    in_sets: int | None = None  # the dimension whose coordinates are those of sets: over q of the set that p is in
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Rewritten:
     statement: Statement
     values: str  # the name of the format's values
     source: str  # the name of their positions, "" where they need none
+    sets: str  # the name of which set each p is in, "" where there are none
     coords: tuple[str | None, ...]  # the name of each dimension's coordinates; None: not in the statement
     ones: dict[str, int]  # tensors of ones, each as long as this dimension of the format
     views: dict[str, View]  # every other tensor of the statement, the output included
@@ -83,11 +85,16 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
     replaced: dict[str, Index] = {}
     stored: list[str | None] = []
     blocks: dict[str, Var] = {}
+    sets = "" if form.in_sets is None else fresh_name(f"{target.name}T", taken)
+    taken.add(sets)
     for dim, name in enumerate(names):
         if form.is_stored[dim]:
             coordinate = fresh_name(f"{target.name}{name.upper()}", taken)
             taken.add(coordinate)
-            replaced[name] = Access(coordinate, tuple(Var(axes[axis]) for axis in form.coord_axes[dim]))
+            own: list[Index] = [Var(axes[axis]) for axis in form.coord_axes[dim]]
+            if dim == form.in_sets:
+                own[0] = Access(sets, (own[0],))
+            replaced[name] = Access(coordinate, tuple(own))
             stored.append(coordinate)
         else:
             replaced[name] = Var(axes[form.coord_axes[dim][0]])
@@ -122,7 +129,7 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
         else:
             stored[dim] = None
     written = Statement(output, tuple(factors), statement.op, statement.reduction)
-    return Rewritten(written, values, source, tuple(stored), ones, swap.views)
+    return Rewritten(written, values, source, sets, tuple(stored), ones, swap.views)
 
 
 def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "known_divisor",
     "owned_by",
     "owned_rows",
+    "owned_through",
     "power_of_two",
     "strategies",
     "tensors_of",
@@ -158,6 +159,11 @@ def tensors_of(fact: str) -> tuple[str, ...]:
     (('AM',), ('ROW', 'TILE'), ('AS',))
     """
     return tuple(fact.removesuffix(ONCE).split("."))
+
+
+def owned_through(rows: str, sets: str = "") -> str:
+    """The fact that rows are owned, each by the groups that name it or all of a set by those that name the set."""
+    return f"{rows}.{sets}" if sets else rows
 
 
 def owned_by(scattered: Access, fact: str) -> Access | None:

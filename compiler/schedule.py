@@ -146,11 +146,12 @@ def schedules(
     `use_dot`: True or False allows one kind of product only; None lets extents decide.
     """
     start = Start.of(bound, strategy, fact)
-    found = []
+    found: list[Schedule] = []
     may_dot = use_dot is not False and bound.statement.is_sum
     dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
-        found += [*_merged_schedules(start, dotted), dotted]
+        merged = _merged_schedules(start, dotted)
+        found += merged if merged and start.owner is not None else (*merged, dotted)
     if not found:
         found.append(_plain_schedule(start, strides, deterministic))
         deep = _deep_schedule(start, found[0])
@@ -313,9 +314,13 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
 
 
 def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
-    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once."""
+    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once.
+
+    Rows of one owner are meant to share what they load, however wide the other side is.
+    """
     tiles, steps = narrow.names("tile"), narrow.names("step")
-    if len(tiles) != 2 or max(start.extents[name] for name in tiles) > NARROW[start.bound.dtype.itemsize]:
+    widest = max(start.extents[name] for name in tiles)
+    if len(tiles) != 2 or (start.owner is None and widest > NARROW[start.bound.dtype.itemsize]):
         return ()
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
@@ -336,6 +341,8 @@ def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
     if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
         return False
     if is_varying(start.bound, outer) or is_varying(start.bound, inner):
+        return False
+    if start.owner is not None and not any(outer in access.names for access in start.output.indirections):
         return False
     moved = [start.varies_over(factor) for factor in start.factors if outer in start.varies_over(factor)]
     return bool(moved) and all(other not in names for names in moved)

@@ -13,6 +13,7 @@ from .bind import Bound
 from .errors import OperandError
 from .ir import Access, Statement
 from .rewrite import Shape, rewrite
+from .scatter import owned_through
 
 __all__ = [
     "Facts",
@@ -72,12 +73,16 @@ class SparseFormat(Protocol):
     @property
     def has_padding(self) -> bool: ...
     @property
+    def sets(self) -> Tensor | None: ...  # [P] the set of rows that p is in, through which rows are read; None: there
+    @property
     def facts(self) -> Facts | None: ...
     @property
     def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
     def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
+    def is_paired(self, group_dim: int) -> bool: ...  # `together` has nothing left to find out
+    def together(self, group_dim: int) -> Any: ...  # likewise, in sets of two rows; `shared`: what that saves
     @property
     def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...
@@ -111,6 +116,7 @@ class Recipe:
     text: str  # of the indirect statement
     values: str  # the name of the format's values in it
     source: str  # the name of their positions, "" where they need none
+    sets: str  # the name of the sets of rows, "" where there are none
     coords: tuple[str | None, ...]  # the names of its coordinates; None: not read
     ones: tuple[tuple[str, int], ...]  # (name, dimension of the format): ones as long as it
     views: tuple[tuple[str, str, Splits], ...]  # (name, the user's name, splits) of every other tensor
@@ -141,6 +147,8 @@ class Recipe:
         found = {self.values: operand.values}
         if self.source and operand.value_source is not None:
             found[self.source] = operand.value_source
+        if self.sets and operand.sets is not None:
+            found[self.sets] = operand.sets
         for name, original, splits in self.views:
             if original in dense:
                 found[name] = _split(dense[original], splits, self.blocks)
@@ -168,6 +176,7 @@ class Kind:
     has_padding: bool
     has_facts: bool
     is_read_through: bool
+    is_in_sets: bool
 
     @staticmethod
     def of(form: SparseFormat) -> tuple[Any, ...]:
@@ -184,6 +193,7 @@ class Kind:
             form.has_padding,
             form.facts is not None,
             form.value_source is not None,
+            form.sets is not None,
         )
 
 
@@ -192,21 +202,24 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
     blocks = kind.block_size
     is_partial = tuple(blocks is not None and size % blocks[dim] != 0 for dim, size in enumerate(kind.shape))
     axes = kind.value_axes, kind.coord_axes, kind.is_stored
-    form = Shape(*axes, blocks is not None, kind.has_padding, is_partial, kind.is_read_through)
+    in_sets = kind.group_dim if kind.is_in_sets else None
+    form = Shape(*axes, blocks is not None, kind.has_padding, is_partial, kind.is_read_through, in_sets)
     rewritten = rewrite(bound.statement, target, form)
     output_splits = rewritten.views[rewritten.statement.output.name].splits
     grouped = rewritten.coords[kind.group_dim]
+    fact = "" if grouped is None or not kind.has_facts else owned_through(grouped, rewritten.sets)
     return (
         str(rewritten.statement),
         rewritten.values,
         rewritten.source,
+        rewritten.sets,
         rewritten.coords,
         tuple(rewritten.ones.items()),
         tuple((name, view.of, view.splits) for name, view in rewritten.views.items()),
         output_splits,
         _split_size(bound.size, dict(output_splits), blocks),
         bound.size,
-        grouped if grouped is not None and kind.has_facts else "",
+        fact,
         blocks,
     )
 

@@ -34,6 +34,7 @@ class Along:
         self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
         self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
         self._known = pattern.known
+        self.sets: Tensor | None = None
 
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:

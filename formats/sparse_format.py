@@ -18,6 +18,7 @@ from .facts import RowFacts
 from .from_tensors import FromTensors
 from .known import Known, Regrouped
 from .stamp import Stamp
+from .together import Together, walk
 
 __all__ = ["SparseFormat"]
 
@@ -166,6 +167,20 @@ class SparseFormat(FromTensors):
         """`regroup(group_dim)` with the values where they are, for a statement that reads them through positions."""
         return Along(self, self._pattern_along(group_dim, None), group_dim)
 
+    def is_paired(self, group_dim: int) -> bool:
+        """Which rows walk together is known."""
+        return group_dim in self.known.together
+
+    def together(self, group_dim: int) -> Together:
+        """A matrix with two of its rows in one set, the values where they are; the sets are kept."""
+        known = self.known
+        made = known.together.get(group_dim)
+        if made is None:
+            rows, columns = self._entry_coords()[[group_dim, 1 - group_dim]]
+            grid = block_grid(self.shape, self.block_size)
+            made = known.together[group_dim] = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]))
+        return Together(self, made, group_dim)
+
     @property
     def known(self) -> Known:
         """What is known of the pattern; where its coordinates have changed they are checked, and all else forgotten.
@@ -189,6 +204,11 @@ class SparseFormat(FromTensors):
     @property
     def value_source(self) -> Tensor | None:
         """None: value p, or p and q, is the entry's own."""
+        return None
+
+    @property
+    def sets(self) -> Tensor | None:
+        """None: rows are read by p."""
         return None
 
     @property

@@ -96,6 +96,23 @@ APPLICATIONS = {
         True,
         (32, 32, 128),
     ),
+    "block_spmm_together": Application(
+        "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
+        {
+            "AM": positions(64, 2),
+            "AT": positions(700),
+            "AS": positions(700, 2),
+            "AK": positions(700),
+            "AV": values(900, 32, 32),
+            "B": values(128, 32, 1024),
+        },
+        (128, 32, 1024),
+        "AM.AT",
+        "owner",
+        True,
+        (64, 32, 256),
+        frozenset({"AS"}),
+    ),
     "block_gradient_store_once": Application(
         "dAV[AS[p,q],bm,bk] += dC[n,AM[p],bm] * B[n,AK[p,q],bk]",
         {

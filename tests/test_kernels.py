@@ -198,6 +198,30 @@ def tiled_max(dtype, wide):
     return "Out[ROW[TILE[p],q],m] = max(In[NBR[p,q],c] * W[TAP[p],c,m])", *rest
 
 
+def rows_together(dtype, wide):
+    """Two sets of two rows, the last one not full; rows lack some of their set's columns, and one set all of them."""
+    tensors = dict(AM=[[2, 0], [1, -1]], AT=[0, 0, 0], AS=[[0, -1], [2, 1], [-1, 3]], AK=[1, 0, 3])
+    tensors = {name: torch.tensor(own, dtype=torch.int32, device=DEVICE) for name, own in tensors.items()}
+    tensors |= dict(AV=draw(4, 16, 3, dtype=dtype), B=draw(4, 3, wide, dtype=dtype))
+    pointers = torch.tensor([0, 3, 3], dtype=torch.int32, device=DEVICE)
+    expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
+    return expr, tensors, (3, 16, wide), "AM.AT", [pointers, longest_first(pointers)]
+
+
+def biased_rows_together(dtype, wide):
+    """The columns' side first, and sums that start from a bias of each row."""
+    _, tensors, _, fact, facts = rows_together(dtype, wide)
+    tensors |= dict(B=draw(wide, 4, 3, dtype=dtype), C=draw(3, 16, dtype=dtype).expand(wide, 3, 16))
+    return "C[n,AM[AT[p],q],i] += B[n,AK[p],j] * AV[AS[p,q],i,j]", tensors, None, fact, facts
+
+
+def long_rows_together(dtype, wide):
+    """Several steps to a block."""
+    expr, tensors, size, fact, facts = rows_together(dtype, wide)
+    tensors |= dict(AV=draw(4, 16, 20, dtype=dtype), B=draw(4, 20, wide, dtype=dtype))
+    return expr, tensors, size, fact, facts
+
+
 MERGED = [
     (grouped_gradient, "store"),
     (scaled_gradient, "store"),
@@ -228,6 +252,9 @@ CASES = [
     (grouped_tiles, "owner"),
     (depthwise_tiles, "owner"),
     (tiled_max, "owner"),
+    (rows_together, "owner"),
+    (biased_rows_together, "owner"),
+    (long_rows_together, "owner"),
     (convolution_weight, "atomic"),
     (convolution_weight, "on-chip"),
     (output_stationary, "store"),
@@ -275,6 +302,22 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         terms = max(1, math.prod(own.bound.extents[name] for name in own.bound.statement.names))
         limit = bound(result.dtype, scale.cpu(), terms, len(tensors))
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
+@pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
+def test_what_a_row_lacks_keeps_away_from_it(make):
+    """Another row of its set has a column that holds NaN."""
+    own, tensors, known = problem_of(make, torch.float32, FLAGS, 17)
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
+    assert way.merged is not None
+    sizes = tuple((axis, 32) for axis in way.axes)
+    run = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=make is biased_rows_together)))
+    rows = 1 if make is biased_rows_together else 0
+    whole = run(list(tensors.values()), known).movedim(rows, 0)
+    tensors["B"].movedim(rows, 0)[3] = float("nan")  # which row 0 alone has
+    found = run(list(tensors.values()), known).movedim(rows, 0)
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found[1:], whole[1:])
 
 
 @pytest.mark.parametrize(("make", "owner"), [(block_spmm, "AM"), (tiled_convolution, "TILE")], ids=["rows", "tiles"])

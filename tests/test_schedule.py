@@ -8,6 +8,7 @@ import pytest
 import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
+from insum_ops.compiler.configs import configs
 from insum_ops.compiler.contract import Product
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
@@ -165,6 +166,7 @@ ROLES = {
     "group_max_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "group_max_winners_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
+    "block_spmm_together": dict(r="grid", q="merged", bm="merged", c="tile", n="tile", p="segment", bk="step"),
     "block_gradient_store_once": dict(p="grid", q="merged", bk="merged", bm="tile", c="tile", n="step"),
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
     "convolution_tiled": {"r": "grid", "q": "tile", "m": "tile", "p": "segment", "c": "step"},
@@ -444,6 +446,26 @@ m                 48  tile
 p                300  segment
 c                 32  step"""
     )
+
+
+def in_sets(rows: int = 32) -> Schedule:
+    """Blocks in sets of two rows."""
+    indices = {"AM": positions(64, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}
+    tensors = {**indices, "AV": values(900, rows, 32), "B": values(128, 32, 1024)}
+    expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
+    return scheduled(problem(expr, tensors, (128, rows, 1024), "AM.AT"), "owner")
+
+
+def test_rows_of_a_set_are_side_by_side() -> None:
+    made = in_sets()
+    assert made.merged == Merged("c", "q", "i", 32)
+    assert made.covers_output
+    assert [str(factor) for factor in made.factors] == ["AV[AS[p,q],i,j]", "B[AK[p],j,n]"]
+    assert all(dict(config.blocks)["c"] == 64 for config in configs(made, has_order=True))
+
+
+def test_rows_of_no_power_of_two_are_not() -> None:
+    assert in_sets(rows=24).merged is None
 
 
 def test_rivals_meet_in_the_tile_that_owns_their_row() -> None:

@@ -102,6 +102,19 @@ def block_spmm(edge: int) -> Case:
     return Case(f"BlockCOO SpMM {edge}", expr, shapes, HALF, "AM")
 
 
+def rows_together(is_layer: bool) -> Case:
+    P, R = 3000, 128
+    indices: dict[str, tuple[int, ...]] = {"AM": (R // 2, 2), "AT": (P,), "AS": (P, 2), "AK": (P,)}
+    if is_layer:
+        shapes = {**indices, "AV": (4900, 32, 32), "B": (4096, R, 32), "C": (4096, R, 32)}
+        expr = "C[n,AM[AT[p],q],i] += B[n,AK[p],j] * AV[AS[p,q],i,j]"
+    else:
+        shapes = {**indices, "AV": (4900, 32, 32), "B": (R, 32, 4096), "C": (R, 32, 4096)}
+        expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
+    name = f"rows together{', the layer' if is_layer else ''}"
+    return Case(name, expr, shapes, HALF, "AM.AT", padded=frozenset({"AS"}))
+
+
 def neighbour_gradient(edge: int = 32) -> Case:
     """The gradient of narrow blocks, several of a row in one tile; each is written to its own place."""
     P, Q, T, R = 640, 256 // edge, 4096, 4096 // edge
@@ -234,6 +247,7 @@ def cases() -> Iterator[Case]:
     for edge in (128, 64, 32):
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
+    yield from map(rows_together, (False, True))
     yield from (neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF), grouped_gradient(SINGLE))
     for channels in (128, 32):
         forward = convolution(channels, HALF)

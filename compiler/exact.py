@@ -1,0 +1,63 @@
+"""Tiles of several rows hold a zero for each summand that one row has and another lacks: what 0 * NaN makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from .broadcast import Value
+from .contract import leaves, multiply
+from .ir import Access
+from .scatter import Merged
+from .winners import Winners
+
+__all__ = ["Exact"]
+
+FEW_ROWS = 4  # that are summed again at a time: they take registers beside the tile's own
+
+
+class Exact(Winners):
+    """A dot whose sums are taken once more, product by product, where one of them is no number."""
+
+    def may_leak(self) -> bool:
+        """Rows of the tile differ in which summands they have, and a factor of the dot does not know of it."""
+        s = self.schedule
+        if s.merged is None or not s.uses_dot:
+            return False
+        inside = [access for factor in s.factors if isinstance(factor, Access) for access in factor.indirections]
+        own = [access for access in inside if access in self.valid and not {*access.names} <= {*s.free}]
+        return any(not {*access.names} <= {*factor.names} for access in own for factor in s.factors)
+
+    @contextmanager
+    def without_dot(self) -> Iterator[None]:
+        """The same tile, a few rows and one summed index at a time, and products under masks."""
+        held = {name: getattr(self, name) for name in ("schedule", "config", "tile", "layouts", "names", "bounds")}
+        held |= {name: getattr(self, name) for name in ("positions", "valid", "tiles", "stem", "sums")}
+        whole, merged = self.schedule, self.schedule.merged
+        assert merged is not None
+        steps, rows = whole.names("step"), min(FEW_ROWS, self.block(merged.name))
+        roles = {name: "loop" if name in steps else role for name, role in whole.roles.items()}
+        axes = [leaf.axes - {*steps} for leaf in sorted(leaves(whole.tree), key=lambda leaf: leaf.at)]
+        blocks = {**dict(self.config.blocks), merged.name: rows}
+        self.schedule = replace(whole, roles=roles, tree=multiply(axes))
+        self.config = replace(self.config, blocks=tuple(blocks.items()))
+        self.tile = type(self.tile)(self.axes, blocks)
+        own = (merged.name, merged.outer, merged.inner)
+        self.names = {name: value for name, value in self.names.items() if name not in own}
+        self.bounds = {name: value for name, value in self.bounds.items() if name not in own}
+        self.positions = {access: at for access, at in self.positions.items() if self.is_known(access.names)}
+        self.valid = {access: mask for access, mask in self.valid.items() if self.is_known(access.names)}
+        self.layouts, self.tiles, self.stem, self.sums = {}, {}, "single", "exact"
+        yield
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def emit_few_rows(self, merged: Merged, tile: Value, size: int) -> None:
+        """A loop over the rows of the whole tile, a few at a time."""
+        few, first = self.block(merged.name), self.let(f"tl.min({tile.text})", (), "first")
+        self.line(f"for part in range({size // few}):")
+        self.depth += 1
+        clean = self.index(merged.name)
+        self.line(f"{clean} = {first.text} + part * {few} + {self.arange(merged.name)}")
+        self.names[merged.name] = Value(clean, (merged.name,))

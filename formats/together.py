@@ -1,0 +1,109 @@
+"""Rows of a matrix that are walked together: what a few of them have in one column is one p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .facts import RowFacts, row_facts
+from .pairs import paired
+
+__all__ = ["Together", "Walk", "walk"]
+
+MOST_PAIRS = 2**22  # of rows, or of a row and a column, that are looked at: beyond that, rows are paired by length
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Rows in sets of two; each p is a column of one set, in which at least one of its rows has an entry."""
+
+    rows: Tensor  # [S, 2] the rows of each set, -1 where the last one is not full
+    sets: Tensor  # [P] ascending
+    columns: Tensor  # [P]
+    source: Tensor  # [P, 2] which entry the row has there, -1: none
+
+    @cached_property
+    def facts(self) -> RowFacts:
+        return row_facts(self.sets, len(self.rows))
+
+    @cached_property
+    def shared(self) -> float:
+        """Which part of the entries costs no column of its own: 0 where rows have none in common, at most a half."""
+        return 1 - len(self.sets) / max(int((self.source >= 0).sum()), 1)
+
+
+@torch.inference_mode(False)  # what is kept must be good for training too
+def walk(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> Walk:
+    """Put rows that have many columns in common into sets of two, the sets with the most columns first.
+
+    >>> found = walk(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1, 1]), (3, 2))
+    >>> found.rows.tolist(), found.sets.tolist(), found.columns.tolist(), found.source.tolist()
+    ([[1, 2], [0, -1]], [0, 0, 1], [0, 1, 1], [[1, -1], [2, 3], [0, -1]])
+    """
+    rows, columns = rows.long(), columns.long()
+    num_rows, num_columns = grid
+    order = _in_pairs(rows, columns, grid)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=rows.device)
+    place = place[rows]
+    again = _repeats(place * num_columns + columns)  # an entry that stands twice is met twice
+    most = int(again.max()) + 1 if len(again) else 1
+    met, at = torch.unique(((place // 2) * num_columns + columns) * most + again, return_inverse=True)
+    source = rows.new_full((len(met), 2), -1)
+    source[at, place % 2] = torch.arange(len(rows), device=rows.device)
+    met //= most
+    longest = torch.bincount(met // num_columns, minlength=len(order) // 2).argsort(descending=True, stable=True)
+    rank = torch.empty_like(longest)
+    rank[longest] = torch.arange(len(longest), device=rows.device)
+    sets, by_set = rank[met // num_columns].sort(stable=True)
+    pairs = torch.where(order < num_rows, order, -1).view(-1, 2)[longest]
+    return Walk(pairs.int(), sets.int(), (met % num_columns)[by_set].int(), source[by_set].int())
+
+
+def _in_pairs(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
+    """All rows, and one more if they are odd: partners side by side."""
+    num_rows, num_columns = grid
+    even = num_rows + num_rows % 2
+    lengths = torch.bincount(rows, minlength=even)
+    if even * max(even, num_columns) > MOST_PAIRS:
+        return lengths.argsort(descending=True, stable=True)
+    has = torch.zeros(even, num_columns, device=rows.device)
+    has[rows, columns] = 1
+    return paired((has @ has.T).long()).flatten()
+
+
+def _repeats(keys: Tensor) -> Tensor:
+    """How many equal keys there are before each.
+
+    >>> _repeats(torch.tensor([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    ordered, order = keys.sort(stable=True)
+    found = torch.empty_like(keys)
+    found[order] = torch.arange(len(keys), device=keys.device) - torch.searchsorted(ordered, ordered)
+    return found
+
+
+class Together:
+    """A matrix of single entries or blocks, its rows walked together and its values in place."""
+
+    value_axes = ("p", "q")
+
+    def __init__(self, form: Any, made: Walk, group_dim: int) -> None:
+        self.shape, self.block_size, self.group_dim = form.shape, form.block_size, group_dim
+        self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
+        self.coords = (made.rows, made.columns) if group_dim == 0 else (made.columns, made.rows)
+        self.sets, self.value_source, self.facts = made.sets, made.source, made.facts
+        self.shared = made.shared
+
+    @property
+    def coord_axes(self) -> tuple[tuple[str, ...], ...]:
+        return (("p", "q"), ("p",)) if self.group_dim == 0 else (("p",), ("p", "q"))
+
+    @property
+    def has_padding(self) -> bool:
+        return True

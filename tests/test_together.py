@@ -1,0 +1,144 @@
+"""Narrow rows of blocks in pairs: which are, what they cost nothing of, and that all of it stays right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_twin import MaskedLinear, dense_weight
+from statements import DEVICE, IS_INTERPRETED
+from tolerances import TOLERANCE
+from torch import Tensor
+
+from insum_ops import explain, insum
+from insum_ops.compiler import together
+from insum_ops.formats import BlockCOO
+from insum_ops.formats.pairs import paired
+from insum_ops.nn import BlockSparseLinear
+
+EXPR = "C[m,n] += A[m,k] * B[k,n]"
+IN_PAIRS = "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]"
+with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="pairs are for kernels")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """The small matrices of tests have their rows in pairs, as large ones do."""
+    for name in ("LEAST_SHARED", "LEAST_COLUMNS", "LEAST_RESULTS"):
+        monkeypatch.setattr(together, name, 0)
+
+
+def blocks(rows: int, columns: int, dtype: torch.dtype = torch.float16, density: float = 0.6) -> Tensor:
+    """A matrix of 32 x 32 blocks, the last ones not full where it takes that."""
+    keep = (torch.rand(-(-rows // 32), -(-columns // 32)) < density).double()
+    whole = torch.randn(rows, columns, dtype=torch.float64)
+    return (whole * keep.repeat_interleave(32, 0)[:rows].repeat_interleave(32, 1)[:, :columns]).to(dtype).to(DEVICE)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def scaled(actual: Tensor, expected: Tensor) -> None:
+    """Within the dtype's tolerance of the largest sum."""
+    limit = TOLERANCE[actual.dtype]
+    scale = float(expected.abs().max()) or 1.0
+    torch.testing.assert_close(actual.detach().double() / scale, expected.detach() / scale, **limit)
+
+
+@with_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(128, 96, 40), (96, 64, 17), (70, 50, 5), (32, 64, 16)], ids=str)
+def test_values_and_gradients(always, shape, dtype):
+    rows, inner, columns = shape
+    dense, B = blocks(rows, inner, dtype), drawn(inner, columns, dtype=dtype)
+    A = BlockCOO.from_dense(dense, block_size=(32, 32))
+    assert str(explain(EXPR, A=A, B=B).rewritten) == IN_PAIRS
+    scaled(insum(EXPR, A=A, B=B), dense.double() @ B.double())
+    own = BlockCOO(A.coords, A.values.clone().requires_grad_(), A.shape, block_size=(32, 32))
+    B.requires_grad_()
+    upstream = drawn(rows, columns, dtype=dtype)
+    dvalues, dB = torch.autograd.grad(insum(EXPR, A=own, B=B), (own.values, B), upstream)
+    scaled(dB, dense.double().T @ upstream.double())
+    wanted = upstream.double() @ B.detach().double().T
+    scaled(A.with_values(dvalues).to_dense(), wanted * (A.with_values(torch.ones_like(A.values)).to_dense() != 0))
+
+
+@with_kernels
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_steps_as_its_masked_twin_and_so_after_a_new_pattern(always, bias):
+    layer = BlockSparseLinear(96, 128, 32, 0.5, bias=bias, dtype=torch.float16, device=DEVICE)
+    x, upstream = drawn(48, 96), drawn(48, 128)
+    for density in (0.5, 0.5, 0.4):
+        layer.prune_(density)
+        twin, own = MaskedLinear(layer), x.clone().requires_grad_()
+        wide = x.cpu().double().requires_grad_()
+        layer.zero_grad()
+        for model, given, back in ((layer, own, upstream), (twin, wide, upstream.cpu().double())):
+            model(given).backward(back)
+        with torch.no_grad():
+            scaled(layer(x).cpu(), twin(wide))
+        scaled(own.grad.cpu(), wide.grad)
+        weight = dense_weight(layer, layer.weight.grad)
+        scaled(weight.half(), twin.weight.grad * twin.mask)
+        if bias:
+            scaled(layer.bias.grad.cpu(), twin.bias.grad)
+
+
+@with_kernels
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_stays_in_the_rows_that_have_its_column(always, bad):
+    dense = blocks(128, 128, density=0.4)
+    dense[:32, :32], dense[32:, :32] = 1, 0  # row 0 alone has column 0
+    A, B = BlockCOO.from_dense(dense, block_size=(32, 32)), drawn(128, 24)
+    B[3, 5] = bad
+    found = insum(EXPR, A=A, B=B)
+    expected = dense.double() @ torch.where(B.isfinite(), B, 0).double()
+    assert not found[:32, 5].isfinite().any()
+    assert (found[:32, 5] == bad).all() or bad != bad
+    scaled(found[32:], expected[32:])
+    others = torch.arange(24, device=DEVICE) != 5
+    scaled(found[:, others], expected[:, others])
+
+
+@with_kernels
+def test_small_results_and_rows_of_little_in_common_are_left_alone(monkeypatch):
+    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
+    pairs = lambda form: "AT" in str(explain(EXPR, A=form, B=B).rewritten)
+    assert not pairs(A)
+    monkeypatch.setattr(together, "LEAST_RESULTS", 0)
+    assert not pairs(A)
+    monkeypatch.setattr(together, "LEAST_COLUMNS", 2)
+    assert pairs(A)
+    diagonal = torch.block_diag(*[torch.ones(32, 32)] * 3).half().to(DEVICE)
+    monkeypatch.setattr(together, "LEAST_COLUMNS", 0)
+    assert not pairs(BlockCOO.from_dense(diagonal, block_size=(32, 32)))
+
+
+@with_kernels
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, 32), (torch.float16, 16), (torch.float16, 64)], ids=str)
+def test_other_blocks_are_left_alone(always, dtype, block):
+    A, B = BlockCOO.from_dense(blocks(128, 64, dtype), block_size=(block, block)), drawn(64, 8, dtype=dtype)
+    assert "AT" not in str(explain(EXPR, A=A, B=B).rewritten)
+
+
+def test_each_row_has_one_partner() -> None:
+    for rows in (0, 2, 8, 50):
+        common = torch.randint(0, 4, (rows, rows))
+        pairs = paired(common + common.T)
+        assert pairs.flatten().sort().values.tolist() == list(range(rows))
+
+
+def test_partners_have_much_in_common() -> None:
+    """Random rows share a quarter of all columns at half density; partners some 30 percent."""
+    has = (torch.rand(128, 128, generator=torch.Generator().manual_seed(3)) < 0.5).float()
+    common = (has @ has.T).long()
+    first, second = paired(common).T
+    assert common[first, second].double().mean() > 0.29 * 128
+
+
+def test_twins_find_each_other() -> None:
+    twins = torch.rand(20, 64) < 0.3
+    order = torch.randperm(40)
+    has = torch.cat([twins, twins])[order].float()
+    first, second = paired((has @ has.T).long()).T
+    assert torch.equal(has[first], has[second])

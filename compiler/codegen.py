@@ -71,9 +71,11 @@ class _Emitter(Exact, Unrolled):
         merged = self.schedule.merged
         assert merged is not None
         tile, size = self.names[merged.name], self.block(merged.name)
-        total = self.let("tl.sum(acc)", (), "total").text
+        self.emit_scatter(root, early)  # on its way while the sums are looked at
+        total = self.total(root)
         self.line(f"if {total} != {total}:")
         self.depth += 1
+        self.line("tl.debug_barrier()")  # what other threads have stored comes first
         with self.without_dot():
             self.emit_few_rows(merged, tile, size)
             self.emit_bound(merged.name, self.block(merged.name))
@@ -85,10 +87,6 @@ class _Emitter(Exact, Unrolled):
             self.emit_update(root, in_loop=True)
             self.leave_loops(depth)
             self.emit_scatter(root)
-        self.depth = 1
-        self.line("else:")
-        self.depth += 1
-        self.emit_scatter(root, early)
 
     def emit_loops(self, loops: tuple[str, ...]) -> None:
         if self.is_fused(loops):

@@ -29,6 +29,15 @@ class Exact(Winners):
         own = [access for access in inside if access in self.valid and not {*access.names} <= {*s.free}]
         return any(not {*access.names} <= {*factor.names} for access in own for factor in s.factors)
 
+    def total(self, root: tuple[str, ...]) -> str:
+        """No number if one of the sums is none; along columns first, which are several sums side by side."""
+        if not self.flags.lazy:
+            return self.let("tl.sum(acc)", (), "total").text
+        value = Value("acc", root)
+        for axis in reversed(root):
+            value = self.tile.reduce("tl.sum", value, axis)
+        return self.let(value.text, (), "total").text
+
     @contextmanager
     def without_dot(self) -> Iterator[None]:
         """The same tile, a few rows and one summed index at a time, and products under masks."""

@@ -19,6 +19,7 @@ ROWS = 32  # of a block: two of them are the rows of wgmma
 # Random blocks of a 4096 x 4096 matrix in float16 by as many columns, one H200, rows alone and in pairs. They share 40,
 # 30, 22, 18, 16 and 16 percent at a density of .75, .5, .3, .2, .1 and .05: .315 and .219 ms, .233 and .187, .152 and
 # .131, .109 and .096, .0611 and .0603, .0371 and .0403; by 1024 columns at .3 .041 and .036, by 512 .023 and .026.
+# A matrix of 2048 by 2048 columns at .3 .0234 and .0192, of 8192 by 1024 at .2 .096 and .083.
 LEAST_SHARED = 0.15  # of all blocks
 LEAST_COLUMNS = 16  # of a pair, on average: what follows its sums costs as much however few they are
 LEAST_RESULTS = 4096 * 1024  # half as many programs leave a GPU idle sooner

@@ -40,7 +40,7 @@ def together(
     tensors = how.tensors(found, dense)
     values = list(tensors.values())
     plan = plan_for(how.text, ",".join(tensors), how.size, values, how.fact)
-    if prod(plan.bound.size) < LEAST_RESULTS:
+    if plan.bound.is_empty or prod(plan.bound.size) < LEAST_RESULTS:
         return None
     ways = candidates(plan.problem(values, fact_tensors(found.facts)))
     return found if any(way.schedule.merged is not None for way in ways) else None

@@ -31,16 +31,21 @@ def together(
     """The format with its rows in pairs, if they have enough in common and a kernel holds both."""
     if not _is_narrow(form, group_dim) or is_watched() or not has_kernels(form.device):
         return None
+    pairs = -(-form.shape[group_dim] // (2 * ROWS))
+    if form.values.shape[0] < LEAST_COLUMNS * pairs:  # that many at most
+        return None
+    if prod(recipe_for(expr, size, name, form, dense).final) < LEAST_RESULTS:
+        return None
     if _is_captured(form) and not form.is_paired(group_dim):  # which reads lengths back
         return None
     found = form.together(group_dim)
-    if found.shared < LEAST_SHARED or found.sets.numel() < LEAST_COLUMNS * len(found.coords[group_dim]):
+    if found.shared < LEAST_SHARED or found.sets.numel() < LEAST_COLUMNS * pairs:
         return None
     how = recipe_for(expr, size, name, found, dense)
     tensors = how.tensors(found, dense)
     values = list(tensors.values())
     plan = plan_for(how.text, ",".join(tensors), how.size, values, how.fact)
-    if plan.bound.is_empty or prod(plan.bound.size) < LEAST_RESULTS:
+    if plan.bound.is_empty or plan.bound.dtype.itemsize != form.values.element_size():
         return None
     ways = candidates(plan.problem(values, fact_tensors(found.facts)))
     return found if any(way.schedule.merged is not None for way in ways) else None

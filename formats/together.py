@@ -14,7 +14,8 @@ from .pairs import paired
 
 __all__ = ["Together", "Walk", "walk"]
 
-MOST_PAIRS = 2**22  # of rows, or of a row and a column, that are looked at: beyond that, rows are paired by length
+MOST_PAIRS = 2**20  # of rows, or of a row and a column, that are looked at: beyond that, rows are paired by length
+AT_ONCE = 2**26  # columns of pairs of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +72,13 @@ def _in_pairs(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
     lengths = torch.bincount(rows, minlength=even)
     if even * max(even, num_columns) > MOST_PAIRS:
         return lengths.argsort(descending=True, stable=True)
-    has = torch.zeros(even, num_columns, device=rows.device)
-    has[rows, columns] = 1
-    return paired((has @ has.T).long()).flatten()
+    has = torch.zeros(even, num_columns, dtype=torch.bool, device=rows.device)
+    has[rows, columns] = True
+    # no matrix product: deterministic mode would ask for cuBLAS's workspace, and autocast round it
+    common = torch.zeros(even, even, dtype=torch.long, device=rows.device)
+    for part in has.split(max(AT_ONCE // max(even * even, 1), 1), dim=1):
+        common += (part[:, None] & part).sum(-1)
+    return paired(common).flatten()
 
 
 def _repeats(keys: Tensor) -> Tensor:

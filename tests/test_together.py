@@ -12,6 +12,7 @@ from torch import Tensor
 from insum_ops import explain, insum
 from insum_ops.compiler import together
 from insum_ops.formats import BlockCOO
+from insum_ops.formats import together as formats_together
 from insum_ops.formats.pairs import paired
 from insum_ops.nn import BlockSparseLinear
 
@@ -100,6 +101,46 @@ def test_what_is_no_number_stays_in_the_rows_that_have_its_column(always, bad):
     scaled(found[:, others], expected[:, others])
 
 
+STATEMENTS = {
+    "C[m,n] += A[m,k] * B[k,n]": lambda A, B: A @ B,
+    "C[n,m] += B[k,n] * A[m,k]": lambda A, B: (A @ B).T,
+    "C[k,n] += A[m,k] * D[m,n]": lambda A, D: A.T @ D,
+    "C[b,m,n] += A[m,k] * X[b,k,n]": lambda A, X: A @ X,
+    "C[m,n] += 0.5 * A[m,k] * B[k,n] * s[m]": lambda A, B, s: 0.5 * (A @ B) * s[:, None],
+    "C[m,n] += A[m,k] * B[k,n] * w[k]": lambda A, B, w: A @ (B * w[:, None]),
+    "C[m,n] += A[m,k] * B[k,n] * u[n]": lambda A, B, u: (A @ B) * u,
+    "C[m] += A[m,k] * w[k]": lambda A, w: A @ w,
+    "c[()] += A[m,k] * w[k] * s[m]": lambda A, w, s: s @ A @ w,
+}
+
+
+@with_kernels
+@pytest.mark.parametrize("expr", STATEMENTS, ids=lambda expr: expr.replace(" ", ""))
+def test_whatever_the_statement(always, expr):
+    """In pairs or not, as its schedule allows."""
+    dense = blocks(96, 128)
+    shapes = {"B": (128, 20), "D": (96, 20), "X": (3, 128, 20), "s": (96,), "w": (128,), "u": (20,)}
+    given = {name: drawn(*shape) for name, shape in shapes.items() if f" {name}[" in expr.split("+=")[1]}
+    found = insum(expr, A=BlockCOO.from_dense(dense, block_size=(32, 32)), **given)
+    wide = [tensor.double() for tensor in given.values()]
+    scaled(found, STATEMENTS[expr](dense.double(), *wide))
+
+
+@with_kernels
+def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
+    monkeypatch.setattr(BlockCOO, "together", lambda *given: pytest.fail("asked for pairs"))
+    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
+    insum(EXPR, A=A, B=B)
+    monkeypatch.setattr(together, "LEAST_RESULTS", 0)
+    insum(EXPR, A=A, B=B)
+
+
+@with_kernels
+def test_wider_products_are_left_alone(always):
+    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40, dtype=torch.float32)
+    assert "AT" not in str(explain(EXPR, A=A, B=B).rewritten)
+
+
 @with_kernels
 def test_small_results_and_rows_of_little_in_common_are_left_alone(monkeypatch):
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
@@ -134,6 +175,12 @@ def test_partners_have_much_in_common() -> None:
     common = (has @ has.T).long()
     first, second = paired(common).T
     assert common[first, second].double().mean() > 0.29 * 128
+
+
+def test_more_rows_than_are_compared_are_paired_by_length(monkeypatch) -> None:
+    monkeypatch.setattr(formats_together, "MOST_PAIRS", 0)
+    rows, columns = torch.tensor([0, 1, 1, 2, 3, 3]), torch.tensor([0, 0, 1, 2, 3, 4])
+    assert formats_together.walk(rows, columns, (4, 5)).rows.tolist() == [[1, 3], [0, 2]]
 
 
 def test_twins_find_each_other() -> None:

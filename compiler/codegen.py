@@ -72,7 +72,7 @@ class _Emitter(Exact, Unrolled):
         assert merged is not None
         tile, size = self.names[merged.name], self.block(merged.name)
         self.emit_scatter(root, early)  # on its way while the sums are looked at
-        total = self.total(root)
+        total = self.sum_of_sums(root)
         self.line(f"if {total} != {total}:")
         self.depth += 1
         self.line("tl.debug_barrier()")  # what other threads have stored comes first

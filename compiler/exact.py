@@ -29,7 +29,7 @@ class Exact(Winners):
         own = [access for access in inside if access in self.valid and not {*access.names} <= {*s.free}]
         return any(not {*access.names} <= {*factor.names} for access in own for factor in s.factors)
 
-    def total(self, root: tuple[str, ...]) -> str:
+    def sum_of_sums(self, root: tuple[str, ...]) -> str:
         """No number if one of the sums is none; along columns first, which are several sums side by side."""
         if not self.flags.lazy:
             return self.let("tl.sum(acc)", (), "total").text

@@ -110,7 +110,7 @@ STATEMENTS = {
     "C[m,n] += A[m,k] * B[k,n] * w[k]": lambda A, B, w: A @ (B * w[:, None]),
     "C[m,n] += A[m,k] * B[k,n] * u[n]": lambda A, B, u: (A @ B) * u,
     "C[m] += A[m,k] * w[k]": lambda A, w: A @ w,
-    "c[()] += A[m,k] * w[k] * s[m]": lambda A, w, s: s @ A @ w,
+    "c[()] += A[m,k] * w[k] * s[m]": lambda A, s, w: s @ A @ w,
 }
 
 

@@ -32,7 +32,7 @@ def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> 
         return tuple(dict.fromkeys(_unrolled_configs(schedule)))
     found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
     # sets of rows are made with the longest first
-    if has_order and schedule.owner is not None and schedule.uses_dot and schedule.merged is None:
+    if has_order and schedule.owner is not None and schedule.uses_dot and not schedule.holds_set:
         found = _sorted_too(found)
     if schedule.is_shared:
         found = (replace(config, parts=_parts(schedule, config)) for config in found)
@@ -97,7 +97,7 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
                 yield config(row, column, depth, warps, stages, swap)
         return
     if schedule.merged is not None:
-        yield from _merged_configs(schedule) if schedule.owner is None else _set_configs(schedule)
+        yield from _set_configs(schedule) if schedule.holds_set else _merged_configs(schedule)
         return
     if schedule.has_table:
         yield from _table_configs(schedule)

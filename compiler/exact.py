@@ -23,7 +23,7 @@ class Exact(Winners):
     def may_leak(self) -> bool:
         """Rows of the tile differ in which summands they have, and a factor of the dot does not know of it."""
         s = self.schedule
-        if s.merged is None or not s.uses_dot:
+        if not s.holds_set or not s.uses_dot:
             return False
         inside = [access for factor in s.factors if isinstance(factor, Access) for access in factor.indirections]
         own = [access for access in inside if access in self.valid and not {*access.names} <= {*s.free}]

@@ -19,6 +19,7 @@ __all__ = [
     "OneHot",
     "Owner",
     "Start",
+    "is_in_set",
     "is_varying",
     "known_divisor",
     "owned_by",
@@ -183,6 +184,11 @@ def owned_by(scattered: Access, fact: str) -> Access | None:
     if owner is not scattered and set(owner.names) & {str(index) for index in scattered.indices[1:]}:
         return None  # a tile would own what its own groups pick
     return owner if all(isinstance(index, Var) for index in owner.indices) else None
+
+
+def is_in_set(owner: Owner | None, output: Access, name: str) -> bool:
+    """An owner has several rows of the output, and `name` tells which of them."""
+    return owner is not None and any(name in access.names for access in output.indirections)
 
 
 def owned_rows(bound: Bound, fact: str) -> int:

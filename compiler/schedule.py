@@ -25,7 +25,7 @@ from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
 from .known import Tables, line_at, tables_of
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_varying, owned_rows, power_of_two
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows, power_of_two
 
 __all__ = ["LARGEST_TILE", "LEAST_TILE", "MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
 
@@ -74,6 +74,12 @@ class Schedule:
         if len(tiles) == 1 and not self.uses_dot and self.is_along(tiles[0]):
             return (*steps, *tiles)
         return (*tiles[:1], *steps, *tiles[1:])
+
+    @cached_property
+    def holds_set(self) -> bool:
+        """A tile holds the rows of one set side by side, which share what they load."""
+        merged = self.merged
+        return merged is not None and is_in_set(self.owner, self.output, merged.outer)
 
     @cached_property
     def uses_dot(self) -> bool:
@@ -151,7 +157,7 @@ def schedules(
     dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         merged = _merged_schedules(start, dotted)
-        found += merged if merged and start.owner is not None else (*merged, dotted)
+        found += merged if any(way.holds_set for way in merged) else (*merged, dotted)
     if not found:
         found.append(_plain_schedule(start, strides, deterministic))
         deep = _deep_schedule(start, found[0])
@@ -316,15 +322,16 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
 def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
     """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once.
 
-    Rows of one owner are meant to share what they load, however wide the other side is.
+    Rows of a set are meant to share what they load, however wide the other side is.
     """
     tiles, steps = narrow.names("tile"), narrow.names("step")
-    widest = max(start.extents[name] for name in tiles)
-    if len(tiles) != 2 or (start.owner is None and widest > NARROW[start.bound.dtype.itemsize]):
+    if len(tiles) != 2:
         return ()
+    is_narrow = max(start.extents[name] for name in tiles) <= NARROW[start.bound.dtype.itemsize]
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
-            if not _may_merge(start, outer, inner, other):
+            is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
+            if not is_meant or not _may_merge(start, outer, inner, other):
                 continue
             wide = start.side_by_side(outer, inner)
             assert wide.merged is not None
@@ -341,8 +348,6 @@ def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
     if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
         return False
     if is_varying(start.bound, outer) or is_varying(start.bound, inner):
-        return False
-    if start.owner is not None and not any(outer in access.names for access in start.output.indirections):
         return False
     moved = [start.varies_over(factor) for factor in start.factors if outer in start.varies_over(factor)]
     return bool(moved) and all(other not in names for names in moved)

@@ -48,7 +48,7 @@ def together(
     if plan.bound.is_empty or plan.bound.dtype.itemsize != form.values.element_size():
         return None
     ways = candidates(plan.problem(values, fact_tensors(found.facts)))
-    return found if any(way.schedule.merged is not None for way in ways) else None
+    return found if any(way.schedule.holds_set for way in ways) else None
 
 
 def _is_narrow(form: SparseFormat, group_dim: int) -> bool:

@@ -76,17 +76,17 @@ class _Emitter(Exact, Unrolled):
         self.line(f"if {total} != {total}:")
         self.depth += 1
         self.line("tl.debug_barrier()")  # what other threads have stored comes first
-        with self.without_dot():
-            self.emit_few_rows(merged, tile, size)
-            self.emit_bound(merged.name, self.block(merged.name))
-            self.emit_merged(merged)
-            self.emit_level()
-            depth = self.depth
-            self.line(f"{self.sums} = {self.zeros(root)}")
-            self.emit_loops(self.loops())
-            self.emit_update(root, in_loop=True)
-            self.leave_loops(depth)
-            self.emit_scatter(root)
+        few = self.without_dot(merged)
+        few.emit_few_rows(merged, tile, size)
+        few.emit_bound(merged.name, few.block(merged.name))
+        few.emit_merged(merged)
+        few.emit_level()
+        depth = few.depth
+        few.line(f"{few.sums} = {few.zeros(root)}")
+        few.emit_loops(few.loops())
+        few.emit_update(root, in_loop=True)
+        few.leave_loops(depth)
+        few.emit_scatter(root)
 
     def emit_loops(self, loops: tuple[str, ...]) -> None:
         if self.is_fused(loops):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
+from typing import TypeVar
 
 from .broadcast import Value
 from .contract import leaves, multiply
@@ -13,6 +13,8 @@ from .scatter import Merged
 from .winners import Winners
 
 __all__ = ["Exact"]
+
+Emitter = TypeVar("Emitter", bound="Exact")
 
 FEW_ROWS = 4  # that are summed again at a time: they take registers beside the tile's own
 
@@ -38,29 +40,22 @@ class Exact(Winners):
             value = self.tile.reduce("tl.sum", value, axis)
         return self.let(value.text, (), "total").text
 
-    @contextmanager
-    def without_dot(self) -> Iterator[None]:
-        """The same tile, a few rows and one summed index at a time, and products under masks."""
-        held = {name: getattr(self, name) for name in ("schedule", "config", "tile", "layouts", "names", "bounds")}
-        held |= {name: getattr(self, name) for name in ("positions", "valid", "tiles", "stem", "sums")}
-        whole, merged = self.schedule, self.schedule.merged
-        assert merged is not None
-        steps, rows = whole.names("step"), min(FEW_ROWS, self.block(merged.name))
+    def without_dot(self: Emitter, merged: Merged) -> Emitter:
+        """What writes to the same source with a few rows of the tile and one summed index at a time, under masks."""
+        few, whole, own = copy(self), self.schedule, (merged.name, merged.outer, merged.inner)
+        steps, blocks = whole.names("step"), dict(self.config.blocks)
+        blocks[merged.name] = min(FEW_ROWS, blocks[merged.name])
         roles = {name: "loop" if name in steps else role for name, role in whole.roles.items()}
         axes = [leaf.axes - {*steps} for leaf in sorted(leaves(whole.tree), key=lambda leaf: leaf.at)]
-        blocks = {**dict(self.config.blocks), merged.name: rows}
-        self.schedule = replace(whole, roles=roles, tree=multiply(axes))
-        self.config = replace(self.config, blocks=tuple(blocks.items()))
-        self.tile = type(self.tile)(self.axes, blocks)
-        own = (merged.name, merged.outer, merged.inner)
-        self.names = {name: value for name, value in self.names.items() if name not in own}
-        self.bounds = {name: value for name, value in self.bounds.items() if name not in own}
-        self.positions = {access: at for access, at in self.positions.items() if self.is_known(access.names)}
-        self.valid = {access: mask for access, mask in self.valid.items() if self.is_known(access.names)}
-        self.layouts, self.tiles, self.stem, self.sums = {}, {}, "single", "exact"
-        yield
-        for name, value in held.items():
-            setattr(self, name, value)
+        few.schedule = replace(whole, roles=roles, tree=multiply(axes))
+        few.config = replace(self.config, blocks=tuple(blocks.items()))
+        few.tile = type(self.tile)(self.axes, blocks)
+        few.names = {name: value for name, value in self.names.items() if name not in own}
+        few.bounds = {name: value for name, value in self.bounds.items() if name not in own}
+        few.positions = {access: at for access, at in self.positions.items() if few.is_known(access.names)}
+        few.valid = {access: mask for access, mask in self.valid.items() if few.is_known(access.names)}
+        few.layouts, few.tiles, few.stem, few.sums = {}, {}, "single", "exact"
+        return few
 
     def emit_few_rows(self, merged: Merged, tile: Value, size: int) -> None:
         """A loop over the rows of the whole tile, a few at a time."""

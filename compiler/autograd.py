@@ -198,8 +198,10 @@ def grouped(
     wants_grad = torch.is_grad_enabled() and form.values.requires_grad
     is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
     shared = together(expr, size, name, form, group_dim, dense) if is_read else None
-    if shared is not None or form.group_dim == group_dim:
-        return shared or form
+    if shared is not None:
+        return shared
+    if form.group_dim == group_dim:
+        return form
     return form.along(group_dim) if is_read else form.regroup(group_dim)
 
 

@@ -34,8 +34,8 @@ class Exact(Winners):
     def sum_of_sums(self, root: tuple[str, ...]) -> str:
         """No number if one of the sums is none; along columns first, which are several sums side by side."""
         if not self.flags.lazy:
-            return self.let("tl.sum(acc)", (), "total").text
-        value = Value("acc", root)
+            return self.let(f"tl.sum({self.sums})", (), "total").text
+        value = Value(self.sums, root)
         for axis in reversed(root):
             value = self.tile.reduce("tl.sum", value, axis)
         return self.let(value.text, (), "total").text

@@ -11,8 +11,7 @@ from torch import Tensor
 from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
-from .pipeline import has_kernels, plan_for
-from .problem import candidates
+from .pipeline import has_kernels, ways_of
 from .ranges import remember_range
 from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
 from .ready_call import Backward, SparseCall
@@ -154,9 +153,7 @@ def _side_by_side(
     if average < SHORT_ROW or form.values.shape[0] < FEW_GROUPS * size:
         return None
     sampled = _sampled(expr, name, form.in_groups(size), dense, upstream)
-    tensors = list(sampled.tensors.values())
-    plan = plan_for(sampled.text, ",".join(sampled.tensors), tuple(form.values.shape), tensors, sampled.fact)
-    ways = () if plan.bound.is_empty else candidates(plan.problem(tensors, []))
+    ways = ways_of(sampled.text, sampled.tensors, tuple(form.values.shape), sampled.fact)
     return sampled if any(way.schedule.merged is not None for way in ways) else None
 
 

@@ -22,7 +22,7 @@ from .kernel import Flags
 from .launch import INTERPRETED, is_capturing
 from .lower import lower, placeholders
 from .parse import parse
-from .problem import Problem, is_uneven, rough
+from .problem import Candidate, Problem, candidates, is_uneven, rough
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .scatter import strategies
 from .schedule import resized_extents
@@ -39,6 +39,7 @@ __all__ = [
     "run_with_winners",
     "tune",
     "uses_tensor_cores",
+    "ways_of",
 ]
 
 PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
@@ -65,6 +66,15 @@ def run_with_winners(
 ) -> tuple[Tensor, Tensor]:
     """The same for a `max` or `min`, and for each output element the position of the product that won; -1: none."""
     return plan_for(expr, names, size, tensors, fact, True)(tensors, facts)  # type: ignore[return-value]
+
+
+def ways_of(
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str, facts: Sequence[Tensor] = ()
+) -> tuple[Candidate, ...]:
+    """The ways to run a statement, none where there is nothing to compute."""
+    values = list(tensors.values())
+    plan = plan_for(expr, ",".join(tensors), size, values, fact)
+    return () if plan.bound.is_empty else candidates(plan.problem(values, list(facts)))
 
 
 def plan_for(

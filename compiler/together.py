@@ -7,9 +7,7 @@ from math import prod
 from typing import Any
 
 from .launch import is_capturing
-from .pipeline import has_kernels, plan_for
-from .problem import candidates
-from .ready import is_watched
+from .pipeline import ways_of
 from .recipes import recipe_for
 from .sparse import SparseFormat, fact_tensors
 
@@ -29,7 +27,7 @@ def together(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat | None:
     """The format with its rows in pairs, if they have enough in common and a kernel holds both."""
-    if not _is_narrow(form, group_dim) or is_watched() or not has_kernels(form.device):
+    if not _is_narrow(form, group_dim):
         return None
     pairs = -(-form.shape[group_dim] // (2 * ROWS))
     if form.values.shape[0] < LEAST_COLUMNS * pairs:  # that many at most
@@ -42,13 +40,9 @@ def together(
     if found.shared < LEAST_SHARED or found.sets.numel() < LEAST_COLUMNS * pairs:
         return None
     how = recipe_for(expr, size, name, found, dense)
-    tensors = how.tensors(found, dense)
-    values = list(tensors.values())
-    plan = plan_for(how.text, ",".join(tensors), how.size, values, how.fact)
-    if plan.bound.is_empty or plan.bound.dtype.itemsize != form.values.element_size():
-        return None
-    ways = candidates(plan.problem(values, fact_tensors(found.facts)))
-    return found if any(way.schedule.holds_set for way in ways) else None
+    tensors, facts = how.tensors(found, dense), fact_tensors(found.facts)
+    ways = [way.schedule for way in ways_of(how.text, tensors, how.size, how.fact, facts)]
+    return found if any(way.holds_set and way.bound.dtype.itemsize == 2 for way in ways) else None
 
 
 def _is_narrow(form: SparseFormat, group_dim: int) -> bool:

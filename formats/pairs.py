@@ -7,15 +7,15 @@ from torch import Tensor
 
 __all__ = ["paired"]
 
-EXCHANGES = 16  # rounds; a random pattern of 128 rows comes to rest after about six
+EXCHANGES = 16  # rounds; random patterns of 128 and of 512 rows come to rest after two to five
 NEVER = -(2**62)
 
 
 def paired(common: Tensor) -> Tensor:
     """[N / 2, 2] all of N rows, such that much of [N, N] `common` lies between partners; N is even.
 
-    Those that want each other most are partners first, which is within a few percent of the best; then pairs exchange
-    partners as long as that gains anything.
+    Those that want each other most are partners first; then pairs exchange partners as long as that gains anything. Of
+    random patterns with 128 rows such pairs have about 1 % more columns than those of the best matching.
 
     >>> paired(torch.tensor([[0, 1, 3, 1], [1, 0, 1, 1], [3, 1, 0, 2], [1, 1, 2, 0]])).tolist()
     [[0, 2], [1, 3]]

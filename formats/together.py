@@ -97,6 +97,7 @@ class Together:
     """A matrix of single entries or blocks, its rows walked together and its values in place."""
 
     value_axes = ("p", "q")
+    has_padding = True
 
     def __init__(self, form: Any, made: Walk, group_dim: int) -> None:
         self.shape, self.block_size, self.group_dim = form.shape, form.block_size, group_dim
@@ -108,7 +109,3 @@ class Together:
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:
         return (("p", "q"), ("p",)) if self.group_dim == 0 else (("p",), ("p", "q"))
-
-    @property
-    def has_padding(self) -> bool:
-        return True

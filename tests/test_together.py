@@ -6,7 +6,7 @@ import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight
 from statements import DEVICE, IS_INTERPRETED
-from tolerances import TOLERANCE
+from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
 from insum_ops import explain, insum
@@ -39,13 +39,6 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).to(dtype).to(DEVICE)
 
 
-def scaled(actual: Tensor, expected: Tensor) -> None:
-    """Within the dtype's tolerance of the largest sum."""
-    limit = TOLERANCE[actual.dtype]
-    scale = float(expected.abs().max()) or 1.0
-    torch.testing.assert_close(actual.detach().double() / scale, expected.detach() / scale, **limit)
-
-
 @with_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(128, 96, 40), (96, 64, 17), (70, 50, 5), (32, 64, 16)], ids=str)
@@ -54,14 +47,16 @@ def test_values_and_gradients(always, shape, dtype):
     dense, B = blocks(rows, inner, dtype), drawn(inner, columns, dtype=dtype)
     A = BlockCOO.from_dense(dense, block_size=(32, 32))
     assert str(explain(EXPR, A=A, B=B).rewritten) == IN_PAIRS
-    scaled(insum(EXPR, A=A, B=B), dense.double() @ B.double())
+    assert_matches(insum(EXPR, A=A, B=B), dense.double() @ B.double())
     own = BlockCOO(A.coords, A.values.clone().requires_grad_(), A.shape, block_size=(32, 32))
     B.requires_grad_()
     upstream = drawn(rows, columns, dtype=dtype)
     dvalues, dB = torch.autograd.grad(insum(EXPR, A=own, B=B), (own.values, B), upstream)
-    scaled(dB, dense.double().T @ upstream.double())
+    assert_matches(dB, dense.double().T @ upstream.double())
     wanted = upstream.double() @ B.detach().double().T
-    scaled(A.with_values(dvalues).to_dense(), wanted * (A.with_values(torch.ones_like(A.values)).to_dense() != 0))
+    assert_matches(
+        A.with_values(dvalues).to_dense(), wanted * (A.with_values(torch.ones_like(A.values)).to_dense() != 0)
+    )
 
 
 @with_kernels
@@ -77,12 +72,12 @@ def test_a_layer_steps_as_its_masked_twin_and_so_after_a_new_pattern(always, bia
         for model, given, back in ((layer, own, upstream), (twin, wide, upstream.cpu().double())):
             model(given).backward(back)
         with torch.no_grad():
-            scaled(layer(x).cpu(), twin(wide))
-        scaled(own.grad.cpu(), wide.grad)
+            assert_matches(layer(x).cpu(), twin(wide))
+        assert_matches(own.grad.cpu(), wide.grad)
         weight = dense_weight(layer, layer.weight.grad)
-        scaled(weight.half(), twin.weight.grad * twin.mask)
+        assert_matches(weight.half(), twin.weight.grad * twin.mask)
         if bias:
-            scaled(layer.bias.grad.cpu(), twin.bias.grad)
+            assert_matches(layer.bias.grad.cpu(), twin.bias.grad)
 
 
 @with_kernels
@@ -96,9 +91,9 @@ def test_what_is_no_number_stays_in_the_rows_that_have_its_column(always, bad):
     expected = dense.double() @ torch.where(B.isfinite(), B, 0).double()
     assert not found[:32, 5].isfinite().any()
     assert (found[:32, 5] == bad).all() or bad != bad
-    scaled(found[32:], expected[32:])
+    assert_matches(found[32:], expected[32:])
     others = torch.arange(24, device=DEVICE) != 5
-    scaled(found[:, others], expected[:, others])
+    assert_matches(found[:, others], expected[:, others])
 
 
 STATEMENTS = {
@@ -123,16 +118,21 @@ def test_whatever_the_statement(always, expr):
     given = {name: drawn(*shape) for name, shape in shapes.items() if f" {name}[" in expr.split("+=")[1]}
     found = insum(expr, A=BlockCOO.from_dense(dense, block_size=(32, 32)), **given)
     wide = [tensor.double() for tensor in given.values()]
-    scaled(found, STATEMENTS[expr](dense.double(), *wide))
+    magnitude = STATEMENTS[expr](dense.double().abs(), *[tensor.abs() for tensor in wide])
+    limit = bound(found.dtype, magnitude, terms=dense.numel(), factors=1 + len(wide))
+    assert_within(found, STATEMENTS[expr](dense.double(), *wide).cpu(), limit.cpu())
 
 
 @with_kernels
 def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
     monkeypatch.setattr(BlockCOO, "together", lambda *given: pytest.fail("asked for pairs"))
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
-    insum(EXPR, A=A, B=B)
+    explain(EXPR, A=A, B=B)
     monkeypatch.setattr(together, "LEAST_RESULTS", 0)
-    insum(EXPR, A=A, B=B)
+    explain(EXPR, A=A, B=B)
+    monkeypatch.setattr(together, "LEAST_COLUMNS", 0)
+    with pytest.raises(pytest.fail.Exception, match="asked for pairs"):
+        explain(EXPR, A=A, B=B)
 
 
 @with_kernels

@@ -8,7 +8,7 @@ TYPED := build/typecheck
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
 INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline alike carried statements paper_statements gradients \
-    ready ready_call ready_places express changed resized reductions together block_sparse_linear linear_product spmm_kernels \
+    ready ready_call ready_places express changed resized reductions walks block_sparse_linear linear_product spmm_kernels \
     tensor_product_kernels tensor_channels tensor_shared tensor_singles tensor_tables tensor_node tensor_whole conv_choice conv_forms \
     sparse_conv_kernels kernel_map voxel_pairs voxel_tiles))
 CROSS := $(wildcard tests/cross)

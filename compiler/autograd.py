@@ -28,8 +28,8 @@ from .ready import (
 from .ready_call import PlainCall, SparseCall
 from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, check_pattern, fact_tensors, is_sparse, pattern_of
-from .together import together
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
+from .walks import walked
 
 __all__ = ["evaluate", "evaluate_anew", "grouped", "recall"]
 
@@ -197,7 +197,7 @@ def grouped(
     """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
     wants_grad = torch.is_grad_enabled() and form.values.requires_grad
     is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
-    shared = together(expr, size, name, form, group_dim, dense) if is_read else None
+    shared = walked(expr, size, name, form, group_dim, dense) if is_read else None
     if shared is not None:
         return shared
     if form.group_dim == group_dim:

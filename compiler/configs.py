@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 from math import prod
@@ -17,6 +17,8 @@ __all__ = ["configs"]
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not measured
 # of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
 LEAST_TURNS = 4
+CORES = 128
+MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 4  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
 FEW_COLUMNS = 16  # fill a warp with several rows
@@ -31,8 +33,9 @@ def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> 
     if schedule.tables:
         return tuple(dict.fromkeys(_unrolled_configs(schedule)))
     found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
-    # sets of rows are made with the longest first
-    if has_order and schedule.owner is not None and schedule.uses_dot and not schedule.holds_set:
+    if has_order and (schedule.holds_set or schedule.has_rows_in_turn):  # rows stand in another order
+        found = (replace(config, longest_first=config.rows == 1) for config in found)
+    elif has_order and schedule.owner is not None and schedule.uses_dot:
         found = _sorted_too(found)
     if schedule.is_shared:
         found = (replace(config, parts=_parts(schedule, config)) for config in found)
@@ -52,13 +55,30 @@ def _sorted_too(found: Iterator[Config]) -> Iterator[Config]:
     yield from found
 
 
-def _parts(schedule: Schedule, config: Config) -> int:
-    """How many programs share a sum; the same for all lengths that have one power of two, as tuned configs are."""
+def _tiles(schedule: Schedule, config: Config) -> dict[str, int]:
+    """Of each name, the same number for all lengths that have one power of two, as tuned configs are."""
     blocks = dict(config.blocks)
-    tiles = {name: power_of_two(extent) // blocks.get(name, 1) for name, extent in schedule.extents.items()}
-    programs = prod(max(tiles[name], 1) for name in schedule.names("grid", "tile"))
+    return {name: power_of_two(extent) // blocks.get(name, 1) for name, extent in schedule.extents.items()}
+
+
+def _programs(schedule: Schedule, tiles: Mapping[str, int]) -> int:
+    return prod(max(tiles[name], 1) for name in schedule.names("grid", "tile"))
+
+
+def _parts(schedule: Schedule, config: Config) -> int:
+    """How many programs share a sum."""
+    tiles = _tiles(schedule, config)
     turns = max(tiles[name] for name in schedule.names("loop", "step"))
-    return max(1, min(power_of_two(BUSY_PROGRAMS // programs), turns // LEAST_TURNS))
+    return max(1, min(power_of_two(BUSY_PROGRAMS // _programs(schedule, tiles)), turns // LEAST_TURNS))
+
+
+def _in_turn(schedule: Schedule, config: Config) -> Iterator[Config]:
+    """As many rows to a program as leave each core of a large GPU one, or two of four warps; nothing if that is one."""
+    merged, tiles = schedule.merged, _tiles(schedule, config)
+    rows = _programs(schedule, tiles) // (CORES * 8 // config.num_warps)
+    is_whole = merged is None or config.block(merged.name) >= schedule.extents[merged.name]
+    if schedule.has_rows_in_turn and is_whole and rows > 1:
+        yield replace(config, rows=min(rows, MOST_ROWS))
 
 
 def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
@@ -168,6 +188,10 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         yield config(64, 64, deep, 2, 2)
         return
     yield config(128, 128, deep, 4, 3)
+    # .120 ms half dense, .075 at .3, .033 at a tenth; one row to a program .147, .098 and .039
+    is_layer = schedule.extents[rows] > 128
+    sizes = (256, 128) if is_layer else (128, 256)
+    yield from _in_turn(schedule, config(*sizes, deep, 8, 5, is_layer, reverse=True))
     yield config(128, 128, deep, 4, 3, reverse=True)
     yield config(128, 128, deep, 4, 5)  # 17 % at 128 channels of a convolution that gathers, 65,667 voxels
     if len(others) == 1 and schedule.extents[others[0]] <= 128 < schedule.extents[rows]:
@@ -238,8 +262,9 @@ def _set_configs(schedule: Schedule) -> Iterator[Config]:
 
     # with 5 and 6 stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them
     yield config(256, 4, 6)
+    yield from _in_turn(schedule, config(512, 8, 7))
+    yield from _in_turn(schedule, config(256, 4, 8))
     yield config(512, 8, 7)  # the best from a tenth to three quarters dense: .128 ms at .3, with 5 stages .137
-    yield config(512, 8, 9)
     yield config(512, 8, 5)
     yield config(256, 4, 8)
     yield config(256, 4, 5)

@@ -42,19 +42,25 @@ class Exact(Winners):
 
     def without_dot(self: Emitter, merged: Merged) -> Emitter:
         """What writes to the same source with a few rows of the tile and one summed index at a time, under masks."""
-        few, whole, own = copy(self), self.schedule, (merged.name, merged.outer, merged.inner)
-        steps, blocks = whole.names("step"), dict(self.config.blocks)
-        blocks[merged.name] = min(FEW_ROWS, blocks[merged.name])
+        few, whole = self.few_rows(merged, min(FEW_ROWS, self.block(merged.name))), self.schedule
+        steps = whole.names("step")
         roles = {name: "loop" if name in steps else role for name, role in whole.roles.items()}
         axes = [leaf.axes - {*steps} for leaf in sorted(leaves(whole.tree), key=lambda leaf: leaf.at)]
         few.schedule = replace(whole, roles=roles, tree=multiply(axes))
+        few.layouts, few.stem, few.sums = {}, "single", "exact"
+        return few
+
+    def few_rows(self: Emitter, merged: Merged, count: int) -> Emitter:
+        """What writes to the same source with a tile of `count` rows, and knows nothing yet that depends on them."""
+        few, own = copy(self), (merged.name, merged.outer, merged.inner)
+        blocks = {**dict(self.config.blocks), merged.name: count}
         few.config = replace(self.config, blocks=tuple(blocks.items()))
         few.tile = type(self.tile)(self.axes, blocks)
         few.names = {name: value for name, value in self.names.items() if name not in own}
         few.bounds = {name: value for name, value in self.bounds.items() if name not in own}
         few.positions = {access: at for access, at in self.positions.items() if few.is_known(access.names)}
         few.valid = {access: mask for access, mask in self.valid.items() if few.is_known(access.names)}
-        few.layouts, few.tiles, few.stem, few.sums = {}, {}, "single", "exact"
+        few.tiles = {}
         return few
 
     def emit_few_rows(self, merged: Merged, tile: Value, size: int) -> None:

@@ -28,6 +28,8 @@ _GENERATOR = (
     "winners",
     "exact",
     "unroll",
+    "frame",
+    "rows",
     "codegen",
 )
 CODEGEN_VERSION = sha256(
@@ -45,6 +47,7 @@ class Config:
     swap: bool = False  # columns of the output on the rows' side of the dot
     reverse: bool = False  # the order in which programs walk the output
     parts: int = 1  # programs that share one sum, each with a part of its longest loop
+    rows: int = 1  # that a program owns, one after another
     longest_first: bool = False  # rows with the most groups come first, so that none is waited for at the end
 
     def block(self, name: str) -> int:
@@ -54,6 +57,7 @@ class Config:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
         extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
         extra += f" parts={self.parts}" if self.parts > 1 else ""
+        extra += f" rows={self.rows}" if self.rows > 1 else ""
         extra += " longest first" if self.longest_first else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 

@@ -163,6 +163,7 @@ class Candidate:
             "swap": config.swap,
             "reverse": config.reverse,
             "parts": config.parts,
+            "rows": config.rows,
             "longest_first": config.longest_first,
         }
 

@@ -82,6 +82,21 @@ class Schedule:
         return merged is not None and is_in_set(self.owner, self.output, merged.outer)
 
     @cached_property
+    def has_rows_in_turn(self) -> bool:
+        """Rows are listed to be owned one after another, and which one it is matters only where its sums are stored."""
+        owner, merged, output = self.owner, self.merged, self.output.indirections
+        if owner is None or not output or not isinstance(self.tree, Dot):
+            return False
+        if any(owner.row in factor.names for factor in self.factors) or self.names("loop"):
+            return False
+        if any(is_varying(self.bound, name) for name in self.names("step")):
+            return False
+        if merged is None:
+            return len(output[0].indices) == 1
+        inside = [access for factor in self.factors if isinstance(factor, Access) for access in factor.indirections]
+        return self.holds_set and not any(merged.inner in access.names for access in inside)
+
+    @cached_property
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
 

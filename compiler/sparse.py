@@ -81,8 +81,8 @@ class SparseFormat(Protocol):
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
     def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
-    def is_paired(self, group_dim: int) -> bool: ...  # `together` has nothing left to find out
-    def together(self, group_dim: int) -> Any: ...  # likewise, in sets of two rows; `shared`: what that saves
+    def is_walked(self, group_dim: int, width: int) -> bool: ...  # `walked` has nothing left to find out
+    def walked(self, group_dim: int, width: int) -> Any: ...  # likewise, in sets of `width` rows; `walk`: which
     @property
     def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...

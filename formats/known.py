@@ -12,7 +12,7 @@ from torch import Tensor
 from .convert import Gather
 from .facts import RowFacts
 from .stamp import Stamp
-from .together import Walk
+from .walks import Walk
 
 __all__ = ["Known", "Regrouped"]
 
@@ -27,7 +27,7 @@ class Known:
     facts: RowFacts | None = None
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
-    together: dict[int, Walk] = field(default_factory=dict)  # by the dimension of rows
+    walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
 

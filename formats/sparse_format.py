@@ -18,7 +18,7 @@ from .facts import RowFacts
 from .from_tensors import FromTensors
 from .known import Known, Regrouped
 from .stamp import Stamp
-from .together import Together, walk
+from .walks import Walked, walk
 
 __all__ = ["SparseFormat"]
 
@@ -167,19 +167,20 @@ class SparseFormat(FromTensors):
         """`regroup(group_dim)` with the values where they are, for a statement that reads them through positions."""
         return Along(self, self._pattern_along(group_dim, None), group_dim)
 
-    def is_paired(self, group_dim: int) -> bool:
-        """Which rows walk together is known."""
-        return group_dim in self.known.together
+    def is_walked(self, group_dim: int, width: int) -> bool:
+        """How its rows are walked is known."""
+        return (group_dim, width) in self.known.walks
 
-    def together(self, group_dim: int) -> Together:
-        """A matrix with two of its rows in one set, the values where they are; the sets are kept."""
+    def walked(self, group_dim: int, width: int) -> Walked:
+        """A matrix with one or two of its rows in a set, the values where they are; the sets are kept."""
         known = self.known
-        made = known.together.get(group_dim)
+        made = known.walks.get((group_dim, width))
         if made is None:
             rows, columns = self._entry_coords()[[group_dim, 1 - group_dim]]
             grid = block_grid(self.shape, self.block_size)
-            made = known.together[group_dim] = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]))
-        return Together(self, made, group_dim)
+            made = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]), width)
+            known.walks[group_dim, width] = made
+        return Walked(self, made, group_dim)
 
     @property
     def known(self) -> Known:

@@ -222,6 +222,41 @@ def long_rows_together(dtype, wide):
     return expr, tensors, size, fact, facts
 
 
+def many_rows_together(dtype, wide):
+    """Six sets, of which the first, the last and two others side by side have no columns."""
+    expr, tensors, _, fact, _ = rows_together(dtype, wide)
+    own = dict(AM=[[8, 0], [4, 1], [7, 9], [2, 6], [5, 10], [3, -1]], AT=[1, 1, 4, 4, 4])
+    own |= dict(AS=[[0, 1], [-1, 2], [3, -1], [-1, 0], [2, 2]], AK=[1, 3, 2, 3, 0])
+    tensors |= {name: torch.tensor(value, dtype=torch.int32, device=DEVICE) for name, value in own.items()}
+    pointers = torch.tensor([0, 0, 2, 2, 2, 5, 5], dtype=torch.int32, device=DEVICE)
+    return expr, tensors, (11, 16, wide), fact, [pointers, longest_first(pointers)]
+
+
+def rows_alone(dtype, wide):
+    """Seven rows in an order of their own, two without columns; several steps to a block."""
+    own = dict(AM=[3, 6, 0, 5, 1, 4, 2], AT=[0, 2, 2, 3, 5, 6, 6, 6], AS=[7, 1, 0, 3, 2, 4, 6, 5])
+    own |= dict(AK=[1, 0, 3, 3, 2, 0, 1, 2])
+    tensors = {name: torch.tensor(value, dtype=torch.int32, device=DEVICE) for name, value in own.items()}
+    tensors |= dict(AV=draw(8, 16, 20, dtype=dtype), B=draw(4, 20, wide, dtype=dtype))
+    pointers = torch.tensor([0, 1, 1, 3, 4, 4, 5, 8], dtype=torch.int32, device=DEVICE)
+    expr = "C[AM[AT[p]],i,n] += 0.5 * AV[AS[p],i,j] * B[AK[p],j,n]"
+    return expr, tensors, (7, 16, wide), "AM.AT", [pointers, longest_first(pointers)]
+
+
+def biased_rows_alone(dtype, wide):
+    _, tensors, _, fact, facts = rows_alone(dtype, wide)
+    tensors |= dict(B=draw(wide, 4, 20, dtype=dtype), C=draw(7, 16, dtype=dtype).expand(wide, 7, 16))
+    return "C[n,AM[AT[p]],i] += B[n,AK[p],j] * AV[AS[p],i,j]", tensors, None, fact, facts
+
+
+IN_TURN = [
+    rows_together,
+    biased_rows_together,
+    long_rows_together,
+    many_rows_together,
+    rows_alone,
+    biased_rows_alone,
+]
 MERGED = [
     (grouped_gradient, "store"),
     (scaled_gradient, "store"),
@@ -255,6 +290,9 @@ CASES = [
     (rows_together, "owner"),
     (biased_rows_together, "owner"),
     (long_rows_together, "owner"),
+    (many_rows_together, "owner"),
+    (rows_alone, "owner"),
+    (biased_rows_alone, "owner"),
     (convolution_weight, "atomic"),
     (convolution_weight, "on-chip"),
     (output_stationary, "store"),
@@ -304,20 +342,41 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.parametrize("in_turn", [1, 2, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
-def test_what_a_row_lacks_keeps_away_from_it(make):
-    """Another row of its set has a column that holds NaN."""
+def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
+    """Another row of its set has a column that holds NaN or infinity."""
     own, tensors, known = problem_of(make, torch.float32, FLAGS, 17)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     assert way.merged is not None
     sizes = tuple((axis, 32) for axis in way.axes)
-    run = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=make is biased_rows_together)))
+    run = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=make is biased_rows_together, rows=in_turn)))
     rows = 1 if make is biased_rows_together else 0
     whole = run(list(tensors.values()), known).movedim(rows, 0)
-    tensors["B"].movedim(rows, 0)[3] = float("nan")  # which row 0 alone has
+    tensors["B"].movedim(rows, 0)[3] = bad  # which row 0 alone has
     found = run(list(tensors.values()), known).movedim(rows, 0)
-    assert found[0].isnan().all()
+    assert not found[0].isfinite().any()
     torch.testing.assert_close(found[1:], whole[1:])
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8])
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
+@pytest.mark.parametrize("make", IN_TURN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_program_may_own_several_rows(make, dtype, lazy, rows):
+    """One after another, also where the last program has fewer and where some have no columns."""
+    own, tensors, known = problem_of(make, dtype, replace(FLAGS, lazy=lazy), 17)
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
+    assert way.has_rows_in_turn
+    sizes = tuple((axis, 32 if way.merged and axis == way.merged.name else 16) for axis in way.axes)
+    for swap in (False, True):
+        launcher = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=swap, rows=rows)))
+        assert f"first_row + {rows}" in launcher.kernel.source
+        found = launcher(list(tensors.values()), known)
+        scale = expected(own.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
+        terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
+        assert_within(found, expected(own.bound, tensors).cpu(), bound(dtype, scale.cpu(), terms, len(tensors)))
 
 
 @pytest.mark.parametrize(("make", "owner"), [(block_spmm, "AM"), (tiled_convolution, "TILE")], ids=["rows", "tiles"])

@@ -115,6 +115,19 @@ def rows_together(is_layer: bool) -> Case:
     return Case(name, expr, shapes, HALF, "AM.AT", padded=frozenset({"AS"}))
 
 
+def rows_in_turn(is_layer: bool) -> Case:
+    P, R, edge = 200, 32, 128
+    indices: dict[str, tuple[int, ...]] = {"AM": (R,), "AT": (P,), "AS": (P,), "AK": (P,)}
+    if is_layer:
+        shapes = {**indices, "AV": (P, edge, edge), "B": (4096, R, edge), "C": (4096, R, edge)}
+        expr = "C[n,AM[AT[p]],i] += B[n,AK[p],j] * AV[AS[p],i,j]"
+    else:
+        shapes = {**indices, "AV": (P, edge, edge), "B": (R, edge, 4096), "C": (R, edge, 4096)}
+        expr = "C[AM[AT[p]],i,n] += AV[AS[p],i,j] * B[AK[p],j,n]"
+    name = f"rows in turn{', the layer' if is_layer else ''}"
+    return Case(name, expr, shapes, HALF, "AM.AT", padded=frozenset())
+
+
 def neighbour_gradient(edge: int = 32) -> Case:
     """The gradient of narrow blocks, several of a row in one tile; each is written to its own place."""
     P, Q, T, R = 640, 256 // edge, 4096, 4096 // edge
@@ -248,6 +261,7 @@ def cases() -> Iterator[Case]:
         forward = block_spmm(edge)
         yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
     yield from map(rows_together, (False, True))
+    yield from map(rows_in_turn, (False, True))
     yield from (neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF), grouped_gradient(SINGLE))
     for channels in (128, 32):
         forward = convolution(channels, HALF)
@@ -307,6 +321,22 @@ def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
         assert all(".128" in copy for copy in copies)
         assert all(".128" in store for store in re.findall(r"\bSTG\S*", sass))
         assert "HGMMA" in sass
+
+
+@pytest.mark.parametrize("make", [rows_together, rows_in_turn])
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(make, is_layer, build):
+    """One loop for all rows of a program, whose dots wait for all others only where a row ends."""
+    problem = make(is_layer).problem
+    ways = [way for way in candidates(problem) if way.config.rows > 1]
+    assert ways
+    for way in ways:
+        kernel = build(problem, way, 90)
+        assert kernel.stack == kernel.spills == 0
+        assert kernel.shared_memory <= SHARED_MEMORY[90]
+        loop = kernel.sass[kernel.sass.index("HGMMA") :]
+        copies, stores = loop.index("LDGSTS"), loop.index("STG")
+        assert loop.index("gsb0, 0x1") < copies < loop.index("gsb0, 0x0") < stores
 
 
 @pytest.mark.parametrize("sm", [80, 90])

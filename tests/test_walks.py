@@ -1,4 +1,4 @@
-"""Narrow rows of blocks in pairs: which are, what they cost nothing of, and that all of it stays right."""
+"""Rows of blocks as programs walk them, narrow ones in pairs: which are, what that saves, and that all stays right."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
 from insum_ops import explain, insum
-from insum_ops.compiler import together
+from insum_ops.compiler import configs, problem, walks
 from insum_ops.formats import BlockCOO
-from insum_ops.formats import together as formats_together
+from insum_ops.formats import walks as formats_walks
 from insum_ops.formats.pairs import paired
 from insum_ops.nn import BlockSparseLinear
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"
+NONE = {1: 0, 2: 0}
+ALONE = "C[AM[AT[p]],bm,n] += AV[AS[p],bm,bk] * B[AK[p],bk,n]"
 IN_PAIRS = "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]"
 with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="pairs are for kernels")
 
@@ -24,8 +26,21 @@ with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason
 @pytest.fixture
 def always(monkeypatch):
     """The small matrices of tests have their rows in pairs, as large ones do."""
-    for name in ("LEAST_SHARED", "LEAST_COLUMNS", "LEAST_RESULTS"):
-        monkeypatch.setattr(together, name, 0)
+    monkeypatch.setattr(walks, "LEAST_SHARED", 0)
+    for name in ("LEAST_COLUMNS", "LEAST_RESULTS"):
+        monkeypatch.setattr(walks, name, NONE)
+
+
+@pytest.fixture
+def in_turn(always, monkeypatch):
+    """And a program has several of them, as where there are more than a GPU has cores."""
+    monkeypatch.setattr(configs, "CORES", 1)
+
+    def several(*given):
+        found = configs.configs(*given)
+        return tuple(config for config in found if config.rows > 1) or found
+
+    monkeypatch.setattr(problem, "configs", several)
 
 
 def blocks(rows: int, columns: int, dtype: torch.dtype = torch.float16, density: float = 0.6) -> Tensor:
@@ -57,6 +72,46 @@ def test_values_and_gradients(always, shape, dtype):
     assert_matches(
         A.with_values(dvalues).to_dense(), wanted * (A.with_values(torch.ones_like(A.values)).to_dense() != 0)
     )
+
+
+@with_kernels
+@pytest.mark.parametrize(("edge", "rewritten"), [(32, IN_PAIRS), (128, ALONE)])
+@pytest.mark.parametrize("bad", [1.0, float("nan")])
+def test_several_rows_to_a_program(in_turn, edge, rewritten, bad):
+    dense, B = blocks(11 * edge, 288, density=0.2), drawn(288, 70)
+    dense[3 * edge : 5 * edge] = 0
+    A = BlockCOO.from_dense(dense, block_size=(edge, 32))
+    how = explain(EXPR, A=A, B=B)
+    assert str(how.rewritten) == rewritten
+    assert "first_row" in how.source
+    B[40, 7] = bad  # in the second column of blocks
+    assert_matches_but_where_missing(insum(EXPR, A=A, B=B), dense, B, edge)
+    B[40, 7] = 1
+    B.requires_grad_()
+    upstream = drawn(11 * edge, 70)
+    (dB,) = torch.autograd.grad(insum(EXPR, A=A, B=B), B, upstream)
+    assert_matches(dB, dense.double().T @ upstream.double())
+
+
+def assert_matches_but_where_missing(found: Tensor, dense: Tensor, B: Tensor, edge: int) -> None:
+    """NaN is where a block of `edge` rows has its column, and the rest is as if there were none."""
+    expected = dense.double() @ torch.where(B.isnan(), 0, B).double()
+    rows, columns = B.isnan().nonzero().T
+    for row, column in zip(rows.tolist(), columns.tolist()):
+        start = row // 32 * 32
+        has = (dense[:, start : start + 32] != 0).any(1).view(-1, edge).any(1).repeat_interleave(edge)
+        expected[has, column] = float("nan")
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert_matches(torch.where(found.isnan(), 0, found), torch.where(expected.isnan(), 0, expected))
+
+
+@with_kernels
+@pytest.mark.parametrize("edge", [32, 128])
+def test_a_layer_with_several_rows_to_a_program(in_turn, edge):
+    layer = BlockSparseLinear(256, 9 * edge, (edge, 32), 0.3, dtype=torch.float16, device=DEVICE)
+    x = drawn(140, 256)
+    with torch.no_grad():
+        assert_matches(layer(x).cpu(), MaskedLinear(layer)(x.cpu().double()))
 
 
 @with_kernels
@@ -125,12 +180,12 @@ def test_whatever_the_statement(always, expr):
 
 @with_kernels
 def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
-    monkeypatch.setattr(BlockCOO, "together", lambda *given: pytest.fail("asked for pairs"))
+    monkeypatch.setattr(BlockCOO, "walked", lambda *given: pytest.fail("asked for pairs"))
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
     explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(together, "LEAST_RESULTS", 0)
+    monkeypatch.setattr(walks, "LEAST_RESULTS", NONE)
     explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(together, "LEAST_COLUMNS", 0)
+    monkeypatch.setattr(walks, "LEAST_COLUMNS", NONE)
     with pytest.raises(pytest.fail.Exception, match="asked for pairs"):
         explain(EXPR, A=A, B=B)
 
@@ -146,12 +201,12 @@ def test_small_results_and_rows_of_little_in_common_are_left_alone(monkeypatch):
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
     pairs = lambda form: "AT" in str(explain(EXPR, A=form, B=B).rewritten)
     assert not pairs(A)
-    monkeypatch.setattr(together, "LEAST_RESULTS", 0)
+    monkeypatch.setattr(walks, "LEAST_RESULTS", NONE)
     assert not pairs(A)
-    monkeypatch.setattr(together, "LEAST_COLUMNS", 2)
+    monkeypatch.setattr(walks, "LEAST_COLUMNS", {1: 0, 2: 2})
     assert pairs(A)
     diagonal = torch.block_diag(*[torch.ones(32, 32)] * 3).half().to(DEVICE)
-    monkeypatch.setattr(together, "LEAST_COLUMNS", 0)
+    monkeypatch.setattr(walks, "LEAST_COLUMNS", NONE)
     assert not pairs(BlockCOO.from_dense(diagonal, block_size=(32, 32)))
 
 
@@ -178,9 +233,29 @@ def test_partners_have_much_in_common() -> None:
 
 
 def test_more_rows_than_are_compared_are_paired_by_length(monkeypatch) -> None:
-    monkeypatch.setattr(formats_together, "MOST_PAIRS", 0)
+    monkeypatch.setattr(formats_walks, "MOST_PAIRS", 0)
     rows, columns = torch.tensor([0, 1, 1, 2, 3, 3]), torch.tensor([0, 0, 1, 2, 3, 4])
-    assert formats_together.walk(rows, columns, (4, 5)).rows.tolist() == [[1, 3], [0, 2]]
+    assert formats_walks.walk(rows, columns, (4, 5), width=2).rows.tolist() == [[1, 3], [0, 2]]
+
+
+def test_neighbouring_sets_have_as_many_columns() -> None:
+    lengths = torch.randint(0, 100, (75,), generator=torch.Generator().manual_seed(2))
+    order = formats_walks.balanced(lengths)
+    assert order.sort().values.tolist() == list(range(75))
+    for size, most in ((2, 0.5), (4, 0.15), (8, 0.05)):
+        totals = lengths[order[:72]].view(-1, size).sum(1).double()
+        assert (totals - totals.mean()).abs().max() < most * totals.mean()
+    assert lengths[order[72:]].max() <= lengths[order[:72]].min()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8, 9])
+def test_rows_alone_are_all_walked(rows) -> None:
+    has = (torch.rand(rows, 4) < 0.4).nonzero().T
+    made = formats_walks.walk(has[0], has[1], (rows, 4), width=1)
+    assert made.rows.sort().values.tolist() == list(range(rows))
+    assert made.rows[made.sets.long()].tolist() == has[0][made.source.long()].tolist()
+    assert made.columns.tolist() == has[1][made.source.long()].tolist()
+    assert made.source.sort().values.tolist() == list(range(has.shape[1]))
 
 
 def test_twins_find_each_other() -> None:

@@ -262,9 +262,12 @@ def _set_configs(schedule: Schedule) -> Iterator[Config]:
 
     # with 5 and 6 stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them
     yield config(256, 4, 6)
-    yield from _in_turn(schedule, config(512, 8, 7))
-    yield from _in_turn(schedule, config(256, 4, 8))
-    yield config(512, 8, 7)  # the best from a tenth to three quarters dense: .128 ms at .3, with 5 stages .137
+    in_turn = () if merged.name != tiles[0] else (*_in_turn(schedule, config(512, 8, 7)),)
+    # .171 ms half dense, .119 at .3, .050 at a tenth; a set to a program .173, .127, .060: so near where most is read
+    # that timing both would choose by chance. With tokens for columns it is the other way round: .143 at .3, .162.
+    yield from in_turn or (config(512, 8, 7),)
+    if in_turn:
+        yield from _in_turn(schedule, config(256, 4, 8))  # .023 at .02, as fast as 512 columns
     yield config(512, 8, 5)
     yield config(256, 4, 8)
     yield config(256, 4, 5)

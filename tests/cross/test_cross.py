@@ -323,11 +323,10 @@ def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
         assert "HGMMA" in sass
 
 
-@pytest.mark.parametrize("make", [rows_together, rows_in_turn])
-@pytest.mark.parametrize("is_layer", [False, True])
-def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(make, is_layer, build):
+@pytest.mark.parametrize("case", [rows_together(False), rows_in_turn(False), rows_in_turn(True)], ids=str)
+def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(case, build):
     """One loop for all rows of a program, whose dots wait for all others only where a row ends."""
-    problem = make(is_layer).problem
+    problem = case.problem
     ways = [way for way in candidates(problem) if way.config.rows > 1]
     assert ways
     for way in ways:

@@ -173,7 +173,7 @@ def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, d
     size = out.shape(num_rows, at)
     if Z is None:
         return x.new_zeros(size)
-    return Z if dst is None else insum(SCATTER[out.is_flat].text, DST=dst, M=Z, size=size)
+    return Z if dst is None else insum(SCATTER[int(out.is_flat)].text, DST=dst, M=Z, size=size)
 
 
 @lru_cache(maxsize=256)

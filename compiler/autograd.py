@@ -11,6 +11,7 @@ from torch import Tensor
 from .carried import as_memory, owned
 from .express import again, look_up
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
+from .one_by_one import one_by_one
 from .op import run_plain, run_plain_with_winners
 from .pipeline import has_kernels
 from .ready import (
@@ -129,6 +130,7 @@ class _Plain(torch.autograd.Function):
         return owned(run_plain(expr, names, size, list(tensors), fact, facts) if call is None else call(tensors))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return _gradients(ctx, dict(zip(ctx.names.split(","), ctx.saved_tensors)), upstream)
 
@@ -153,6 +155,7 @@ class _Extremum(torch.autograd.Function):
         return owned(result)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         won, *saved = ctx.saved_tensors
         tensors = dict(zip(ctx.names.split(","), saved))
@@ -229,6 +232,7 @@ class _Sparse(torch.autograd.Function):
         return owned(known)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.pattern, ctx.name)
         values, *rest = ctx.saved_tensors

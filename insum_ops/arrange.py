@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .compiler.one_by_one import one_by_one
 from .compiler.ready import is_transformed, outside_transforms
 from .formats import BlockCOO, GroupCOO
 from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
@@ -74,6 +75,7 @@ class _Slots(torch.autograd.Function):
         return arranged.write(values)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.arranged.read(upstream), None
 

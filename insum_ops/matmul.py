@@ -14,6 +14,7 @@ from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.express import PLAIN, again
 from .compiler.gradients import gradients_of
+from .compiler.one_by_one import one_by_one
 from .compiler.ready import find, followed, is_transformed, keep, may_autocast, outside_transforms
 from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
@@ -150,6 +151,7 @@ class _Trained(torch.autograd.Function):
         return owned(insum(statement, A=ctx.form, B=B))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         listed, B = ctx.saved_tensors
         form = ctx.form
@@ -266,6 +268,7 @@ class _Sampled(torch.autograd.Function):
         return owned(_sample(form, X, Y))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.known, "pattern")
         X, Y = ctx.saved_tensors

@@ -11,6 +11,7 @@ from . import conv_forms as forms
 from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError
 from .compiler.express import Key, again
+from .compiler.one_by_one import one_by_one
 from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, pinned
 from .compiler.ready_call import PlainCall
 from .conv_choice import Way, may_choose, size_of_sums, way_of
@@ -206,6 +207,7 @@ class _Convolution(torch.autograd.Function):
         return owned(_run(features, weight, bias, kernel_map, groups, is_swapped, views))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         features, weight = ctx.saved_tensors
         kernel_map, groups, is_swapped, views = ctx.rest

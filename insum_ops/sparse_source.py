@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .compiler.one_by_one import one_by_one
 from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
@@ -156,6 +157,7 @@ class _Slots(torch.autograd.Function):
         return source.arranged.write(_entries(ctx.pattern, source.merged))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.source.like(ctx.pattern, upstream), None
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.known import known
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum_owned
@@ -132,6 +133,7 @@ class _Made(torch.autograd.Function):
         return owned(channels.run(made, dict(zip(names, tensors)), SRC, DST, size))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, DST, *tensors = ctx.saved_tensors
         channels, made, names = ctx.rest

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.carried import owned
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum
@@ -108,6 +109,7 @@ class _Made(torch.autograd.Function):
         return owned(product.run(forms, made, dict(zip(names, tensors)), seed, size))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         product, made, names = ctx.rest
         known = dict(zip(names, ctx.saved_tensors))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ..compiler.carried import owned
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
 from .format_steps import shared_step, single_step
 from .shared import SharedTerm
@@ -105,6 +106,7 @@ class _Product(torch.autograd.Function):
         return owned(z)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, y, weight, src, dst, *kept = ctx.saved_tensors
         wanted, whole = ctx.needs_input_grad[2:5], ctx.whole

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.known import known
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
 from ..functional import OWNED, insum, insum_beside, insum_owned
@@ -253,6 +254,7 @@ class _Made(torch.autograd.Function):
         return owned(tables.make(name, dict(zip(names, given)), seed, SRC))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, *tensors = ctx.saved_tensors
         tables, own, names = ctx.rest

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.errors import OperandError
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants
@@ -141,6 +142,7 @@ class _Gather(torch.autograd.Function):
         return x.index_select(1, columns)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         columns, inverse = ctx.saved_tensors
         return gather(upstream, inverse, columns), None, None

@@ -11,6 +11,7 @@ from ..compiler.autograd import evaluate
 from ..compiler.carried import owned
 from ..compiler.express import again, is_free, look_up
 from ..compiler.gradients import gradients_of
+from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import find, keep
 from ..compiler.ready_call import Standing, contiguous
 from ..formats import BlockCOO
@@ -84,6 +85,7 @@ class _Product(torch.autograd.Function):
         return owned(_run(x, W, bias))
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         W = ctx.W if ctx.W.values is weight else ctx.W.with_values(weight)

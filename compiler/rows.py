@@ -150,7 +150,8 @@ class Rows(Frame):
         look.emit_level()
         mask = look.conjunction(look.output_masks(), axes)
         guard = f", mask={mask}, other=0.0" if mask else ""
-        read = look.let(f"tl.load({look.pointer(self.schedule.output, 'output', axes)}{guard})", axes, "result")
+        pointer = look.pointer(self.schedule.output, "output", axes)
+        read = look.let(f"tl.load({pointer}{guard}).to({self.accumulate})", axes, "result")
         look.line(f"is_wrong = is_wrong | ({read.text} != {read.text})")
         self.counter = look.counter
         self.line("if tl.max(is_wrong.to(tl.int32)) > 0:")

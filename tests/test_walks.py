@@ -77,8 +77,9 @@ def test_values_and_gradients(always, shape, dtype):
 @with_kernels
 @pytest.mark.parametrize(("edge", "rewritten"), [(32, IN_PAIRS), (128, ALONE)])
 @pytest.mark.parametrize("bad", [1.0, float("nan")])
-def test_several_rows_to_a_program(in_turn, edge, rewritten, bad):
-    dense, B = blocks(11 * edge, 288, density=0.2), drawn(288, 70)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_several_rows_to_a_program(in_turn, dtype, edge, rewritten, bad):
+    dense, B = blocks(11 * edge, 288, dtype, density=0.2), drawn(288, 70, dtype=dtype)
     dense[3 * edge : 5 * edge] = 0
     A = BlockCOO.from_dense(dense, block_size=(edge, 32))
     how = explain(EXPR, A=A, B=B)
@@ -88,7 +89,7 @@ def test_several_rows_to_a_program(in_turn, edge, rewritten, bad):
     assert_matches_but_where_missing(insum(EXPR, A=A, B=B), dense, B, edge)
     B[40, 7] = 1
     B.requires_grad_()
-    upstream = drawn(11 * edge, 70)
+    upstream = drawn(11 * edge, 70, dtype=dtype)
     (dB,) = torch.autograd.grad(insum(EXPR, A=A, B=B), B, upstream)
     assert_matches(dB, dense.double().T @ upstream.double())
 

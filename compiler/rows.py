@@ -164,7 +164,7 @@ class Rows(Frame):
     def first_of_each(self, merged: Merged) -> Rows:
         """The tile with one row of each part that stands beside others in it."""
         first = self.few_rows(merged, self.block(merged.name) // merged.width)
-        first.stem = "first"
+        first.stem = "top"
         clean = first.index(merged.name)
         first.line(f"{clean} = {first.arange(merged.name)} * {merged.width}")
         first.names[merged.name] = Value(clean, (merged.name,))

@@ -338,6 +338,17 @@ def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(case, build)
         assert loop.index("gsb0, 0x1") < copies < loop.index("gsb0, 0x0") < stores
 
 
+def test_one_program_may_own_all_rows(build):
+    """Of a few rows and very many columns."""
+    shapes = {"AM": (2, 2), "AT": (30,), "AS": (30, 2), "AK": (30,), "AV": (40, 32, 32)}
+    expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
+    wide = {"B": (16, 32, 2**17), "C": (4, 32, 2**17)}
+    problem = Case("few rows", expr, {**shapes, **wide}, HALF, "AM.AT", padded=frozenset({"AS"})).problem
+    way = next(way for way in candidates(problem) if way.config.rows > 1)
+    assert "first_row = 0" in problem.launcher(way).kernel.source
+    assert "HGMMA" in build(problem, way, 90).sass
+
+
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("channels", [64, 128])
 def test_tiles_of_outputs_are_summed_in_registers_and_stored(channels, sm, build):

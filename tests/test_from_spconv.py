@@ -12,6 +12,7 @@ from tolerances import assert_matches
 
 from insum_ops import nn
 from insum_ops.compiler.errors import ShapeError, UnsupportedError
+from insum_ops.nn.hooks import HOOKS
 
 
 class Convolution(torch.nn.Module):
@@ -180,6 +181,20 @@ def test_a_parametrized_weight_is_taken_as_it_is():
     layer = nn.from_spconv(source)
     assert torch.equal(layer.weight, source.weight)
     assert isinstance(layer.weight, torch.nn.Parameter)
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_are_not_lost(kind):
+    """Where a module is replaced; one that becomes ours, or stays, keeps them."""
+    model = torch.nn.Sequential(Convolution(3, (4, 8), 3, subm=True), SparseBatchNorm(8), torch.nn.ReLU())
+    for kept in model[1:]:
+        getattr(kept, f"register_{kind}_hook")(lambda *given: None)
+    converted = nn.from_spconv(model)
+    assert all(any(getattr(own, hooks) for hooks in HOOKS) for own in converted[1:])
+    getattr(model[0], f"register_{kind}_hook")(lambda *given: None)
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == "0 has hooks, which would be lost; remove them, convert, and register them again"
 
 
 def test_a_layer_without_a_counterpart_is_named():

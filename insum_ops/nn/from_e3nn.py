@@ -11,6 +11,7 @@ from torch.jit import ScriptModule
 from ..compiler.errors import OperandError
 from ..equivariant.clebsch_gordan import e3nn_o3
 from ..equivariant.paths import MODES, Instruction
+from .hooks import has_hooks
 from .tensor_product import FullyConnectedTensorProduct, TensorProduct
 
 __all__ = ["Conversion", "from_e3nn"]
@@ -95,7 +96,7 @@ def _obstacle(module: nn.Module, kinds: tuple[type, ...]) -> str:
         return "compiled by TorchScript; convert the model before it is compiled"
     if type(module) not in kinds:
         return f"{type(module).__name__} is a class of its own, whose forward may differ"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if has_hooks(module):
         return "it has hooks; remove them, convert, and register them again"
     paths: Any = module.instructions
     others = sorted({path.connection_mode for path in paths} - set(MODES))

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..compiler.errors import UnsupportedError
 from . import sparse_conv, sparse_pool
+from .hooks import has_hooks
 from .sparse_convolution import SparseConvolution
 from .sparse_pool import SparsePool
 from .sparse_sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
@@ -28,7 +29,7 @@ def from_spconv(module: nn.Module) -> nn.Module:
 
     Layers are told by their attributes and names; blocks of your own that derive from spconv's `SparseModule` keep
     their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
-    of your own builds spconv's, import ours instead.
+    of your own builds spconv's, import ours instead. A layer with hooks is refused: they would be lost.
     """
     return _replaced(deepcopy(module), "", {})
 
@@ -49,6 +50,26 @@ def _converted(module: nn.Module, path: str) -> nn.Module:
     name = type(module).__name__
     if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
         return module
+    made = _counterpart(module)
+    if made is not None:
+        if has_hooks(module):
+            raise UnsupportedError(
+                f"{path or 'the module'} has hooks, which would be lost; remove them, convert, and register them again"
+            )
+        return made
+    if name in PLAIN and isinstance(module, PLAIN[name][0]):
+        module.__class__ = PLAIN[name][1]  # which adds nothing but spconv's calling convention, as ours of that name
+        return module
+    if _is_foreign(module):
+        raise UnsupportedError(
+            f"{path or 'the module'} is spconv's {name}, which has no counterpart here; replace it by hand first"
+        )
+    return module
+
+
+def _counterpart(module: nn.Module) -> nn.Module | None:
+    """A new layer of ours; None where there is none, or the module itself becomes one."""
+    name = type(module).__name__
     if all(hasattr(module, attribute) for attribute in CONVOLUTION):
         return _convolution(module)
     if name == "SparseSequential":
@@ -58,14 +79,7 @@ def _converted(module: nn.Module, path: str) -> nn.Module:
             return _pool(module, known)
     if name in ("ToDense", *IDENTITIES) and _is_foreign(module):
         return ToDense() if name == "ToDense" else SparseIdentity()
-    if name in PLAIN and isinstance(module, PLAIN[name][0]):
-        module.__class__ = PLAIN[name][1]  # which adds nothing but spconv's calling convention, as ours of that name
-        return module
-    if _is_foreign(module):
-        raise UnsupportedError(
-            f"{path or 'the module'} is spconv's {name}, which has no counterpart here; replace it by hand first"
-        )
-    return module
+    return None
 
 
 def _is_foreign(module: nn.Module) -> bool:

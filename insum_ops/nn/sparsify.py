@@ -12,15 +12,18 @@ from torch.nn.parameter import is_lazy
 from ..compiler.errors import OperandError
 from .block_sparse_linear import BlockSparseLinear
 from .fused_encoder import keep_from_fused_kernels
+from .hooks import has_hooks
 from .patterns import DTYPES, check_block_size, check_density
 
 __all__ = ["LayerReport", "Sparsified", "sparsify"]
 
 Filter = Callable[[str, nn.Module], bool]
 HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
-HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
 )
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OWN = {"in_features", "out_features", "_is_hf_initialized"}  # the last marks every layer of a Hugging Face model
@@ -135,7 +138,7 @@ def _obstacle(
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    if any(getattr(module, hooks, None) for hooks in HOOKS):
+    if has_hooks(module) or any(getattr(module, hooks, None) for hooks in STATE_HOOKS):
         return True
     return any(getattr(parameter, hooks, None) for parameter in module.parameters() for hooks in PARAMETER_HOOKS)
 

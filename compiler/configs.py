@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import prod
 
 from .contract import SHORT, dots
@@ -32,7 +32,9 @@ def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> 
     """
     if schedule.tables:
         return tuple(dict.fromkeys(_unrolled_configs(schedule)))
-    found = _dot_configs(schedule, full) if schedule.uses_dot else _plain_configs(schedule, full)
+    found = _dot_configs(schedule) if schedule.uses_dot else _plain_configs(schedule, full)
+    if full and schedule.uses_dot:
+        found = chain(found, _dot_grid(schedule))
     if has_order and (schedule.holds_set or schedule.has_rows_in_turn):  # rows stand in another order
         found = (replace(config, longest_first=config.rows == 1) for config in found)
     elif has_order and schedule.owner is not None and schedule.uses_dot:
@@ -81,7 +83,7 @@ def _in_turn(schedule: Schedule, config: Config) -> Iterator[Config]:
         yield replace(config, rows=min(rows, MOST_ROWS))
 
 
-def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
+def _dot_configs(schedule: Schedule) -> Iterator[Config]:
     over = {dot.over for dot in dots(schedule.tree)}
     itemsize = schedule.bound.dtype.itemsize
     rows, *others = schedule.names("tile")
@@ -109,13 +111,6 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
         blocks |= {name: fit(name, depth) for name, depth in zip(steps, depths)}
         return Config(tuple(blocks.items()), warps, stages, swap, reverse)
 
-    if full:
-        for row, column, depth, warps, stages, swap in product(
-            (16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (False, True)
-        ):
-            if row * column <= 128 * 256 // (itemsize // 2):
-                yield config(row, column, depth, warps, stages, swap)
-        return
     if schedule.merged is not None:
         yield from _set_configs(schedule) if schedule.holds_set else _merged_configs(schedule)
         return
@@ -191,10 +186,11 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     # .120 ms half dense, .075 at .3, .033 at a tenth; one row to a program .147, .098 and .039
     is_layer = schedule.extents[rows] > 128
     sizes = (256, 128) if is_layer else (128, 256)
-    yield from _in_turn(schedule, config(*sizes, deep, 8, 5, is_layer, reverse=True))
+    in_turn = (*_in_turn(schedule, config(*sizes, deep, 8, 5, is_layer, reverse=True)),)
+    yield from in_turn
     yield config(128, 128, deep, 4, 3, reverse=True)
     yield config(128, 128, deep, 4, 5)  # 17 % at 128 channels of a convolution that gathers, 65,667 voxels
-    if len(others) == 1 and schedule.extents[others[0]] <= 128 < schedule.extents[rows]:
+    if not in_turn and len(others) == 1 and schedule.extents[others[0]] <= 128 < schedule.extents[rows]:
         yield config(256, 128, deep, 8, 5, True)  # tokens x 128 x 128 blocks: .124 ms half dense, 128 tokens .131
     # a whole block by 256 columns, which torch's own block kernel was fastest with from 25 to 95 % sparsity
     yield config(128, 256, 2 * deep, 8, 3)
@@ -204,6 +200,19 @@ def _dot_configs(schedule: Schedule, full: bool) -> Iterator[Config]:
     yield config(128, 256, deep, 8, 3)
     yield config(64, 256, deep, 4, 4, True)
     yield config(64, 64, deep, 2, 2)
+
+
+def _dot_grid(schedule: Schedule) -> Iterator[Config]:
+    """Every combination, for those who have the time."""
+    itemsize = schedule.bound.dtype.itemsize
+    rows, *others = schedule.names("tile")
+    for row, column, depth, warps, stages, swap in product(
+        (16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (False, True)
+    ):
+        if row * column <= 128 * 256 // (itemsize // 2):
+            largest = {rows: row, **dict.fromkeys(others, column), **dict.fromkeys(schedule.names("step"), depth)}
+            blocks = {name: max(16, min(power_of_two(schedule.extents[name]), size)) for name, size in largest.items()}
+            yield Config(tuple(blocks.items()), warps, stages, swap)
 
 
 def _merged_configs(schedule: Schedule) -> Iterator[Config]:

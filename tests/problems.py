@@ -51,6 +51,7 @@ class Application:
     blocks: tuple[int, ...]  # of each tile axis, in the schedule's order
     padded: frozenset[str] = field(default=frozenset())
     wants_winners: bool = False
+    rows: int = 1  # to a program, one after another
 
     def problem(self, flags: Flags | None = None) -> Problem:
         flags = flags or Flags(padded=self.padded, wants_winners=self.wants_winners)
@@ -112,6 +113,41 @@ APPLICATIONS = {
         True,
         (64, 32, 256),
         frozenset({"AS"}),
+    ),
+    "block_spmm_together_in_turn": Application(
+        "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
+        {
+            "AM": positions(64, 2),
+            "AT": positions(700),
+            "AS": positions(700, 2),
+            "AK": positions(700),
+            "AV": values(900, 32, 32),
+            "B": values(128, 32, 1024),
+        },
+        (128, 32, 1024),
+        "AM.AT",
+        "owner",
+        True,
+        (64, 32, 512),
+        frozenset({"AS"}),
+        rows=4,
+    ),
+    "block_linear_in_turn": Application(
+        "Y[t,WO[WT[p]],bo] += X[t,WI[p],bi] * WV[WS[p],bo,bi]",
+        {
+            "WO": positions(32),
+            "WT": positions(200),
+            "WS": positions(200),
+            "WI": positions(200),
+            "WV": values(200, 128, 128),
+            "X": values(4096, 32, 128),
+        },
+        (4096, 32, 128),
+        "WO.WT",
+        "owner",
+        True,
+        (256, 64, 128),
+        rows=4,
     ),
     "block_gradient_store_once": Application(
         "dAV[AS[p,q],bm,bk] += dC[n,AM[p],bm] * B[n,AK[p,q],bk]",

@@ -30,7 +30,7 @@ def emitted(application: Application, flags: Flags | None = None) -> Kernel:
     own = application.problem(flags)
     schedule, *_ = schedules(own.bound, own.strides, application.strategy, application.fact)
     blocks = tuple(zip(schedule.axes, application.blocks, strict=True))
-    return emit(schedule, own.strides, Config(blocks, 4, 3), own.flags)
+    return emit(schedule, own.strides, Config(blocks, 4, 3, rows=application.rows), own.flags)
 
 
 def first(own: Problem) -> str:

@@ -167,6 +167,8 @@ ROLES = {
     "group_max_winners_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},
     "block_spmm_together": dict(r="grid", q="merged", bm="merged", c="tile", n="tile", p="segment", bk="step"),
+    "block_spmm_together_in_turn": dict(r="grid", q="merged", bm="merged", c="tile", n="tile", p="segment", bk="step"),
+    "block_linear_in_turn": {"r": "grid", "t": "tile", "bo": "tile", "p": "segment", "bi": "step"},
     "block_gradient_store_once": dict(p="grid", q="merged", bk="merged", bm="tile", c="tile", n="step"),
     "convolution_atomic": {"p": "grid", "q": "tile", "m": "tile", "c": "step"},
     "convolution_tiled": {"r": "grid", "q": "tile", "m": "tile", "p": "segment", "c": "step"},

@@ -289,10 +289,6 @@ CASES = [
     (tiled_max, "owner"),
     (rows_together, "owner"),
     (biased_rows_together, "owner"),
-    (long_rows_together, "owner"),
-    (many_rows_together, "owner"),
-    (rows_alone, "owner"),
-    (biased_rows_alone, "owner"),
     (convolution_weight, "atomic"),
     (convolution_weight, "on-chip"),
     (output_stationary, "store"),
@@ -360,7 +356,7 @@ def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
     torch.testing.assert_close(found[1:], whole[1:])
 
 
-@pytest.mark.parametrize("rows", [2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize("make", IN_TURN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -372,7 +368,7 @@ def test_a_program_may_own_several_rows(make, dtype, lazy, rows):
     sizes = tuple((axis, 32 if way.merged and axis == way.merged.name else 16) for axis in way.axes)
     for swap in (False, True):
         launcher = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=swap, rows=rows)))
-        assert f"first_row + {rows}" in launcher.kernel.source
+        assert rows == 1 or f"first_row + {rows}" in launcher.kernel.source
         found = launcher(list(tensors.values()), known)
         scale = expected(own.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
         terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
@@ -431,8 +427,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize("parts", [2, 7])
-@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("use_dot", "dtype"), [(True, torch.float16), (True, torch.float32), (False, torch.float32)])
 @pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
 def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeypatch):
     """Some parts are longer than others, and some may be empty."""

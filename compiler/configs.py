@@ -273,7 +273,7 @@ def _set_configs(schedule: Schedule) -> Iterator[Config]:
     yield config(256, 4, 6)
     in_turn = () if merged.name != tiles[0] else (*_in_turn(schedule, config(512, 8, 7)),)
     # .171 ms half dense, .119 at .3, .050 at a tenth; a set to a program .173, .127, .060: so near where most is read
-    # that timing both would choose by chance. With tokens for columns it is the other way round: .143 at .3, .162.
+    # that timing both would choose by chance. With tokens for columns it is the other way round: over .162 at .3, .143.
     yield from in_turn or (config(512, 8, 7),)
     if in_turn:
         yield from _in_turn(schedule, config(256, 4, 8))  # .023 at .02, as fast as 512 columns

@@ -10,14 +10,13 @@ from math import prod
 from .contract import SHORT, dots
 from .kernel import Config
 from .scatter import power_of_two
-from .schedule import LARGEST_TILE, LEAST_TILE, NARROW, Schedule
+from .schedule import CORES, LARGEST_TILE, LEAST_TILE, NARROW, Schedule
 
 __all__ = ["configs"]
 
 BUSY_PROGRAMS = 512  # about four for each of a large GPU's cores; reckoned, not measured
 # of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
 LEAST_TURNS = 4
-CORES = 128
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 4  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
@@ -74,6 +73,11 @@ def _parts(schedule: Schedule, config: Config) -> int:
     return max(1, min(power_of_two(BUSY_PROGRAMS // _programs(schedule, tiles)), turns // LEAST_TURNS))
 
 
+def _fit(schedule: Schedule, name: str, largest: int) -> int:
+    """The block of an axis of a dot."""
+    return max(16, min(power_of_two(schedule.extents[name]), largest))
+
+
 def _in_turn(schedule: Schedule, config: Config) -> Iterator[Config]:
     """As many rows to a program as leave each core of a large GPU one, or two of four warps; nothing if that is one."""
     merged, tiles = schedule.merged, _tiles(schedule, config)
@@ -90,9 +94,6 @@ def _dot_configs(schedule: Schedule) -> Iterator[Config]:
     steps = schedule.names("step")
     deep = 64 if itemsize == 2 else 32
 
-    def fit(name: str, largest: int) -> int:
-        return max(16, min(power_of_two(schedule.extents[name]), largest))
-
     def config(
         row: int, column: int, depth: int, warps: int, stages: int, swap: bool = False, reverse: bool = False
     ) -> Config:
@@ -107,8 +108,8 @@ def _dot_configs(schedule: Schedule) -> Iterator[Config]:
         swap: bool = False,
         reverse: bool = False,
     ) -> Config:
-        blocks = {rows: fit(rows, row), **{name: fit(name, column) for name in others}}
-        blocks |= {name: fit(name, depth) for name, depth in zip(steps, depths)}
+        blocks = {rows: _fit(schedule, rows, row), **{name: _fit(schedule, name, column) for name in others}}
+        blocks |= {name: _fit(schedule, name, depth) for name, depth in zip(steps, depths)}
         return Config(tuple(blocks.items()), warps, stages, swap, reverse)
 
     if schedule.merged is not None:
@@ -211,7 +212,7 @@ def _dot_grid(schedule: Schedule) -> Iterator[Config]:
     ):
         if row * column <= 128 * 256 // (itemsize // 2):
             largest = {rows: row, **dict.fromkeys(others, column), **dict.fromkeys(schedule.names("step"), depth)}
-            blocks = {name: max(16, min(power_of_two(schedule.extents[name]), size)) for name, size in largest.items()}
+            blocks = {name: _fit(schedule, name, size) for name, size in largest.items()}
             yield Config(tuple(blocks.items()), warps, stages, swap)
 
 
@@ -228,12 +229,9 @@ def _merged_configs(schedule: Schedule) -> Iterator[Config]:
     is_narrow = schedule.extents[other] <= 32
     deep = 128 // itemsize
 
-    def fit(name: str, largest: int) -> int:
-        return max(16, min(power_of_two(schedule.extents[name]), largest))
-
     def config(width: int, depth: int, warps: int, stages: int) -> Config:
-        blocks = {name: fit(name, width if name == merged.name else NARROW[itemsize]) for name in tiles}
-        blocks |= {name: fit(name, depth) for name in schedule.names("step")}
+        blocks = {name: _fit(schedule, name, width if name == merged.name else NARROW[itemsize]) for name in tiles}
+        blocks |= {name: _fit(schedule, name, depth) for name in schedule.names("step")}
         return Config(tuple(blocks.items()), warps, stages, swap=(tiles[-1] == merged.name) == is_narrow)
 
     widest = min(power_of_two(schedule.extents[merged.name]), 512 // itemsize)
@@ -263,10 +261,8 @@ def _set_configs(schedule: Schedule) -> Iterator[Config]:
     deep = 64 // schedule.bound.dtype.itemsize
 
     def config(columns: int, warps: int, stages: int) -> Config:
-        blocks = {merged.name: max(16, min(power_of_two(schedule.extents[merged.name]), 64))}
-        blocks[wide] = max(16, min(power_of_two(schedule.extents[wide]), columns))
-        blocks[step] = max(16, min(power_of_two(schedule.extents[step]), deep))
-        sizes = tuple((name, blocks[name]) for name in (*tiles, step))
+        largest = {merged.name: 64, wide: columns, step: deep}
+        sizes = tuple((name, _fit(schedule, name, largest[name])) for name in (*tiles, step))
         return Config(sizes, warps, stages, swap=merged.name != tiles[0], reverse=True)
 
     # with 5 and 6 stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them

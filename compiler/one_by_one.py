@@ -25,25 +25,15 @@ def one_by_one(backward: Backward) -> Backward:
     def called(ctx: Any, *upstream: Any) -> Any:
         if torch.compiler.is_compiling() or not any([_is_batch(own) for own in upstream]):
             return backward(ctx, *upstream)
-        return _called(backward, ctx, upstream, _level())
+        level = _level()
+        rows = [torch._remove_batch_dim(own, level, 1, 0) if _is_batch(own) else None for own in upstream]
+        found = []
+        for at in range(max([0 if row is None else len(row) for row in rows])):
+            grads = backward(ctx, *[own if row is None else row[at] for row, own in zip(rows, upstream)])
+            found.append(grads if isinstance(grads, tuple) else (grads,))
+        return tuple([_joined(grads, level) for grads in zip(*found)])
 
     return called
-
-
-def _called(backward: Backward, ctx: Any, upstream: Sequence[Any], level: int) -> Any:
-    """Apart at one level, then at those around it."""
-    if level == 0:
-        return backward(ctx, *upstream)
-    rows = [torch._remove_batch_dim(own, level, 0, 0) if _is_batch(own) else None for own in upstream]
-    size = max([0 if row is None else len(row) for row in rows])
-    if size == 0:  # a batch of another level
-        return _called(backward, ctx, upstream, level - 1)
-    found = []
-    for at in range(size):
-        given = [row[at] if row is not None and len(row) else own for row, own in zip(rows, upstream)]
-        grads = _called(backward, ctx, given, level - 1)
-        found.append(grads if isinstance(grads, tuple) else (grads,))
-    return tuple([_joined(grads, level) for grads in zip(*found)])
 
 
 def _is_batch(tensor: object) -> bool:
@@ -51,7 +41,7 @@ def _is_batch(tensor: object) -> bool:
 
 
 def _level() -> int:
-    """Of the innermost batch."""
+    """Of the batch: torch nests none of them in another."""
     level: int = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     return level

@@ -71,15 +71,19 @@ class Rows(Frame):
 
     def emit_skip(self, begin: str) -> None:
         """To the next row that has groups: the one of which the group `begin` is the first."""
-        row, pointers = self.index(self.owner.row), self.parameter("pointers", self.owner.fact)
+        row = self.index(self.owner.row)
         self.line(f"while until == {begin}:")
         self.line(f"    {row} += 1")
-        self.line(f"    until = tl.load({pointers} + {row} + 1, mask={row} < past_row, other=-1)")
+        self.line(f"    until = {self.end_of_next()}")
+
+    def end_of_next(self) -> str:
+        """Where the groups of the row end that it has come to; -1 after its last one."""
+        row, pointers = self.index(self.owner.row), self.parameter("pointers", self.owner.fact)
+        return f"tl.load({pointers} + {row} + 1, mask={row} < past_row, other=-1)"
 
     def emit_rows(self, root: tuple[str, ...]) -> bool:
         """All rows that have groups; whether sums of one may have reached another."""
-        row, pointers = self.index(self.owner.row), self.parameter("pointers", self.owner.fact)
-        loops = self.loops()
+        row, loops = self.index(self.owner.row), self.loops()
         self.line("stored = 0")
         self.line(f"acc = {self.zeros(root)}")
         self.emit_loops(loops)
@@ -93,7 +97,7 @@ class Rows(Frame):
         row_end.line("stored += 1")
         row_end.line(f"{row} += 1")
         row_end.line("before = until")
-        row_end.line(f"until = tl.load({pointers} + {row} + 1, mask={row} < past_row, other=-1)")
+        row_end.line(f"until = {self.end_of_next()}")
         row_end.emit_skip("before")
         self.counter = row_end.counter
         self.leave_loops(1)

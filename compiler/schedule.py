@@ -27,15 +27,26 @@ from .ir import Access, Var, walk
 from .known import Tables, line_at, tables_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows, power_of_two
 
-__all__ = ["LARGEST_TILE", "LEAST_TILE", "MOST_ENTRIES", "NARROW", "Schedule", "Strides", "resized", "schedules"]
+__all__ = [
+    "CORES",
+    "LARGEST_TILE",
+    "LEAST_TILE",
+    "MOST_ENTRIES",
+    "NARROW",
+    "Schedule",
+    "Strides",
+    "resized",
+    "schedules",
+]
 
 Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
+CORES = 128  # of a large GPU
 # these three are reckoned, not measured
 SHARED_LOOP = 1024  # a loop this long is shared by several programs
-SHARED_PROGRAMS = 128  # where there would be fewer than this many, one for each of a large GPU's cores,
+SHARED_PROGRAMS = CORES  # where there would be fewer than this many,
 SHARED_TILE = 64  # with tiles of this size
 # A dot's tile up to this wide, by the bytes of an element, is made wider by neighbours, which share what the other side
 # loads. 64 x 64 blocks in float16 gain 1.2 times (see configs.py); wider types were not measured.

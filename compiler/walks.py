@@ -18,7 +18,8 @@ WIDTHS = {32: 2, 128: 1}  # rows to a set, by the rows of a block: two of 32 are
 # as they are walked. 32 x 32 share 40, 30, 22, 18, 16 and 16 percent at a density of .75, .5, .3, .2, .1 and .05: .313
 # and .222 ms, .233 and .179, .152 and .120, .109 and .085, .061 and .051, .038 and .034; by 1024 columns at .3 .041 and
 # .033, by 512 .023 and .026. 128 x 128 alone at .5, .3, .1 and .05: .125 and .122, .081 and .075, .037 and .034, .026
-# and .024; by 1024 columns at .3 .023 and .027. With tokens, at .02 of 32 x 32 .028 and .031. 64 x 64 gain nothing.
+# and .024; by 1024 columns at .3 .023 and .027. With tokens, at .02 of 32 x 32 .028 and .031. 64 x 64 gain 2 and 7
+# percent at .1 and .05, and lose 5 and 4 with tokens.
 LEAST_SHARED = 0.15  # of all blocks
 LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average, by its rows: what follows its sums costs as much however few
 LEAST_RESULTS = {1: 4096 * 4096, 2: 4096 * 1024}  # fewer programs leave a GPU idle sooner

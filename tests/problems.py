@@ -58,6 +58,12 @@ class Application:
         return problem(self.expr, self.tensors, self.size, self.fact, flags)
 
 
+def _pairs() -> dict[str, Tensor]:
+    """Rows of 32 x 32 blocks in pairs."""
+    indices = {"AM": positions(64, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}
+    return {**indices, "AV": values(900, 32, 32), "B": values(128, 32, 1024)}
+
+
 def _group_spmm() -> dict[str, Tensor]:
     return {"AM": positions(3000), "AK": positions(3000, 8), "AV": values(3000, 8), "B": values(2000, 128)}
 
@@ -99,14 +105,7 @@ APPLICATIONS = {
     ),
     "block_spmm_together": Application(
         "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
-        {
-            "AM": positions(64, 2),
-            "AT": positions(700),
-            "AS": positions(700, 2),
-            "AK": positions(700),
-            "AV": values(900, 32, 32),
-            "B": values(128, 32, 1024),
-        },
+        _pairs(),
         (128, 32, 1024),
         "AM.AT",
         "owner",
@@ -116,14 +115,7 @@ APPLICATIONS = {
     ),
     "block_spmm_together_in_turn": Application(
         "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
-        {
-            "AM": positions(64, 2),
-            "AT": positions(700),
-            "AS": positions(700, 2),
-            "AK": positions(700),
-            "AV": values(900, 32, 32),
-            "B": values(128, 32, 1024),
-        },
+        _pairs(),
         (128, 32, 1024),
         "AM.AT",
         "owner",

@@ -20,7 +20,7 @@ EXPR = "C[m,n] += A[m,k] * B[k,n]"
 NONE = {1: 0, 2: 0}
 ALONE = "C[AM[AT[p]],bm,n] += AV[AS[p],bm,bk] * B[AK[p],bk,n]"
 IN_PAIRS = "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]"
-with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="pairs are for kernels")
+with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="rows are walked by kernels")
 
 
 @pytest.fixture
@@ -110,6 +110,7 @@ def assert_matches_but_where_missing(found: Tensor, dense: Tensor, B: Tensor, ed
 def test_a_layer_with_several_rows_to_a_program(in_turn):
     layer = BlockSparseLinear(256, 1152, (128, 32), 0.3, dtype=torch.float16, device=DEVICE)
     x = drawn(140, 256)
+    assert "first_row" in explain("Y[t,o] += X[t,i] * W[o,i]", X=x, W=layer.as_format()).source
     with torch.no_grad():
         assert_matches(layer(x).cpu(), MaskedLinear(layer)(x.cpu().double()))
 

@@ -16,8 +16,7 @@ from .steps import Calls, Parts, Statement, Step, run
 __all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
-# [are slots flat]
-# [is the output flat]; by an int, since not every tracer takes a bool for an index
+# [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
 

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from .errors import UnsupportedError
+
 __all__ = ["one_by_one"]
+
+MOST_LEVELS = 64  # that torch counts
 
 Backward = Callable[..., Any]
 
@@ -25,7 +29,7 @@ def one_by_one(backward: Backward) -> Backward:
     def called(ctx: Any, *upstream: Any) -> Any:
         if torch.compiler.is_compiling() or not any([_is_batch(own) for own in upstream]):
             return backward(ctx, *upstream)
-        level = _level()
+        level = next(_level(own) for own in upstream if _is_batch(own))
         rows = [torch._remove_batch_dim(own, level, 1, 0) if _is_batch(own) else None for own in upstream]
         found = []
         for at in range(max([0 if row is None else len(row) for row in rows])):
@@ -40,11 +44,16 @@ def _is_batch(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and functorch.is_legacy_batchedtensor(tensor)
 
 
-def _level() -> int:
-    """Of the batch: torch nests none of them in another."""
-    level: int = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return level
+def _level(tensor: Tensor) -> int:
+    """The level of a batch, by which torch takes it apart and puts it together: torch nests none of them in another.
+
+    It is asked of the tensor: the count of nested batches belongs to the thread that asked for the gradients, and the
+    backward of a GPU's tensors runs in a thread of its own. What is not of the level that is taken away stays a batch.
+    """
+    for level in range(1, MOST_LEVELS + 1):
+        if not _is_batch(torch._remove_batch_dim(tensor, level, 1, 0)):
+            return level
+    raise UnsupportedError("batches of gradients are nested, as is_grads_batched=True inside another; ask for one")
 
 
 def _joined(grads: Sequence[Tensor | None], level: int) -> Tensor | None:

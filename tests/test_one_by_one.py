@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from statements import DEVICE
@@ -9,6 +11,7 @@ from tolerances import assert_matches
 from torch.autograd.functional import hessian, jacobian
 
 from insum_ops import insum, nn, sddmm, spmm
+from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.formats import BlockCOO, GroupCOO
 
 DOUBLE = {"dtype": torch.float64, "device": DEVICE}
@@ -130,3 +133,30 @@ def test_a_batch_of_batches():
         for up in ups
     ]
     assert_matches(found, torch.stack(alone))
+
+
+def test_a_batch_that_another_thread_works_on():
+    """The backward of a GPU's tensors does not run in the thread that asked for it."""
+    call, given = CASES["plain"]()
+    A, B = (tensor.requires_grad_() for tensor in given)
+    result = call(A, B)
+    ups = drawn(4, *result.shape)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def gradient(up):
+            return pool.submit(torch.autograd.grad, result, A, up, retain_graph=True).result()
+
+        (found,) = torch._vmap_internals._vmap(gradient)(ups)
+    assert_matches(found, torch.stack([torch.autograd.grad(result, A, up, retain_graph=True)[0] for up in ups]))
+
+
+def test_batches_inside_batches_are_refused():
+    call, given = CASES["plain"]()
+    A, B = (tensor.requires_grad_() for tensor in given)
+    result = call(A, B)
+    batched = torch._vmap_internals._vmap
+    gradient = batched(batched(lambda up: torch.autograd.grad(result, A, up, retain_graph=True)))
+    with pytest.raises(UnsupportedError) as refused:
+        gradient(drawn(2, 3, *result.shape))
+    assert str(refused.value) == "batches of gradients are nested, as is_grads_batched=True inside another; ask for one"

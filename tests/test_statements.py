@@ -343,10 +343,10 @@ def reads(nest: LoopNest) -> Iterator[Read]:
         pending += read.inner
 
 
-# What no product reads, though no single -1 hides it: it takes all of them together. The FX route and kernels that
-# multiply and add keep all of it out. A kernel with tl.dot keeps out what a factor's own indices hide; where a factor
-# lacks an index of the tensor that holds the -1 (Weight[z,c,m] beside NBR[x,z]), NaN and Inf in it may spread over
-# their tile. The statements here are too small for a dot to be chosen.
+# What no product reads, though no single -1 hides it: it takes all of them together. Every route keeps that out. Where a
+# factor lacks an index of the tensor that holds the -1 (Weight[z,c,m] beside NBR[x,z]) and some entry of it is there, a
+# matrix product (tl.dot, or an einsum on a CPU) lets NaN and Inf in it reach the results of the absent ones; kernels
+# that multiply and add keep them out. The statements here are too small for a dot to be chosen.
 RULED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "all of another factor is missing": (
         "C[i] = A[i] * B[E[j]]",

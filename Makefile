@@ -16,7 +16,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -38,6 +38,12 @@ test-cross: $(INSTALLED)
 ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)
 endif
+
+# What a GPU runs of the tests: all but those marked `cpu`, with the config that comes first in the place of a tuned one.
+GPU_JOBS ?= $(shell nproc)
+test-gpu: $(INSTALLED)
+	@$(RUN) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU that torch can use")'
+	INSUM_TUNE=off OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(GPU_JOBS) --dist worksteal -q -p no:cacheprovider tests --ignore=tests/cross
 
 # Measures what this machine can: every case on a GPU, small ones on a CPU. CASES=bench/cases/test_host.py runs one experiment.
 CASES ?= bench/cases

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from statements import IS_INTERPRETED
+from statements import DEVICE, IS_INTERPRETED
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -30,8 +31,37 @@ if IS_INTERPRETED:  # overflow checks of every index take two thirds of the inte
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not."""
+    """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not.
+
+    Torch warns where cuBLAS is first called in one of autograd's own threads.
+    """
     config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
+    config.addinivalue_line("filterwarnings", "ignore:Attempting to run cuBLAS:UserWarning")
+
+
+@cache
+def _default_device(path: Path) -> str:
+    """Where a file's tests make their tensors: in a file that names no device, on the one that is tested."""
+    return "cpu" if "DEVICE" in path.read_text(encoding="utf-8") else DEVICE
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What says nothing about a GPU, its tests elsewhere are marked with `cpu`, is not run again on one."""
+    if DEVICE.startswith("cuda"):
+        items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
+
+
+if DEVICE.startswith("cuda"):
+
+    def pytest_collectstart(collector: pytest.Collector) -> None:
+        """A file's constants lie where its tests make their tensors."""
+        if isinstance(collector, pytest.Module):
+            torch.set_default_device(_default_device(collector.path))
+
+    @pytest.fixture(autouse=True)
+    def _on_the_device(request: pytest.FixtureRequest) -> Iterator[None]:
+        with torch.device(_default_device(request.path)):
+            yield
 
 
 @pytest.fixture(autouse=True)

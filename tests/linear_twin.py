@@ -12,7 +12,7 @@ def dense_weight(layer: BlockSparseLinear, blocks: Tensor | None = None) -> Tens
     """The layer's weight, or other blocks in its place, put together block by block: float64 [out, in]."""
     bo, bi = layer.block_size
     blocks = (layer.weight if blocks is None else blocks).detach().cpu().double()
-    dense = torch.zeros(layer.out_features, layer.in_features, dtype=torch.float64)
+    dense = torch.zeros(layer.out_features, layer.in_features, dtype=torch.float64, device=blocks.device)
     for block, row, column in zip(blocks, *layer.coords.tolist(), strict=True):
         part = dense[row * bo : (row + 1) * bo, column * bi : (column + 1) * bi]
         part += block[: part.shape[0], : part.shape[1]]

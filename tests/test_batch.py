@@ -8,6 +8,8 @@ import torch
 from insum_ops.compiler.batch import batched
 from insum_ops.compiler.op import batch_call
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.mark.parametrize(
     ("expr", "names", "expected"),

@@ -14,6 +14,7 @@ from bench.cases import test_block_sparse_linear as linear
 from bench.cases import test_one_liners as one_liners
 
 pytestmark = [
+    pytest.mark.cpu,
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the cases themselves are larger"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
     pytest.mark.filterwarnings("ignore:Sparse invariant"),  # of torch 2.11, once

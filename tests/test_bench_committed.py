@@ -15,6 +15,8 @@ import pytest
 from bench.readme import CURVES
 from bench.results import TITLES, load
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 GRAPHS = ("cora", "pubmed", "PROTEINS", "DD", "REDDIT-BINARY", "blogcatalog3", "fb-Cornell5", "ogbl-ddi", "gowalla-bip")

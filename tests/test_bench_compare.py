@@ -9,6 +9,8 @@ from bench.__main__ import main
 from bench.compare import STORED, changes, compare, stored_run
 from bench.results import load
 
+pytestmark = pytest.mark.cpu
+
 
 def test_a_run_like_the_stored_one_passes(tmp_path, capsys):
     before = write(tmp_path / "before.json", spmm(1.0, 2.0) + spmm(1.0, 0.5, "DD"))

@@ -22,7 +22,10 @@ from bench.cases import test_backward as backward
 from bench.cases import test_kernel_map as maps
 from bench.cases import test_unet as unets
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the cases themselves are larger")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the cases themselves are larger"),
+]
 
 
 class ConvAlgo(Enum):

@@ -19,6 +19,8 @@ from bench.equivariant import COMPILED, SAMPLES, Operands, Product, make, natura
 from bench.harness import check
 from insum_ops import nn
 
+pytestmark = pytest.mark.cpu
+
 # paths and weights as the models' own code gives them
 PUBLISHED = {
     "DiffDock-L1": (10, 6928),

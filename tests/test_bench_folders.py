@@ -14,6 +14,8 @@ import torch
 from bench.data import DataError
 from bench.inputs import cloud_loaders, clouds, graph_loaders, graphs, origins
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 MARKET = "%%MatrixMarket matrix coordinate pattern general\n2 3 1\n2 3\n"
 EDGES = "0 1\n1 0\n"

@@ -6,6 +6,8 @@ import pytest
 
 from bench.peers import BSR_CHOICES, BSR_TOGETHER, fits, searched
 
+pytestmark = pytest.mark.cpu
+
 TORCHS_OWN = (  # of torch's table for the A100, 4096^3 in float16 with blocks of 32, 64 and 128
     {"GROUP_SIZE_ROW": 4, "SPLIT_N": 16, "num_stages": 3, "num_warps": 8},
     {"GROUP_SIZE_ROW": 1, "SPLIT_N": 32, "num_stages": 3, "num_warps": 4},

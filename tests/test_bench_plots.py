@@ -19,6 +19,8 @@ from matplotlib.image import imread
 from bench.drawing import STYLES, png
 from bench.plots import plots
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 

@@ -10,6 +10,8 @@ import pytest
 
 from bench.data import DataError, load_cloud
 
+pytestmark = pytest.mark.cpu
+
 XYZ = "property float x\nproperty float y\nproperty float z\n"
 TWO = f"element vertex 2\n{XYZ}"
 FACES = "element face 2\nproperty list uchar int vertex_indices\nproperty uchar flag\n"

@@ -24,6 +24,8 @@ from bench.drawing import WIDTH  # noqa: E402
 from bench.plots import plots  # noqa: E402
 from bench.report import report  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 PLOTS = {
     "crossover-32x32",
     "speedup-unstructured_spmm",

@@ -19,6 +19,8 @@ from bench import drawing
 from bench.plots import plots
 from bench.report import report
 
+pytestmark = pytest.mark.cpu
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -19,7 +19,10 @@ from bench.drawing import SMALL, STYLES, WIDTH
 from bench.plots import plots
 from bench.report import report
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium"),
+]
 
 STORED = Path(__file__).parent.parent / "bench" / "results" / "nvidia-h200.json"
 SCREENS = tuple((width, scheme) for width in (320, 390, 1280) for scheme in STYLES)

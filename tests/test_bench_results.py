@@ -22,6 +22,8 @@ from bench.paper import FLEX_GEMM_MS
 from bench.readme import BEGIN, CURVES, END, rewrite
 from bench.results import ResultsError, called_ratio, load
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 COMMITTED = "bench/results/nvidia-h200.json"
 

@@ -24,6 +24,8 @@ import bench.conftest
 from bench.conftest import SLOWDOWN, measured, noted
 from bench.peers import installed
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 ONES = Case("experiment", "ones", torch.ones(3, dtype=torch.float64))
 

@@ -15,6 +15,8 @@ from insum_ops.compiler.errors import IndexRangeError, InsumError, OperandError,
 from insum_ops.compiler.parse import parse
 from insum_ops.formats import COO, GroupCOO
 
+pytestmark = pytest.mark.cpu
+
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -34,6 +34,8 @@ from insum_ops.compiler.cache import (
     write_source,
 )
 
+pytestmark = pytest.mark.cpu
+
 KEY = Key(
     statement="C[AM[p],n] += AV[p,q] * B[AK[p,q],n]",
     codegen="5f1d",

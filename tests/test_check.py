@@ -321,6 +321,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("make", "text"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_named(make, text):
     with pytest.raises(FormatError) as error:

@@ -22,6 +22,8 @@ from insum_ops.compiler.kernel import Config, Flags, Kernel
 from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.compiler.schedule import schedules
 
+pytestmark = pytest.mark.cpu
+
 GOLDEN = Path(__file__).parent / "golden"
 NO_PADDING = Flags(padded=frozenset())
 

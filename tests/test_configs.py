@@ -10,6 +10,8 @@ from insum_ops.compiler.configs import configs
 from insum_ops.compiler.scatter import power_of_two
 from insum_ops.compiler.schedule import Schedule, schedules
 
+pytestmark = pytest.mark.cpu
+
 
 def scheduled(name: str) -> tuple[Schedule, ...]:
     application = APPLICATIONS[name]

@@ -6,6 +6,8 @@ import pytest
 
 from insum_ops.compiler.contract import Dot, Leaf, Node, Product, contract, dots
 
+pytestmark = pytest.mark.cpu
+
 
 def tree(leaves: str, kept: str, use_dot: bool = True, **sizes: int) -> Node | None:
     """`leaves` are words of one-letter axes; `-` is a factor without any."""

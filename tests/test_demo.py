@@ -11,6 +11,8 @@ from insum_ops import demo as demo_module
 from insum_ops.__main__ import main
 from insum_ops.demo import Outcome, applications, clebsch_gordan, demo, examine, table
 
+pytestmark = pytest.mark.cpu
+
 CPU = torch.device("cpu")
 GOOD = Outcome("SpMM", 2e-7, 0.0012, "dense matmul", 0.0034, (1.0, 0.5, 0.25))
 

@@ -7,6 +7,8 @@ import pytest
 from insum_ops.compiler.differentiate import fresh_name, gradient, tangent, tangent_terms, terms, upstream_name, winners
 from insum_ops.compiler.parse import parse
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.mark.parametrize(
     ("expr", "wrt", "expected"),

@@ -11,6 +11,8 @@ from insum_ops import doctor as doctor_module
 from insum_ops.__main__ import main
 from insum_ops.doctor import probe
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.fixture
 def fast_routes(monkeypatch):

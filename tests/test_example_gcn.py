@@ -12,6 +12,8 @@ import torch
 from statements import DEVICE
 from tolerances import assert_matches
 
+pytestmark = pytest.mark.cpu
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "gcn.py"
 
 

@@ -297,8 +297,7 @@ def test_tuning_on_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("INSUM_TUNE", "default")
     A, B = GroupCOO.from_dense(matrix().cuda(), group_size=2), torch.rand(6, 40, device="cuda")
     found = tune(SPMM, A=A, B=B)
-    times = [timing.milliseconds for timing in found.timings if timing.milliseconds is not None]
-    assert times == sorted(times)
+    assert found.best.milliseconds is not None
     explained = explain(SPMM, A=A, B=B)
     assert explained.is_tuned
     assert explained.config == found.best.candidate.config

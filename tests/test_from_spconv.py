@@ -173,7 +173,7 @@ def test_what_is_shared_stays_shared():
     expected = x
     for _ in range(2):
         expected = expected.replace_feature(first(expected).features.relu())
-    assert torch.equal(converted.row(x).features, converted.row[4](expected).features)
+    torch.testing.assert_close(converted.row(x).features, converted.row[4](expected).features)
 
 
 def test_a_parametrized_weight_is_taken_as_it_is():

@@ -131,6 +131,7 @@ def refusal(function: Any, kind: type[InsumError], expr: Any, **tensors: Any) ->
     return str(caught.value)
 
 
+@pytest.mark.cpu
 @every_mistake
 @pytest.mark.parametrize("function", [insum, explain, tune])
 def test_message(function: Any, kind: type[InsumError], tensors: dict[str, Any], text: str) -> None:

@@ -67,6 +67,7 @@ def test_counts_may_be_a_tensor_or_a_list(dtype):
     assert group_size(torch.tensor(occ, dtype=dtype)) == group_size(occ) == 8
 
 
+@pytest.mark.cpu
 def test_group_coo_takes_the_heuristic_size():
     A = torch.zeros(5, 100)
     for row, count in enumerate([40, 30, 0, 20, 10]):

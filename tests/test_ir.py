@@ -9,6 +9,8 @@ import pytest
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
 from insum_ops.compiler.parse import parse
 
+pytestmark = pytest.mark.cpu
+
 CONVOLUTION = parse("Out[MAPX[p,q],m] += MAPV[p,q] * In[MAPY[p,q],c] * Weight[MAPZ[p],c,m] * 0.5")
 
 

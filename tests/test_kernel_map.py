@@ -261,6 +261,7 @@ def test_a_copy_of_voxels_is_looked_at_itself(copied):
         made(other, SHAPES[2], GEOMETRIES[3])
 
 
+@pytest.mark.cpu
 def test_a_map_moves_with_its_tables():
     found = made(voxels(SHAPES[2]), SHAPES[2], GEOMETRIES[4])
     found.grouped(4)
@@ -408,6 +409,7 @@ def test_maps_made_in_inference_mode_are_good_for_training(geometry):
     assert not any(tensor.is_inference() for tensor in held)
 
 
+@pytest.mark.cpu
 def test_groups_without_a_count_count():
     found = made(voxels(SHAPES[2]), SHAPES[2], GEOMETRIES[1])
     grouped = found.grouped(5)

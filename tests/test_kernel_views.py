@@ -85,6 +85,7 @@ def test_a_changed_parameter_is_noticed(change, groups):
     assert_matches(layer.weight.grad, weight.grad)
 
 
+@pytest.mark.cpu
 def test_settings_changed_between_calls_are_noticed():
     x, layer = cloud(), nn.SubMConv2d(4, 4, 3).double()
     first = layer(x).features
@@ -143,6 +144,7 @@ def test_views_are_not_copied_or_saved():
     assert set(torch.load(file, weights_only=True)) == {"weight", "bias"}
 
 
+@pytest.mark.cpu
 def test_a_map_that_remembers_calls_can_be_copied_and_pickled():
     x, layer = cloud(), nn.SubMConv2d(4, 4, 3).double()
     expected = layer(x).features

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
 WITHOUT_TORCH = {

@@ -15,6 +15,8 @@ from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
 
+pytestmark = pytest.mark.cpu
+
 
 def bound_of(expr: str, tensors: dict[str, Tensor], size: Any = None) -> Bound:
     return bind(parse(expr), tensors, size)

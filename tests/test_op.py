@@ -100,6 +100,7 @@ def test_exported_it_is_one_node():
     torch.testing.assert_close(program.module()(*given.values()), spmm(**given))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_autocast_casts_as_for_a_matrix_product(is_sparse):
     A, B = torch.randn(5, 7), torch.randn(7, 3, requires_grad=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"insum_ops": "insum_ops", "insum_ops/formats": "formats", "insum_ops/compiler": "compiler"}
 COPIED = (

@@ -15,6 +15,8 @@ from insum_ops.compiler.errors import InsumError, ParseError
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
 from insum_ops.compiler.parse import DEEPEST, LONGEST, parse
 
+pytestmark = pytest.mark.cpu
+
 EVERY = ("sum", "max", "min")
 
 MESSAGES = messages(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from test_layering import NAMES
 
+pytestmark = pytest.mark.cpu
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -15,6 +15,8 @@ from insum_ops.compiler import autograd, ready
 from insum_ops.compiler.errors import IndexRangeError, ShapeError
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
+pytestmark = pytest.mark.cpu
+
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
 
 

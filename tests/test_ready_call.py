@@ -15,6 +15,8 @@ from insum_ops.formats import BlockCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
 from insum_ops.functional import insum_beside, insum_once
 
+pytestmark = pytest.mark.cpu
+
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
 
 

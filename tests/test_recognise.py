@@ -11,6 +11,7 @@ from insum_ops.compiler import recognise
 from insum_ops.compiler.recognise import recogniser
 
 pytestmark = [
+    pytest.mark.cpu,
     SPARSE_WARNINGS,
     pytest.mark.skipif(not recognise._tells_apart(), reason="this torch has no such guards"),
 ]

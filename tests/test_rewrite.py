@@ -15,6 +15,8 @@ from insum_ops.compiler.rewrite import Rewritten, Shape, View, rewrite, sparse_f
 from insum_ops.formats import COO as COO_FORMAT
 from insum_ops.formats import GroupCOO
 
+pytestmark = pytest.mark.cpu
+
 P, PQ = ("p",), ("p", "q")
 FULL, PARTIAL = (False, False), (True, True)  # are there last blocks that are not full
 FORMS = {

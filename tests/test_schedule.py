@@ -15,6 +15,8 @@ from insum_ops.compiler.problem import Problem
 from insum_ops.compiler.scatter import Merged, owned_by, strategies
 from insum_ops.compiler.schedule import Schedule, schedules
 
+pytestmark = pytest.mark.cpu
+
 
 def ways(own: Problem) -> tuple[str, ...]:
     return strategies(own.bound, own.fact, own.deterministic)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu
+
 UNET = Path(__file__).parent.parent / "examples" / "unet.py"
 
 

@@ -13,6 +13,7 @@ pytestmark = SPARSE_WARNINGS
 KINDS = ["GroupCOO", "ELL", "BlockCOO", "csr int32", "uncoalesced", "edges"]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_products(kind, reduce):
@@ -29,6 +30,7 @@ def test_vectors_and_batches(shape):
     assert_matches(spmm(EVERY_KIND["csr"](A), B), torch.matmul(A.double(), B.double()))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_gradients(reduce):
     edge_index, weight, size = edges(random_matrix(5, 4, torch.float32))
@@ -44,6 +46,7 @@ def test_gradients(reduce):
         assert_matches(one, other)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", ["GroupCOO", "csr", "csc", "edges"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_what_a_transform_worked_out_first_is_good_for_kernels(kind, reduce):

@@ -135,6 +135,7 @@ def test_scipy_values_that_torch_does_not_have(kind):
         GroupCOO.from_scipy(A)
 
 
+@pytest.mark.cpu
 def test_another_device():
     A, B = sample()
     for operand in (A, GroupCOO.from_torch(A), scipy_of(A.to_dense(), "csr")):

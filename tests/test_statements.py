@@ -343,7 +343,7 @@ def reads(nest: LoopNest) -> Iterator[Read]:
         pending += read.inner
 
 
-# What no product reads, though no single -1 hides it: it takes all of them together. Every route keeps that out. Where a
+# What no product reads, though no single -1 hides it: it takes all of them together. Every route keeps that out. If a
 # factor lacks an index of the tensor that holds the -1 (Weight[z,c,m] beside NBR[x,z]) and some entry of it is there, a
 # matrix product (tl.dot, or an einsum on a CPU) lets NaN and Inf in it reach the results of the absent ones; kernels
 # that multiply and add keep them out. The statements here are too small for a dot to be chosen.

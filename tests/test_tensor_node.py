@@ -28,6 +28,7 @@ def _nothing_is_known() -> Iterator[None]:
     make_plan.cache_clear()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_e3nns(name):
     case = CASES[name]

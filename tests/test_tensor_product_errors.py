@@ -137,6 +137,7 @@ def test_wrong_shapes(x, y, text):
         FullyConnectedTensorProduct(*IRREPS)(torch.ones(x), torch.ones(y))
 
 
+@pytest.mark.cpu
 def test_wrong_kinds_of_inputs():
     ours, x, y = FullyConnectedTensorProduct(*IRREPS), torch.ones(3, 8), torch.ones(3, 4)
     with message(InsumError, "x is float32 but y is float64; convert them to one dtype"):

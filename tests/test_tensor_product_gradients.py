@@ -110,6 +110,7 @@ def test_an_exported_module_runs_where_nothing_learns():
         program(x, y)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_gradients_where_channels_never_mix(is_shared):
     ours = TensorProduct(
@@ -127,6 +128,7 @@ def test_gradients_where_channels_never_mix(is_shared):
     assert gradgradcheck(ours, tensors)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("mode", ["uvw", "uvu"])
 def test_gradients_along_edges(mode):
     paths = [(0, 0, 0, mode, True), (1, 1, 0, mode, True)]

@@ -214,6 +214,7 @@ def test_the_fully_connected_statement_scatters_on_chip():
     assert explain(backward, Z=torch.randn(B, 9, C), size=(B, 9, C), **tensors).schedule.strategy == "on-chip"
 
 
+@pytest.mark.cpu
 def test_gradients_regroup_the_coefficients_along_what_they_keep():
     """By output component in the forward statement, by x's component in x's gradient: neither scatters."""
     CG = ELL.from_dense(torch.randn(4, 3, 2), group_dim=0)

@@ -41,6 +41,7 @@ def bound(
 def assert_within(actual: Tensor, expected: Tensor, limit: Tensor) -> None:
     """Every element of `actual` lies within `limit` of `expected`; a NaN never does."""
     assert actual.shape == expected.shape
+    expected, limit = expected.detach().cpu(), limit.detach().cpu()
     error = (actual.detach().cpu().double() - expected).abs()
     is_wrong = ~(error <= limit)
     if is_wrong.any():

@@ -18,11 +18,13 @@ from .data import DataError
 from .harness import Times, check, cold_times, device_times, queued_in_turns
 from .inputs import origins
 from .machine import machine
+from .results import contradiction
 
 STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
 ROUNDS = (10, 200)  # of the wall time: at least and at most
 SECONDS = 0.1  # to spend on them
 QUEUED, MOST_QUEUED = 4e-3, 200  # seconds, and calls, of a queue: the first calls after a wait are slow for the host
+ATTEMPTS = 3  # at times on the device and of calls that do not contradict each other
 LONG = 2e-3  # seconds of a call from which on fewer of them are queued or captured at a time
 COMMIT = "INSUM_BENCH_COMMIT"  # names the commit where the code is a copy without its history
 LIMIT_SECONDS = "INSUM_BENCH_SECONDS"  # after which no case begins
@@ -159,10 +161,16 @@ def _measure(benchmark: Any, case: Case, call: Call, ours: Call | None) -> None:
     settled()
     once = perf_counter() - start
     rounds = round(min(max(SECONDS / max(once, 1e-7), ROUNDS[0]), ROUNDS[1]))
+    if DEVICE == "cuda":  # before the row is made, since it may be refused
+        _time_on_device(info, call, ours, once)
     benchmark.pedantic(settled, rounds=rounds, warmup_rounds=1)
-    if DEVICE == "cuda":
-        calls = max(2, round(10 * min(1, LONG / max(once, 1e-7))))
-        several = min(max(calls, round(QUEUED / max(once, 1e-7))), MOST_QUEUED)
+
+
+def _time_on_device(info: dict[str, Any], call: Call, ours: Call | None, once: float) -> None:
+    """The times of calls and of their work on the device; what contradicts itself again and again gets no row."""
+    calls = max(2, round(10 * min(1, LONG / max(once, 1e-7))))
+    several = min(max(calls, round(QUEUED / max(once, 1e-7))), MOST_QUEUED)
+    for _ in range(ATTEMPTS):
         queued, *beside = queued_in_turns([call.run, *([] if ours is None else [ours.run])], several)
         _note(info, "queued", queued)
         for times in beside:
@@ -170,6 +178,10 @@ def _measure(benchmark: Any, case: Case, call: Call, ours: Call | None) -> None:
         info["timing"] = "graph" if call.is_capturable and _time_captured(info, call, calls) else "queue"
         if info["timing"] == "queue":
             _note(info, "device", queued)
+        problem = contradiction(info["device_ms"], info["queued_ms"])
+        if problem is None:
+            return
+    pytest.skip(f"measured {ATTEMPTS} times and left out: {info['provider']} {problem}")
 
 
 def _time_captured(info: dict[str, Any], call: Call, calls: int) -> bool:

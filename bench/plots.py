@@ -217,7 +217,7 @@ def _roofline(run: Run) -> Iterator[Plot]:
             axes.plot([], [], shape, ms=4, color=shade, label=label)
         reach = [row.flops / row.traffic for row in rows]
         ends = (min(reach) / 2, max(reach) * 2)
-        for bandwidth in copies[:1]:
+        for bandwidth in sorted(copies)[-1:]:
             for dtype, peak in peaks.items():
                 xs = [ends[0], min(max(peak / bandwidth, ends[0]), ends[1]), ends[1]]
                 ys = [min(peak, x * bandwidth) for x in xs]

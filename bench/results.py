@@ -21,6 +21,7 @@ __all__ = [
     "bases",
     "better",
     "called_ratio",
+    "contradiction",
     "crossover",
     "is_alike",
     "is_positive",
@@ -71,6 +72,9 @@ BASELINES = {
 }
 
 
+# How many times a call's own time its work on the device may take. It is a part of the call, so more than the noise
+# between two measurements means that one of the two is wrong; of 902 rows of an H200 one is above, the next is at 1.09.
+MOST_ON_DEVICE = 1.1
 CORE = ("torch", "triton")  # what all rows depend on; other packages are peers, or of those
 
 
@@ -200,6 +204,19 @@ def is_positive(value: float | None) -> TypeGuard[float]:
     return value is not None and 0 < value < inf
 
 
+def contradiction(device_ms: float | None, called_ms: float | None) -> str | None:
+    """What is wrong with a row whose work on the device takes clearly longer than the calls that do it; None: nothing.
+
+    >>> contradiction(1.05, 1.0), contradiction(0.1, 1.0), contradiction(3.1, None)
+    (None, None, None)
+    >>> contradiction(3.1, 2.0)
+    'took 3.1 ms on the device and 2 ms as called, which can not be both'
+    """
+    if not is_positive(device_ms) or not is_positive(called_ms) or device_ms <= MOST_ON_DEVICE * called_ms:
+        return None
+    return f"took {device_ms:.4g} ms on the device and {called_ms:.4g} ms as called, which can not be both"
+
+
 def better(ours: Row, peer: Row) -> float:
     """How many times ours is the better: by device times, or by eager calls where one of the two was not captured."""
     known = bases(ours, peer)
@@ -232,7 +249,7 @@ def called_ratio(ours: Row, peer: Row, is_low: bool = False) -> float | None:
 
 
 def load(path: Path) -> Run:
-    """Read a results file."""
+    """Read a results file; one with a row whose times contradict each other is refused."""
     data = _read(path)
     try:
         commit = _commit(data)
@@ -241,6 +258,11 @@ def load(path: Path) -> Run:
         raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"{path} is no results file of this benchmark: a row of it can't be read: {error}") from None
+    for row in rows:
+        problem = contradiction(row.value, row.queued_ms) if row.timing == "graph" else None
+        if problem is not None:
+            what = f"{row.experiment}: {row.case}, {row.provider} {problem}"
+            raise ResultsError(f"{path} can't be used: {what}; measure the case again, or take the row out")
     machine = {**data["machine_info"], "packages": data["machine_info"].get("packages") or {}}
     return Run(rows, machine, data["commit_info"], data["datetime"][:10])
 

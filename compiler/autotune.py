@@ -17,7 +17,7 @@ from .bind import Bound
 from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
-from .launch import INTERPRETED, TOO_LARGE, Launcher
+from .launch import INTERPRETED, TOO_LARGE, Launcher, on_device
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .settings import tuning_mode
 
@@ -37,11 +37,12 @@ HOST = {"": 0.015, "zero": 0.025, "fill": 0.055}
 HOST_CAST = 0.01
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
+OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A candidate and its time; None: it can't be built for this GPU, `reason` says why."""
+    """A candidate and its time; None: it can't be built or run on this GPU, `reason` says why."""
 
     candidate: Candidate
     milliseconds: float | None
@@ -183,8 +184,15 @@ def _measure(
     for candidate, (way, reason) in zip(ways, built):
         if way is not None and way.spills and is_clean_known:
             way, reason = None, "spills"
-        limit = HOPELESS * best_so_far
-        milliseconds = None if way is None else _time(partial(way, tensors, facts), limit)
+        milliseconds = None
+        if way is not None:
+            try:
+                with on_device(problem.bound.device):
+                    milliseconds = _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                reason = OUT_OF_MEMORY
         best_so_far = min(best_so_far, milliseconds or best_so_far)
         measured.append((Timing(candidate, milliseconds, reason), way))
     measured.sort(key=lambda pair: _rank(*pair))
@@ -194,7 +202,8 @@ def _measure(
     known = ((timing.candidate.choices, timing.milliseconds) for timing in timings)
     times = tuple(sorted([(choices, ms) for choices, ms in known if ms is not None], key=lambda pair: pair[1]))
     entry = Entry(best.candidate.choices, times)
-    _cache(str(cache_dir())).put(problem.key, entry)
+    if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else the choice is for now
+        _cache(str(cache_dir())).put(problem.key, entry)
     choices = _for_captures(entry)
     for timing, way in measured:
         if way is not None and timing.candidate.choices == choices:
@@ -229,8 +238,10 @@ def fastest(
                 with known.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
                     times[name] = max(_time(call, limit), host)  # in a graph, which has memory of its own
-            except torch.OutOfMemoryError:  # what runs already must go on
-                has_room = False
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                has_room = False  # what runs already must go on
         best = min(times, key=lambda name: times[name], default=best)
         names = [name for name in others.get(best, ()) if name not in times and has_room]
     if has_room:
@@ -240,9 +251,12 @@ def fastest(
 
 
 def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
-    """By what a call takes, of the device or the host, whichever is slower; of equal ones by the device's time."""
+    """By what a call takes, of the device or the host, whichever is slower; of equal ones by the device's time.
+
+    What has no time comes last, and what could not be built after it.
+    """
     if timing.milliseconds is None or way is None:
-        return True, 0.0, 0.0
+        return True, float(way is None), 0.0
     host = HOST[way.preparation] + HOST_CAST * way.is_wide
     return False, max(timing.milliseconds, host), timing.milliseconds
 
@@ -255,13 +269,13 @@ def _build_all(
     def build(candidate: Candidate) -> tuple[Launcher | None, str]:
         try:
             way = problem.launcher(candidate)
-            with torch.cuda.device(problem.bound.device):
-                way.build(tensors, facts)
+            way.build(tensors, facts)
         except UnsupportedError as error:
-            return None, type(error.__cause__ or error).__name__
+            return None, OUT_OF_MEMORY if _is_out_of_memory(error) else type(error.__cause__ or error).__name__
         return way, ""
 
-    with ThreadPoolExecutor(BUILDERS) as pool:
+    pool = ThreadPoolExecutor(BUILDERS)
+    try:
         results = pool.map(build, ways)
         yield from tqdm(
             results,
@@ -271,6 +285,20 @@ def _build_all(
             delay=BAR_AFTER,
             disable=not sys.stderr.isatty(),
         )
+    finally:  # an interrupt waits for what is being built, and not for what is still to be
+        pool.shutdown(cancel_futures=True)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from or after, says that the GPU has no memory left.
+
+    Triton and the driver say so in a RuntimeError, and a capture that has failed for it may end in yet another.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _time(call: Callable[[], object], hopeless: float) -> float:
@@ -279,13 +307,17 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate, as loaders do
-        for _ in range(TIMED_CALLS):
-            call()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        # torch's own stream for captures is of the first device that had one; other threads may allocate, as loaders do
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            for _ in range(TIMED_CALLS):
+                call()
+    finally:  # torch stays on the stream of a capture that could not be ended
+        torch.cuda.set_stream(stream)
     graph.replay()
     torch.cuda.synchronize()
-    start, best = perf_counter(), float("inf")
+    start, best = perf_counter(), _elapsed(graph.replay) / TIMED_CALLS  # once, however long the host was busy otherwise
     while perf_counter() - start < TIMED_SECONDS:
         best = min(best, _elapsed(graph.replay) / TIMED_CALLS)
     return best

@@ -5,8 +5,10 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +25,9 @@ except ImportError:  # torch brings filelock along, but not platformdirs
 Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
+ABANDONED = 3600.0  # seconds after which a half-written file is that of a process which was killed
 _warned: set[Path | None] = set()  # files that were warned of; None stands for the folder
+_turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
 
 
 def bucket(n: int) -> int:
@@ -91,7 +95,6 @@ class TuningCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_dir()
         self._memory: dict[Key, Entry] = {}
-        self._turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
 
     def get(self, key: Key) -> Entry | None:
         """The entry of the key, None when it has to be tuned."""
@@ -115,12 +118,14 @@ class TuningCache:
             _replace(self._path(key), json.dumps(content, indent=1).encode())
         except OSError as error:
             _warn_unusable(self.folder, error)
+        else:
+            _remove_abandoned(self._path(key).parent)
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
         """Keep other processes from tuning this key, other threads from tuning at all; not to be nested."""
         path = self._path(key).with_suffix(".lock")
-        with self._turn, ExitStack() as stack:
+        with _turn, ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(path, timeout=LOCK_TIMEOUT, fallback_to_soft=False))
@@ -143,22 +148,35 @@ def source_path(digest: str) -> Path:
 
 
 def write_source(text: str) -> Path:
-    """A file of this text, named by its hash, for Triton and debuggers; execute the text, not the file."""
+    """A file of this text, named by its hash, for Triton and debuggers; execute the text, not the file.
+
+    Where nothing can be written, as on a full disk, the path is that of a file which is not there.
+    """
     data = text.encode()
     path = source_path(hashlib.sha256(data).hexdigest()[:32])
     try:
         return _store(path, data)
     except OSError as error:
         _warn_unusable(cache_dir(), error)
+    try:
         return _store(_private_folder() / path.name, data)
+    except OSError:
+        return path
 
 
 def _store(path: Path, data: bytes) -> Path:
-    if path.is_file() and path.read_bytes() == data:
+    held: bytes | None = None
+    try:  # and never ask first: another process may write or remove it in between
+        held = path.read_bytes()
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        held = b""
+    if held == data:
         with suppress(OSError):  # it is another user's, or gone since
             os.utime(path)
         return path
-    if path.exists():
+    if held is not None:
         _warn_damaged(path)
     _replace(path, data)
     _thin_out(path.parent, keep=path.name)
@@ -166,29 +184,68 @@ def _store(path: Path, data: bytes) -> Path:
 
 
 def _thin_out(folder: Path, keep: str) -> None:
-    """Of very many sources the older half, by when they were last used, goes: every config ever tried has one."""
+    """Of very many sources the older half, by when they were last used, goes: every config ever tried has one.
+
+    A process looks when it first writes one and then now and again, since most of them write few.
+    """
     global _written
+    is_time = _written % SOURCES_BETWEEN_LOOKS == 0
     _written += 1
-    if _written % SOURCES_BETWEEN_LOOKS:
+    if not is_time:
         return
-    found = [entry for entry in os.scandir(folder) if entry.name.endswith(".py") and entry.name != keep]
+    _remove_abandoned(folder)
+    found = [entry for entry in _listed(folder) if entry.name.endswith(".py") and entry.name != keep]
     if len(found) > MOST_SOURCES:
         for entry in sorted(found, key=_age)[: len(found) // 2]:
-            Path(entry.path).unlink(missing_ok=True)
+            with suppress(OSError):  # another process thins out too, or it is another user's
+                os.unlink(entry.path)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the half-written files of processes that were killed, and no file that may still be written."""
+    for entry in _listed(folder):
+        if entry.name.endswith(".tmp"):
+            with suppress(OSError):  # it is written now, or another user's
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED:
+                    os.unlink(entry.path)
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # tidying up is no reason to fail
+        return []
 
 
 def _age(entry: os.DirEntry[str]) -> float:
     try:
         return entry.stat().st_mtime
-    except FileNotFoundError:  # another process thins out too
+    except OSError:  # another process thins out too
         return 0.0
 
 
 @functools.cache
 def _private_folder() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="insum_ops-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
+    folder = tempfile.mkdtemp(prefix="insum_ops-")
+    atexit.register(_remove_folder, folder, os.getpid())
+    return Path(folder)
+
+
+def _remove_folder(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves it to its parent
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _after_fork_in_child() -> None:
+    """Take new locks, since a thread that held one is not in this process, and a private folder of its own."""
+    global _turn
+    _turn = threading.RLock()
+    _private_folder.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _decode(data: bytes, key: Key) -> Entry:

@@ -6,6 +6,7 @@ import linecache
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -37,6 +38,7 @@ __all__ = [
     "launcher",
     "load",
     "misaligned",
+    "on_device",
 ]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -198,7 +200,8 @@ class Launcher:
         unaligned = misaligned(pointers) if bits & 15 else 0
         runner = self.runners.get(unaligned)
         if runner is None:
-            runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
+            with on_device(self.device):
+                runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
         arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
@@ -218,7 +221,8 @@ class Launcher:
             output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
             winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
             pool = (*given, *winners, output)
-            self.runners[unaligned] = self.compile([pool[position] for position in self.order])
+            with on_device(self.device):
+                self.runners[unaligned] = self.compile([pool[position] for position in self.order])
 
     @property
     def spills(self) -> int:
@@ -273,6 +277,11 @@ def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
     if programs >= LARGEST_GRID:
         raise UnsupportedError(f"{bound.statement} needs {programs} programs, more than one launch can have")
     return programs
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: Triton builds and loads for that one, and new streams and events belong to it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _is_output_stride(number: Parameter) -> bool:

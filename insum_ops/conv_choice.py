@@ -16,7 +16,7 @@ from .compiler.autotune import HOST, fastest
 from .compiler.cache import Key, bucket
 from .compiler.express import is_free
 from .compiler.kernel import CODEGEN_VERSION
-from .compiler.launch import INTERPRETED, TRITON_VERSION
+from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
 from .compiler.problem import device_name
 from .compiler.settings import tuning_mode
 from .conv_forms import (
@@ -125,7 +125,8 @@ def _fastest(
         return lambda: insum_beside(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
 
     key = _key(first, given, kernel_map, kind, mark)
-    name = fastest(key, ways, [way.name for way in first], others, start)
+    with on_device(kernel_map.indices.device):
+        name = fastest(key, ways, [way.name for way in first], others, start)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():
         if way != best and way not in had:

@@ -68,6 +68,19 @@ def test_a_folder_or_a_list_is_no_results_file(tmp_path):
         load(path)
 
 
+def test_a_row_whose_times_contradict_each_other_is_refused(tmp_path, capsys):
+    copy = entry("roof", "copy", "torch", 3.1)
+    copy["extra_info"]["queued_ms"] = 2.0
+    path = write(tmp_path / "results.json", [*spmm(1.0, 2.0), copy])
+    problem = "roof: copy, torch took 3.1 ms on the device and 2 ms as called, which can not be both"
+    for command in (["compare", str(path), str(path)], ["merge", str(tmp_path / "all.json"), str(path)]):
+        assert main(command) == 2
+        remedy = "measure the case again, or take the row out"
+        assert capsys.readouterr().err == f"error: {path} can't be used: {problem}; {remedy}\n"
+    copy["extra_info"]["queued_ms"] = 2.9
+    load(write(path, [copy]))
+
+
 def test_what_is_null_was_not_measured(tmp_path):
     ours, peer = spmm(1.0, 2.0)
     ours["extra_info"] |= {"device_ms": None, "facts": None}
@@ -284,8 +297,8 @@ def test_cases_that_others_win_are_listed_with_their_figures(tmp_path, readme):
 
 def test_what_all_of_a_series_lose_is_said_once(tmp_path, readme):
     rows = curve("32x32", 1.0, 0.5)
-    for row in rows[::2]:
-        row["extra_info"]["queued_ms"] = 0.25
+    for at, row in enumerate(rows):
+        row["extra_info"]["queued_ms"] = 10.0 if at % 2 else 2.0
     line = "| `BlockSparseLinear`, forward and backward, 32x32, every case | dense | 0.50x to 0.50x, 2 of 2 | none: "
     assert f"{line}5.00x to 5.00x |" in made(tmp_path, readme, rows)
 

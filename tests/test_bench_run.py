@@ -168,6 +168,26 @@ def test_on_a_gpu_rows_say_how_the_device_was_timed(monkeypatch, captured, is_ca
     assert (info["queued_ms"], info["queued_p20"]) == (2.0, 1.9)
 
 
+@pytest.mark.parametrize(("device_ms", "is_kept"), [([3.1, 3.1, 2.1], True), ([3.1, 3.1, 3.1], False)])
+def test_times_that_contradict_each_other_are_measured_again_and_then_left_out(monkeypatch, device_ms, is_kept):
+    """Work on the device is a part of a call, so it can't take longer."""
+    times = iter([Times(ms, ms, ms) for ms in device_ms])
+    monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
+    monkeypatch.setattr(bench.conftest, "device_times", lambda call, calls: next(times))
+    monkeypatch.setattr(bench.conftest, "cold_times", lambda call: Times(3.1, 3.1, 3.1))
+    monkeypatch.setattr(bench.conftest, "queued_in_turns", lambda each, calls: [Times(2.0, 2.0, 2.0)] * len(each))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    benchmark = Benchmark()
+    if is_kept:
+        measured(benchmark, ONES, "torch", lambda: call_of(1.0, []))
+        assert benchmark.extra_info["device_ms"] == 2.1
+    else:
+        problem = "torch took 3.1 ms on the device and 2 ms as called, which can not be both"
+        with pytest.raises(pytest.skip.Exception, match=f"^measured 3 times and left out: {problem}$"):
+            measured(benchmark, ONES, "torch", lambda: call_of(1.0, []))
+    assert benchmark.events == ["timed"] * is_kept
+
+
 def test_a_peer_is_timed_in_turns_with_ours(monkeypatch):
     monkeypatch.setattr(bench.conftest, "DEVICE", "cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -5,7 +5,7 @@ import torch
 
 import insum_ops
 from insum_ops import insum, nn
-from insum_ops.compiler import launch, pipeline
+from insum_ops.compiler import autotune, launch, pipeline
 from insum_ops.compiler.errors import IndexRangeError
 from insum_ops.formats import BlockGroupCOO, GroupCOO
 
@@ -162,6 +162,82 @@ def test_a_statement_first_met_during_capture_takes_a_default_config(monkeypatch
         Out = insum(CONV, size=(300, 32), **tensors)
     capture.replay()
     assert relative_error(Out, convolved(tensors, 300)) < 3e-4
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """Tuning is on, and nothing is known yet."""
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_tuning_without_memory_for_every_candidate_still_answers(tuned):
+    """Sums in float32 take three times the memory of an output in float16, and there is room for one and a half."""
+    dense, B = graph(2**16, 64, dtype=torch.float16), torch.randn(64, 1024, device="cuda", dtype=torch.float16)
+    A, expected = GroupCOO.from_dense(dense), (dense.double() @ B.double()).float().cpu()
+    output = 2 * expected.numel()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + 1.5 * output
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert relative_error(C.cpu(), expected.double()) < 1e-3
+    assert list(tuned.rglob("*.json")) == []  # the choice was for now
+
+
+@pytest.mark.parametrize("is_interrupt", [False, True])
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(is_interrupt):
+    """While candidates are timed there may be too little memory, or an interrupt."""
+    x, before = torch.ones(1000, device="cuda"), torch.cuda.current_stream()
+
+    def fail():
+        x.mul(2)
+        if torch.cuda.is_current_stream_capturing():
+            if is_interrupt:
+                raise KeyboardInterrupt
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    with pytest.raises(KeyboardInterrupt if is_interrupt else RuntimeError) as caught:
+        autotune._time(fail, float("inf"))
+    assert autotune._is_out_of_memory(caught.value) is not is_interrupt
+    assert torch.cuda.current_stream() == before
+    assert not torch.cuda.is_current_stream_capturing()
+    assert float(x.sum()) == 1000
+    assert autotune._time(lambda: x.mul(2), float("inf")) > 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("mode", ["off", "default"])
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:0"])
+def test_tensors_may_be_on_a_device_that_is_not_the_current_one(device, mode, tuned, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", mode)
+    dense, numbers = graph().to(device), torch.randn(400 * 64 + 1, device=device)
+    A, values = GroupCOO.from_dense(dense), torch.randn(500, 64, device=device)
+    for B in (numbers[:-1].view(400, 64), numbers[1:].view(400, 64)):  # the second is not aligned
+        B = B.detach().requires_grad_()
+        for _ in range(3):  # measured, remembered, by the shortest way
+            C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+            assert C.device == torch.device(device)
+            assert relative_error(C, dense.double() @ B.detach().double()) < 1e-5
+        (dB,) = torch.autograd.grad(C, B, values)
+        assert relative_error(dB, dense.double().T @ values.double()) < 1e-5
+        with torch.no_grad():
+            for _ in range(3):
+                C = insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)
+                assert relative_error(C, dense.double() @ B.double()) < 1e-5
+
+    indices = torch.nn.functional.pad((torch.rand(16, 16, 16) < 0.3).nonzero().int(), (1, 0))
+    layer, features = nn.SubMConv3d(32, 48, 3), torch.randn(len(indices), 32)
+    expected = layer(nn.SparseConvTensor(features, indices, [16, 16, 16], 1)).features
+    layer.to(device)
+    x = nn.SparseConvTensor(features.to(device), indices.to(device), [16, 16, 16], 1)
+    for _ in range(4):  # by rules, then by the fastest form
+        assert relative_error(layer(x).features.cpu(), expected.double()) < 1e-5
+    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.parametrize("with_facts", [True, False])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import warnings
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -82,6 +84,24 @@ def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
         assert f"{package}/__init__.py" in held
 
 
+def test_a_checkout_runs_beside_a_plain_install(tree, wheel, tmp_path):
+    """There the checkout's folder hides the installed package, and `compiler` lies beside that folder, not in it."""
+    wheel.extractall(tmp_path)
+    script = """
+import atexit, runpy, sys
+atexit.register(lambda: print([sys.modules[f"insum_ops{part}"].__file__ for part in ("", ".compiler", ".formats")]))
+runpy.run_module("insum_ops", run_name="__main__", alter_sys=True)
+"""
+    others = [entry for entry in sys.path if entry and ROOT not in (Path(entry), Path(entry).parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *others])}
+    # without .pth files, and so without an editable install
+    command = [sys.executable, "-S", "-c", script, "doctor", "--probe", "cpu"]
+    answer = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    parts = [str(tree / folder / "__init__.py") for folder in ("insum_ops", "compiler", "formats")]
+    assert answer.stdout == f"{parts}\n"
+
+
 def test_the_sdist_holds_the_sources(tree, tmp_path):
     build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=tree, check=True, capture_output=True)
@@ -115,6 +135,11 @@ def test_constraints_pin_each_package_once(version, system):
     assert len(active) == len(set(active))
     assert all(len(pin.specifier) == 1 and "==" in str(pin.specifier) for pin in pins)
     assert {"torch", "numpy", "pytest"} <= set(active)
+
+
+def test_pytest_benchmark_may_say_that_xdist_disables_it():
+    """As every version from 5 on does, some of them while pytest starts, where an error would end the whole run."""
+    warnings.warn("Benchmarks are automatically disabled because xdist plugin is active.", stacklevel=1)
 
 
 def test_the_cpu_route_needs_no_triton():

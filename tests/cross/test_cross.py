@@ -373,6 +373,14 @@ def test_blackwell_runs_the_first_config(case, build):
     check(case, 100, 1, build)
 
 
+@pytest.mark.parametrize("case", [rows_together(False), rows_together(True)], ids=str)
+def test_blackwell_sums_up_what_may_be_no_number(case, build):
+    problem = case.problem
+    way = candidates(problem)[-1]
+    assert "if total" in problem.launcher(way).kernel.source
+    assert build(problem, way, 100).tensor_core_ops > 0
+
+
 def test_what_triton_can_not_build_is_refused_in_words(build):
     """Two of this gradient's kernels end in Triton's TritonGPURemoveLayoutConversions, in 3.6 and 3.7."""
     k, j, n = 2, 17, 4

@@ -56,8 +56,9 @@ TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
 # What Triton raises where it can't build a kernel: its own classes, among them those for too much shared memory and for
 # ptxas; RuntimeError from a pass of its compiler; and what running ptxas or writing its files raises.
-_TRITON_ERRORS: tuple[type[BaseException], ...] = () if triton is None else (triton.errors.TritonError,)
-BUILD_ERRORS = (*_TRITON_ERRORS, RuntimeError, subprocess.SubprocessError, OSError)
+BUILD_ERRORS: tuple[type[BaseException], ...] = (RuntimeError, subprocess.SubprocessError, OSError)
+if triton is not None:
+    BUILD_ERRORS += (triton.errors.TritonError,)
 LONGEST_REASON = 100  # characters
 
 

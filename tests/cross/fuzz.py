@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -351,7 +352,7 @@ class Report:
 
     def finish(self, job: Job) -> None:
         self.statements += 1
-        self.gradients += parse(job.sample.expr).output.name.startswith("d")
+        self.gradients += job.sample.expr.startswith("d")  # no other output's name does
         if job.is_whole and not self.alive[job.number]:
             if isinstance(job.target, int):
                 self.left_without.append(f"nothing runs on {_name(job.target)}: {job.sample}")
@@ -396,7 +397,7 @@ def run(todo: Iterable[Job], workers: int) -> Report:
                 while job is not None:
                     worker = worker or Worker(Path(folder) / str(number))
                     job = worker.build(job, report, turn)
-                    worker = None if job is not None else worker
+                    worker = worker if worker.process.returncode is None else None
             if worker is not None:
                 worker.close()
 
@@ -430,11 +431,9 @@ class Worker:
         begun: dict[str, Any] = {"at": job.start, "way": "before the first candidate"}
         clock = threading.Timer(HUNG, self.process.kill)
         clock.start()
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(asdict(job)) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
         for line in self.process.stdout:
             event = json.loads(line)
             clock.cancel()
@@ -456,7 +455,7 @@ class Worker:
             clock.start()
         is_hung = not clock.is_alive()
         clock.cancel()
-        status = self.process.wait()
+        status = self.close()
         told = self.log.read_text()[-2000:]
         why = f"hung for {HUNG:.0f} s" if is_hung else f"died with status {status}"
         with turn:
@@ -465,10 +464,14 @@ class Worker:
                 report.finish(job)
         return replace(job, start=begun["at"] + 1) if begun["at"] + 1 < job.count else None
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """The status with which the process ends."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait()
 
 
 def work() -> None:

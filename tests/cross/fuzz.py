@@ -55,6 +55,7 @@ MAIN_TARGET = 90
 OTHER_TARGETS: tuple[int | str, ...] = (80, "gfx942", 100, 89)
 OTHERS_EACH = 5  # of as many jobs one is for another GPU, in turn
 HUNG = 300.0  # seconds for one kernel
+TOLD_EACH = 50  # statements
 # a few values; a power of two and one more than a tile; several tiles, whole and not
 SIZES = (1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 65, 128, 130, 256, 300)
 LONG = (1000, 4096, 5000, 70_000)  # of a first dimension, which varies from call to call
@@ -353,11 +354,17 @@ class Report:
     def finish(self, job: Job) -> None:
         self.statements += 1
         self.gradients += job.sample.expr.startswith("d")  # no other output's name does
+        if not self.statements % TOLD_EACH:
+            print(f"{self.statements} statements, {self.kernels} kernels so far", flush=True)
         if job.is_whole and not self.alive[job.number]:
             if isinstance(job.target, int):
                 self.left_without.append(f"nothing runs on {_name(job.target)}: {job.sample}")
             else:
                 self.without_on_amd += 1
+
+    @property
+    def kernels(self) -> int:
+        return sum(self.built.values()) + sum(self.refused.values()) + len(self.dead)
 
     @property
     def is_sound(self) -> bool:
@@ -366,10 +373,9 @@ class Report:
     def __str__(self) -> str:
         built = ", ".join(f"{count} {target}" for target, count in sorted(self.built.items()))
         reasons = ", ".join(f"{count} {target} {why}" for (target, why), count in sorted(self.refused.items()))
-        kernels = sum(self.built.values()) + sum(self.refused.values()) + len(self.dead)
         on_amd = f", {self.without_on_amd} without any kernel on gfx942" if self.without_on_amd else ""
         return (
-            f"{self.statements} statements, {self.gradients} of them gradients, {kernels} kernels: "
+            f"{self.statements} statements, {self.gradients} of them gradients, {self.kernels} kernels: "
             f"{sum(self.built.values())} built ({built}), {sum(self.refused.values())} refused ({reasons or 'none'}), "
             f"{len(self.dead)} dead workers, {len(self.left_without)} statements without any kernel{on_amd}"
         )

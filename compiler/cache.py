@@ -36,7 +36,7 @@ class Key:
     """All that a tuned config depends on; calls with equal keys share one."""
 
     statement: str  # canonical text
-    codegen: str  # hash of the code generator's own source
+    codegen: str  # the version of the code generator, and a digest of the candidates there were
     dtypes: tuple[str, ...]  # of the tensors in order of appearance, index tensors included
     extents: tuple[tuple[str, int], ...]  # (index name, extent): exact where dense, a `bucket` where nnz-like
     layout: str  # class of the strides

@@ -17,11 +17,11 @@ from .bind import Bound
 from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
-from .launch import INTERPRETED, TOO_LARGE, Launcher, on_device
+from .launch import INTERPRETED, Launcher, on_device, reason_of
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .settings import tuning_mode
 
-__all__ = ["HOST", "Timing", "alike", "alike_at", "choose", "fastest", "recall", "tune"]
+__all__ = ["HOST", "Timing", "alike", "alike_at", "choose", "fastest", "recall", "refusals", "tune"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -40,6 +40,9 @@ BAR_AFTER = 1.0  # seconds before a progress bar appears
 OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
 
 
+Refusal = tuple[Choices, str]  # a candidate that can't be built for this GPU, and why
+
+
 @dataclass(frozen=True)
 class Timing:
     """A candidate and its time; None: it can't be built or run on this GPU, `reason` says why."""
@@ -55,6 +58,9 @@ class Timing:
 
 # by signature, and by what else tells that a problem has it; they keep the statements whose ids are in it
 _launchers: dict[object, Launcher] = {}
+# by signature: the candidates that could not be built, and why; those of which none could
+_refused: dict[object, list[Refusal]] = {}
+_hopeless: dict[object, str] = {}
 
 
 @cache
@@ -79,54 +85,107 @@ def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor],
     if known is not None:
         found = problem.resized(known)
     else:
+        if max(len(_refused), len(_hopeless)) >= LAUNCHERS:
+            _forget()
+        if problem.signature in _hopeless:  # found out before, at other sizes
+            raise UnsupportedError(_hopeless[problem.signature])
         is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        found = _choose(problem, tensors, facts, is_capturing)
+        try:
+            found = _choose(problem, tensors, facts, is_capturing)
+        except UnsupportedError as error:
+            if not is_capturing:
+                _hopeless[problem.signature] = str(error)
+            raise
         if is_capturing:  # which takes what it gets
             return found
     if len(_launchers) >= LAUNCHERS:
-        _launchers.clear()
+        _forget()
     _launchers[problem.signature] = found
     if kin is not None:
         _launchers[kin] = found
     return found
 
 
+def _forget() -> None:
+    for memory in (_launchers, _refused, _hopeless):
+        memory.clear()
+
+
 def _choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], is_capturing: bool) -> Launcher:
-    known = _recalled(problem)
+    known = _recalled(problem, tensors, facts)
     if known is not None:
         return known
-    if INTERPRETED:
-        return problem.launcher(candidates(problem)[0])
-    if is_capturing or tuning_mode() == "off":
+    if INTERPRETED or is_capturing or tuning_mode() == "off":
         return _first(problem, tensors, facts)
     with _cache(str(cache_dir())).lock(problem.key):
-        known = _recalled(problem)  # another process may have tuned it while this one waited
+        known = _recalled(problem, tensors, facts)  # another process may have tuned it while this one waited
         if known is not None:
             return known
         return _measure(problem, tensors, facts, full=tuning_mode() == "full")[1]
 
 
 def _first(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
-    """The most promising candidate that this GPU has the memory on chip for."""
-    refused: UnsupportedError | None = None
+    """The most promising candidate that can be built."""
+    reasons = []
     for candidate in candidates(problem):
-        made = problem.launcher(candidate)
-        try:
-            made.build(tensors, facts)
-        except UnsupportedError as error:
-            if not isinstance(error.__cause__, TOO_LARGE):
-                raise
-            refused = refused or error
-        else:
+        made, reason = _built(problem, candidate, tensors, facts)
+        if made is not None:
             return made
-    assert refused is not None, "every statement has a candidate"
-    raise refused
+        reasons.append(reason)
+    raise _none_built(problem, reasons)
+
+
+def _built(
+    problem: Problem, candidate: Candidate, tensors: Sequence[Tensor], facts: Sequence[Tensor]
+) -> tuple[Launcher | None, str]:
+    """A candidate, built; or None and the reason why it can't be, which is noted."""
+    try:
+        made = problem.launcher(candidate)
+        made.build(tensors, facts)
+    except UnsupportedError as error:
+        if _is_out_of_memory(error):  # which is no fault of the kernel, and may pass
+            return None, OUT_OF_MEMORY
+        reason = reason_of(error.__cause__ or error)
+        noted = _refused.setdefault(problem.signature, [])
+        if (candidate.choices, reason) not in noted:
+            noted.append((candidate.choices, reason))
+        return None, reason
+    return made, ""
+
+
+def _none_built(problem: Problem, reasons: Sequence[str]) -> UnsupportedError:
+    """What to say where no candidate is left; the first of them is the most promising."""
+    count = f"none of the {len(reasons)} kernels" if len(reasons) > 1 else "the kernel"
+    where = device_name(problem.bound.device)
+    return UnsupportedError(f"{count} of {problem.bound.statement} could be built for {where} ({reasons[0]})")
+
+
+def refusals(problem: Problem) -> tuple[tuple[Candidate, str], ...]:
+    """The candidates that could not be built, now or when a problem like this one was tuned, and why."""
+    entry = _entry(problem)
+    noted = [*(() if entry is None else entry.refused), *_refused.get(problem.signature, ())]
+    return tuple(
+        (candidate, reason)
+        for candidate in candidates(problem)
+        for reason in [reason for choices, reason in noted if choices == candidate.choices][-1:]
+    )
 
 
 def recall(problem: Problem) -> Candidate | None:
-    """The candidate that was measured to be the best, if one was, tuning is on and it is still one of ours."""
+    """The candidate that was measured to be the best of those that can be built, if one was and tuning is on."""
+    noted = [choices for choices, _ in _refused.get(problem.signature, ())]
+    return next((candidate for candidate in _ranked(problem) if candidate.choices not in noted), None)
+
+
+def _ranked(problem: Problem) -> Iterator[Candidate]:
+    """Those that were measured, the choice first, then by their times; none where some are not ours any more."""
     entry = _entry(problem)
-    return None if entry is None else _find(problem, entry.config)
+    if entry is not None:
+        for choices in (entry.config, *[choices for choices, _ in entry.times if choices != entry.config]):
+            candidate = _find(problem, choices)
+            if candidate is None:
+                return
+            yield candidate
 
 
 def _entry(problem: Problem) -> Entry | None:
@@ -141,14 +200,23 @@ def _find(problem: Problem, choices: Choices) -> Candidate | None:
     return None
 
 
-def _recalled(problem: Problem) -> Launcher | None:
-    known = recall(problem)
-    if known is None:
-        return None
-    made, entry = problem.launcher(known), _entry(problem)
+def _recalled(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher | None:
+    """What was measured to be the best, built; if that can't be any more, the next best."""
+    for candidate in _ranked(problem):
+        made, _ = _built(problem, candidate, tensors, facts)
+        if made is not None:
+            return _with_recalled_captures(made, problem, tensors, facts)
+    return None
+
+
+def _with_recalled_captures(
+    made: Launcher, problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]
+) -> Launcher:
+    entry = _entry(problem)
     choices = None if entry is None else _for_captures(entry)
     other = None if choices is None else _find(problem, choices)
-    return made if other is None else _with_captured(made, problem.launcher(other))
+    quickest = None if other is None else _built(problem, other, tensors, facts)[0]
+    return made if quickest is None else _with_captured(made, quickest)
 
 
 def _for_captures(entry: Entry) -> Choices | None:
@@ -168,7 +236,7 @@ def tune(
     problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool = False
 ) -> tuple[tuple[Timing, ...], Launcher]:
     """Time every candidate on outputs of its own and remember the best; times come back best first."""
-    _launchers.clear()
+    _forget()
     with _cache(str(cache_dir())).lock(problem.key):
         return _measure(problem, tensors, facts, full)
 
@@ -198,10 +266,11 @@ def _measure(
     measured.sort(key=lambda pair: _rank(*pair))
     timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
     if winner is None:
-        raise UnsupportedError(f"no config of this statement fits {device_name(problem.bound.device)}: {best.reason}")
+        raise _none_built(problem, [timing.reason for timing in timings])
     known = ((timing.candidate.choices, timing.milliseconds) for timing in timings)
     times = tuple(sorted([(choices, ms) for choices, ms in known if ms is not None], key=lambda pair: pair[1]))
-    entry = Entry(best.candidate.choices, times)
+    refused = tuple((way.choices, reason) for way, (made, reason) in zip(ways, built) if made is None)
+    entry = Entry(best.candidate.choices, times, refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else the choice is for now
         _cache(str(cache_dir())).put(problem.key, entry)
     choices = _for_captures(entry)
@@ -267,12 +336,7 @@ def _build_all(
     """Compile every candidate, several at once."""
 
     def build(candidate: Candidate) -> tuple[Launcher | None, str]:
-        try:
-            way = problem.launcher(candidate)
-            way.build(tensors, facts)
-        except UnsupportedError as error:
-            return None, OUT_OF_MEMORY if _is_out_of_memory(error) else type(error.__cause__ or error).__name__
-        return way, ""
+        return _built(problem, candidate, tensors, facts)
 
     pool = ThreadPoolExecutor(BUILDERS)
     try:

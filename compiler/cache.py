@@ -40,7 +40,7 @@ class Key:
     """All that a tuned config depends on; calls with equal keys share one."""
 
     statement: str  # canonical text
-    codegen: str  # hash of the code generator's own source
+    codegen: str  # the version of the code generator, and a digest of the candidates there were
     dtypes: tuple[str, ...]  # of the tensors in order of appearance, index tensors included
     extents: tuple[tuple[str, int], ...]  # (index name, extent): exact where dense, a `bucket` where nnz-like
     layout: str  # class of the strides
@@ -60,9 +60,10 @@ class Entry:
 
     config: Config
     times: tuple[tuple[Config, float], ...] = ()  # every config measured and its milliseconds, best first
+    refused: tuple[tuple[Config, str], ...] = ()  # every config that could not be built, and why
 
     def __post_init__(self) -> None:
-        for config in (self.config, *(config for config, _ in self.times)):
+        for config in (self.config, *(config for config, _ in (*self.times, *self.refused))):
             if not isinstance(config, dict) or not all(isinstance(v, (int, str)) for v in config.values()):
                 raise TypeError(f"a config maps names to int, str or bool, got {config!r}")
         times = [ms for _, ms in self.times]
@@ -114,6 +115,7 @@ class TuningCache:
         """Keep the entry in memory and, if the folder lets us, on disk."""
         self._memory[key] = entry
         content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
+        content["refused"] = entry.refused
         try:
             _replace(self._path(key), json.dumps(content, indent=1).encode())
         except OSError as error:
@@ -253,7 +255,8 @@ def _decode(data: bytes, key: Key) -> Entry:
     content = json.loads(data)
     if content["schema"] != SCHEMA or content["key"] != json.loads(json.dumps(asdict(key))):
         raise ValueError("another version or another key")
-    return Entry(content["config"], tuple((config, ms) for config, ms in content["times"]))
+    times = tuple((config, ms) for config, ms in content["times"])
+    return Entry(content["config"], times, tuple((config, str(why)) for config, why in content.get("refused", ())))
 
 
 def _replace(path: Path, data: bytes) -> None:

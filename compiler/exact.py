@@ -36,9 +36,11 @@ class Exact(Winners):
         if not self.flags.lazy:
             return self.let(f"tl.sum({self.sums})", (), "total").text
         value = Value(self.sums, root)
-        for axis in reversed(root):
+        for axis in reversed(root[1:]):
             value = self.tile.reduce("tl.sum", value, axis)
-        return self.let(value.text, (), "total").text
+        # the last without its axis: reducing a dot's sums to a vector and that to a number ends Triton's compiler in a
+        # failed assertion for sm_100 (OptimizeTMemLayouts in 3.6 and 3.7), unless a reshape stands between
+        return self.let(f"tl.sum({value.text})", (), "total").text
 
     def without_dot(self: Emitter, merged: Merged) -> Emitter:
         """What writes to the same source with a few rows of the tile and one summed index at a time, under masks."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from .autograd import grouped
-from .autotune import Timing, recall
+from .autotune import Timing, recall, refusals
 from .bind import Bound, bind
 from .errors import UnsupportedError
 from .ir import Statement
@@ -20,7 +20,7 @@ from .lower import lower
 from .parse import parse
 from .pipeline import plan_for, problem_for
 from .pipeline import tune as tune_plan
-from .problem import candidates
+from .problem import Candidate, candidates
 from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .scatter import strategies
@@ -45,6 +45,7 @@ class Explanation:
     is_tuned: bool  # the config was measured to be the best
     source: str | None
     why_no_kernel: str = ""
+    refused: tuple[tuple[Candidate, str], ...] = ()  # ways for which no kernel could be built, and why
 
     def __str__(self) -> str:
         sections = {"statement": str(self.statement)}
@@ -58,6 +59,8 @@ class Explanation:
             sections["schedule"] = str(self.schedule)
             sections["tuned config" if self.is_tuned else "default config"] = str(self.config)
             sections["Triton source"] = self.source.strip()
+        if self.refused:
+            sections["could not be built"] = "\n".join(f"{way}  {reason}" for way, reason in self.refused)
         return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in sections.items())
 
     def __repr__(self) -> str:
@@ -115,10 +118,15 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
     if not ways:
         why = "no product is formed" if bound.is_empty else _why_no_way(bound.statement)
         return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why)
+    refused = refusals(problem)
+    left = [way for way in ways if way not in [candidate for candidate, _ in refused]]
+    if not left:
+        why = f"none of the {len(ways)} that there are could be built"
+        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why, refused)
     tuned = recall(problem)
-    way = tuned or ways[0]
-    source, is_tuned = problem.launcher(way).kernel.source, tuned is not None
-    return Explanation(call.statement, rewritten, extents, graph, way.schedule, way.config, is_tuned, source)
+    way, is_tuned = tuned or left[0], tuned is not None
+    chosen = way.schedule, way.config, is_tuned, problem.launcher(way).kernel.source
+    return Explanation(call.statement, rewritten, extents, graph, *chosen, refused=refused)
 
 
 @torch.no_grad()

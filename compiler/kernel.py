@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
-from pathlib import Path
 
 import torch
 
-__all__ = ["CODEGEN_VERSION", "NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
+__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
 
 NUMBERS = ("extent", "stride")  # parameters that are no tensors
-
-# tuned configs are remembered for this very generator: a hash of all that decides which kernels there are
-_GENERATOR = (
-    "known",
-    "kernel",
-    "problem",
-    "scatter",
-    "schedule",
-    "contract",
-    "configs",
-    "broadcast",
-    "loads",
-    "products",
-    "winners",
-    "exact",
-    "unroll",
-    "frame",
-    "rows",
-    "codegen",
-)
-CODEGEN_VERSION = sha256(
-    b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _GENERATOR)
-).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -52,6 +27,11 @@ class Config:
 
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
+
+    @property
+    def kind(self) -> tuple[bool, ...]:
+        """All but sizes: what decides which statements a kernel has."""
+        return self.swap, self.reverse, self.parts > 1, self.rows > 1, self.longest_first
 
     def __str__(self) -> str:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Tables", "is_permutation", "known", "line_at", "number_at", "tables_of"]
+__all__ = ["Tables", "is_permutation", "known", "known_numbers", "line_at", "number_at", "tables_of"]
 
 KNOWN = "known "
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists
@@ -25,7 +25,11 @@ def known(tables: Mapping[str, Tensor]) -> str:
     >>> fact == known({"I": torch.tensor([2, 0])}), fact == known({"I": torch.tensor([0, 2])})
     (True, False)
     """
-    numbers = {name: tensor.tolist() for name, tensor in tables.items()}
+    return known_numbers({name: tensor.tolist() for name, tensor in tables.items()})
+
+
+def known_numbers(numbers: Tables) -> str:
+    """The same for numbers in nested lists."""
     fact = f"{KNOWN}{sha256(json.dumps(numbers).encode()).hexdigest()[:24]}"
     _tables[fact] = numbers
     return fact

@@ -5,10 +5,12 @@ from __future__ import annotations
 import linecache
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +26,13 @@ from .bind import Bound, row_major
 from .cache import write_source
 from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
+from .ir import Statement
 from .kernel import NUMBERS, Kernel, Parameter
 from .schedule import Schedule
 
 __all__ = [
-    "BUILD_ERRORS",
     "INTERPRETED",
     "SEVERAL_GPUS",
-    "TOO_LARGE",
     "TRITON_VERSION",
     "Launcher",
     "is_capturing",
@@ -39,6 +40,8 @@ __all__ = [
     "load",
     "misaligned",
     "on_device",
+    "reason_of",
+    "refusing",
 ]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -52,12 +55,46 @@ SEVERAL_GPUS = torch.cuda.device_count() > 1
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
-# of a config that needs more memory on chip than there is
-TOO_LARGE: tuple[type[BaseException], ...] = () if triton is None else (triton.runtime.errors.OutOfResources,)
-# what a config may run into: too much shared memory, too few registers, a shape the compiler refuses
-BUILD_ERRORS: tuple[type[BaseException], ...] = (
-    () if triton is None else (*TOO_LARGE, triton.runtime.errors.PTXASError, triton.CompilationError)
-)
+# What Triton raises where it can't build a kernel: its own classes, among them those for too much shared memory and for
+# ptxas; RuntimeError from a pass of its compiler; and what running ptxas or writing its files raises.
+BUILD_ERRORS: tuple[type[BaseException], ...] = (RuntimeError, subprocess.SubprocessError, OSError)
+if triton is not None:
+    BUILD_ERRORS += (triton.errors.TritonError,)
+LONGEST_REASON = 100  # characters
+
+
+@contextmanager
+def refusing(statement: Statement, kernel: Kernel) -> Iterator[None]:
+    """Whatever keeps a kernel from being built in here is told as an UnsupportedError; all builds pass through it.
+
+    Memory that ran out is no fault of the kernel, and passes as it is.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except BUILD_ERRORS as error:
+        raise UnsupportedError(
+            f"the kernel of {statement} could not be built ({reason_of(error)}){_where(kernel)}"
+        ) from error
+
+
+def _where(kernel: Kernel) -> str:
+    try:
+        return f"; its source is in {write_source(kernel.source)}"
+    except OSError:  # which may be why it could not be built
+        return ""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's kind and its first line; of Triton's own CompilationError the last, after the source that it quotes.
+
+    >>> reason_of(RuntimeError("PassManager::run failed\\n" + 500 * "more "))
+    'RuntimeError: PassManager::run failed'
+    """
+    lines = str(error).strip().splitlines() or [""]
+    line = lines[-1] if triton is not None and isinstance(error, triton.CompilationError) else lines[0]
+    return shorten(f"{type(error).__name__}: {line}".rstrip(": "), LONGEST_REASON, placeholder=" ...")
 
 
 @cache
@@ -88,6 +125,7 @@ class Launcher:
     # by which pointers are not aligned; shared by launchers of one kernel for other sizes
     runners: dict[int, Runner] = field(default_factory=dict)
     placed_runners: dict[tuple[int, ...], dict[int, Runner]] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)  # which pointers were not aligned where it could not be built
     # what takes its place while a graph is captured: faster on the device, where the host does not count
     captured: Launcher | None = None
 
@@ -109,7 +147,7 @@ class Launcher:
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
         """The same kernel for tensors of other lengths and equal strides."""
         programs, numbers = self.at(extents)
-        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners
+        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners, self.refused
         return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
 
     def at(self, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
@@ -200,8 +238,10 @@ class Launcher:
         unaligned = misaligned(pointers) if bits & 15 else 0
         runner = self.runners.get(unaligned)
         if runner is None:
-            with on_device(self.device):
-                runner = self.runners[unaligned] = self.compile([pool[position] for position in self.order])
+            runner = self.built(unaligned, [pool[position] for position in self.order])
+        if runner is None:
+            self.launch_aligned(unaligned, pool, programs, numbers)
+            return
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
         arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
@@ -210,10 +250,23 @@ class Launcher:
         else:
             runner(programs, arguments)
 
+    def launch_aligned(self, unaligned: int, pool: Sequence[Tensor], programs: int, numbers: tuple[int, ...]) -> None:
+        """The same by a kernel that could be built for other pointers: what it takes to be aligned is copied."""
+        known = next(iter(self.runners))
+        places = {place % len(pool) for at, place in enumerate(self.order) if (unaligned & ~known) >> at & 1}
+        copies = [_moved(tensor) if at in places else tensor for at, tensor in enumerate(pool)]
+        self.launch(copies, programs, numbers)
+        for at in places:
+            if at == len(pool) - 1 or (self.wants_winners and at == len(pool) - 2):  # what the kernel writes
+                pool[at].copy_(copies[at])
+
     def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
         """Compile for these tensors without running."""
         if self.captured is not None:
-            self.captured.build(tensors, facts)
+            try:
+                self.captured.build(tensors, facts)
+            except UnsupportedError:  # captured graphs get the same as all others
+                self.captured = None
         given = (*tensors, *facts)
         # what the kernel writes is a new tensor, and aligned
         unaligned = misaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
@@ -221,8 +274,24 @@ class Launcher:
             output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
             winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
             pool = (*given, *winners, output)
-            with on_device(self.device):
-                self.runners[unaligned] = self.compile([pool[position] for position in self.order])
+            self.built(unaligned, [pool[position] for position in self.order])
+
+    def built(self, unaligned: int, tensors: list[Tensor]) -> Runner | None:
+        """The kernel for tensors of which these are not aligned; None: there is none, but there are some for others."""
+        if unaligned not in self.refused:
+            try:
+                with on_device(self.device):
+                    runner = self.runners[unaligned] = self.compile(tensors)
+                return runner
+            except UnsupportedError:
+                if not self.runners:
+                    raise
+                self.refused.add(unaligned)
+        # it may take for unaligned what is not, only not the other way round
+        fitting = next((runner for known, runner in self.runners.items() if not unaligned & ~known), None)
+        if fitting is not None:
+            self.runners[unaligned] = fitting
+        return fitting
 
     @property
     def spills(self) -> int:
@@ -233,20 +302,21 @@ class Launcher:
         )
 
     def compile(self, tensors: list[Tensor]) -> Runner:
-        function = load(self.kernel.source, self.kernel.name)
-        if INTERPRETED:
-            return lambda programs, arguments: function[(programs,)](*arguments)
-        options = {"num_warps": self.kernel.num_warps, "num_stages": self.kernel.num_stages}
-        try:
-            compiled = function.warmup(*tensors, *self.numbers, grid=(self.programs,), **options)
-            compiled[(self.programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
-        except BUILD_ERRORS as error:
-            raise UnsupportedError(
-                f"the kernel of {self.bound.statement} could not be built ({type(error).__name__}); "
-                f"its source is in {write_source(self.kernel.source)}"
-            ) from error
-        stream_of = triton.runtime.driver.active.get_current_stream
-        return enqueue(compiled, self.bound.device.index, stream_of, TRITON_VERSION)
+        with refusing(self.bound.statement, self.kernel):
+            return compiled(self.kernel, tensors, self.numbers, self.programs)
+
+
+def compiled(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> Runner:
+    """A kernel for arguments like these, on the device of the tensors."""
+    function = load(kernel.source, kernel.name)
+    if INTERPRETED:
+        return lambda programs, arguments: function[(programs,)](*arguments)
+    device = tensors[0].device
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        made = function.warmup(*tensors, *numbers, grid=(programs,), **options)
+        made[(programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
+    return enqueue(made, device.index, triton.runtime.driver.active.get_current_stream, TRITON_VERSION)
 
 
 def launcher(
@@ -282,6 +352,12 @@ def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one: Triton builds and loads for that one, and new streams and events belong to it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """The same elements as far apart, in memory of their own; an expanded tensor stays one."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _is_output_stride(number: Parameter) -> bool:

@@ -52,6 +52,7 @@ _bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 
 _plans: dict[object, Plan] = {}
 _kins: dict[object, Kin] = {}
+_warned: set[str] = set()  # statements of which it was said that no kernel runs them
 
 
 def run(
@@ -242,7 +243,10 @@ class Plan:
             launcher.build(tensors, facts)
             return launcher
         except UnsupportedError as error:
-            warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
+            name = str(self.bound.statement)
+            if name not in _warned:
+                _warned.add(name)
+                warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
             return self.graph(self.padding(key))
 
     def variant_kin(self, key: object, facts: list[Tensor]) -> tuple[object, ...]:

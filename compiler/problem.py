@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from hashlib import sha256
 
 import torch
 
-from .bind import Bound
+from .bind import Bound, row_major
 from .cache import Config as Choices
 from .cache import Key, bucket
 from .codegen import emit
 from .configs import configs
+from .exemplars import EXEMPLARS, Exemplar
 from .ir import Access
-from .kernel import CODEGEN_VERSION, Config, Flags
+from .kernel import Config, Flags
 from .launch import TRITON_VERSION, Launcher, launcher
 from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
 from .settings import tuning_mode
 
-__all__ = ["Candidate", "Problem", "candidates", "device_name", "is_uneven", "resize", "rough"]
+__all__ = [
+    "Candidate",
+    "Problem",
+    "candidates",
+    "device_name",
+    "generator_version",
+    "is_uneven",
+    "resize",
+    "rough",
+]
 
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
@@ -64,6 +76,11 @@ class Problem:
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
     @cached_property
+    def ways(self) -> tuple[Candidate, ...]:
+        """The ways to run it that are tried by default, the most promising first."""
+        return _candidates(self, False)
+
+    @cached_property
     def is_uneven(self) -> bool:
         return self.has_order and is_uneven(self.bound, self.fact, self.rows)
 
@@ -80,7 +97,7 @@ class Problem:
         )
         return Key(
             f"{statement} seeded={bound.is_seeded} fact={self.fact}",
-            CODEGEN_VERSION,
+            f"{generator_version()} {_digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
                 *extents,
@@ -176,9 +193,45 @@ class Candidate:
 
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     """Ways to run the problem, the most promising first."""
+    return _candidates(problem, True) if full else problem.ways
+
+
+def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
     ways = [
         [Candidate(schedule, config) for config in configs(schedule, full, problem.has_order)]
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
         for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
     ]
     return tuple(candidate for way in ways for candidate in way)
+
+
+@cache
+def generator_version() -> str:
+    """Another one wherever the code generator may emit other kernels, or try others: tuned configs are of one version.
+
+    It is a digest of what is emitted for the `EXEMPLARS`, not of our files, which may move without a change to any
+    kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
+    candidates are in its key besides. What exemplars do not reach would be forgotten, so that a test compares the
+    functions that they call with those that the kernels of all other tests do.
+    """
+    return _digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
+
+
+def _texts(exemplar: Exemplar) -> Iterator[str]:
+    bound = exemplar.bound
+    strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
+    strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}
+    problem = Problem(
+        bound, strides, tuple(bound.shapes), exemplar.known, exemplar.flags, False, has_order=exemplar.has_order
+    )
+    emitted = set()
+    for way in problem.ways:
+        yield str(way.choices)
+        kind = way.config.kind, way.schedule.strategy, str(way.schedule)
+        if kind not in emitted:
+            emitted.add(kind)
+            yield emit(way.schedule, strides, way.config, problem.flags).source
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return sha256("\0".join(texts).encode()).hexdigest()[:16]

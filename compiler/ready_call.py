@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .bind import row_major
+from .errors import UnsupportedError
 from .express import Lane, express
 from .launch import Launcher
 from .pipeline import Plan
@@ -136,10 +137,13 @@ class PlainCall(_Ready):
             if known is None or known[0] is not runner or known[1] != strides:
                 known = self.placed = runner, strides, runner.placed(strides)
             launcher = known[2]
-        if launcher is None:
-            return place.copy_(runner(tensors, self.facts))
-        launcher.launch((*tensors, *self.facts, place))
-        return place
+        if launcher is not None:
+            try:
+                launcher.launch((*tensors, *self.facts, place))
+                return place
+            except UnsupportedError:  # for an output that lies like this it can't be built
+                self.placed = runner, place.stride(), None
+        return place.copy_(runner(tensors, self.facts))
 
 
 class _Viewed(_Ready):

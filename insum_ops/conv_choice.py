@@ -15,9 +15,8 @@ from torch import Tensor
 from .compiler.autotune import HOST, fastest
 from .compiler.cache import Key, bucket
 from .compiler.express import is_free
-from .compiler.kernel import CODEGEN_VERSION
 from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
-from .compiler.problem import device_name
+from .compiler.problem import device_name, generator_version
 from .compiler.settings import tuning_mode
 from .conv_forms import (
     GROUP_SIZE,
@@ -140,7 +139,7 @@ def _key(ways: Sequence[Way], given: dict[str, Tensor], kernel_map: KernelMap, k
     word, dtype, is_deterministic, setting, *shape = mark
     return Key(
         "; ".join(dict.fromkeys(way.form[kind] for way in ways)),
-        CODEGEN_VERSION,
+        generator_version(),
         tuple(f"{name}={tensor.dtype}" for name, tensor in given.items()),
         (*[(name, bucket(length)) for name, length in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]),
         ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in given.items()),

@@ -1,5 +1,7 @@
 """Choosing a kernel: what was measured before is used, and two processes do not measure the same thing twice."""
 
+import re
+
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -31,18 +33,44 @@ def forbidden(*_, **__):
     raise AssertionError("measured again")
 
 
+def building(monkeypatch, refuse=lambda source: None):
+    """Kernels are refused where the given function has an error for their source, and built elsewhere without a GPU."""
+
+    def compiled(kernel, tensors, numbers, programs):
+        error = refuse(kernel.source)
+        if error is not None:
+            raise error
+        return lambda programs, arguments: None
+
+    monkeypatch.setattr(launch, "compiled", compiled)
+    autotune._forget()
+
+
+def chosen(problem):
+    """The source of what runs a problem."""
+    tensors = [torch.zeros(shape) for shape in problem.bound.shapes.values()]
+    return choose(problem, tensors, []).kernel.source
+
+
+def sources(problem):
+    return [problem.launcher(candidate).kernel.source for candidate in candidates(problem)]
+
+
 def test_a_measured_config_is_used_without_measuring(problem, monkeypatch):
+    building(monkeypatch)
     monkeypatch.setattr(autotune, "_measure", forbidden)
     other = candidates(problem)[1]
     TuningCache().put(problem.key, Entry(other.choices, ((other.choices, 0.5),)))
-    assert choose(problem, [], []).kernel.source == problem.launcher(other).kernel.source
+    assert chosen(problem) == sources(problem)[1]
 
 
 def test_what_another_process_measured_meanwhile_is_used(problem, monkeypatch):
+    building(monkeypatch)
     monkeypatch.setattr(autotune, "_measure", forbidden)
-    other, answers = candidates(problem)[1], iter([None, candidates(problem)[1]])
-    monkeypatch.setattr(autotune, "recall", lambda _: next(answers))
-    assert choose(problem, [], []).kernel.source == problem.launcher(other).kernel.source
+    other = candidates(problem)[1].choices
+    answers = iter([None, *[Entry(other, ((other, 0.5),))] * 3])
+    monkeypatch.setattr(autotune, "_entry", lambda _: next(answers))
+    assert chosen(problem) == sources(problem)[1]
 
 
 def test_a_config_that_is_not_ours_is_not_used(problem):
@@ -51,40 +79,61 @@ def test_a_config_that_is_not_ours_is_not_used(problem):
     assert recall(problem) is None
 
 
-def building(monkeypatch, refuse):
-    """Launchers that are refused, as their builder would, by the given function."""
+PASS_FAILED = RuntimeError("PassManager::run failed")
+ERRORS = [OutOfResources(200_000, 101_376, "shared memory"), PTXASError("bad"), PASS_FAILED]
+
+
+def test_the_next_best_runs_where_the_measured_config_can_not_be_built_any_more(problem, monkeypatch):
     monkeypatch.setattr(autotune, "_measure", forbidden)
-    monkeypatch.setenv("INSUM_TUNE", "off")
-    autotune._launchers.clear()
+    first, second, third = [candidate.choices for candidate in candidates(problem)[:3]]
+    TuningCache().put(problem.key, Entry(third, ((second, 0.4), (third, 0.5), (first, 0.6))))
+    own = sources(problem)
+    building(monkeypatch, lambda source: PASS_FAILED if source == own[2] else None)
+    assert chosen(problem) == own[1]
+    assert recall(problem) == candidates(problem)[1]
 
-    def build(self, tensors, facts):
-        cause = refuse(self)
-        if cause is not None:
-            raise UnsupportedError("the kernel could not be built") from cause
 
-    monkeypatch.setattr(autotune.Launcher, "build", build)
+def test_what_can_not_be_built_any_more_is_measured_anew(problem, monkeypatch):
+    first = candidates(problem)[0].choices
+    TuningCache().put(problem.key, Entry(first, ((first, 0.5),)))
+    own = sources(problem)
+    building(monkeypatch, lambda source: PASS_FAILED if source == own[0] else None)
+    monkeypatch.setattr(autotune, "_time", lambda call, hopeless: 0.5)
+    assert chosen(problem) == own[1]
+    entry = TuningCache().get(problem.key)
+    assert entry.config == candidates(problem)[1].choices
+    assert entry.refused == ((first, "RuntimeError: PassManager::run failed"),)
+
+
+def test_what_captured_graphs_would_get_is_left_out_where_it_can_not_be_built(problem, monkeypatch):
+    first, second = [candidate.choices for candidate in candidates(problem)[:2]]
+    TuningCache().put(problem.key, Entry(first, ((second, 0.1), (first, 0.5))))
+    own = sources(problem)
+    building(monkeypatch, lambda source: PASS_FAILED if source == own[1] else None)
+    tensors = [torch.zeros(shape) for shape in problem.bound.shapes.values()]
+    found = choose(problem, tensors, [])
+    assert found.kernel.source == own[0]
+    assert found.captured is None
 
 
 def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
-    building(monkeypatch, lambda made: None)
-    assert choose(problem, [], []).kernel.source == problem.launcher(candidates(problem)[0]).kernel.source
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    monkeypatch.setattr(autotune, "_measure", forbidden)
+    building(monkeypatch)
+    assert chosen(problem) == sources(problem)[0]
 
 
-def test_with_tuning_off_the_first_candidate_runs_that_the_gpu_has_room_for(problem, monkeypatch):
-    first, second, *_ = [problem.launcher(candidate).kernel.source for candidate in candidates(problem)]
-    too_large = OutOfResources(200_000, 101_376, "shared memory")
-    building(monkeypatch, lambda made: too_large if made.kernel.source == first else None)
-    assert choose(problem, [], []).kernel.source == second
-    building(monkeypatch, lambda made: too_large)
-    with pytest.raises(UnsupportedError, match=r"^the kernel could not be built$"):
-        choose(problem, [], [])
-
-
-def test_what_is_wrong_with_a_kernel_itself_is_not_hidden_by_the_next(problem, monkeypatch):
-    first = problem.launcher(candidates(problem)[0]).kernel.source
-    building(monkeypatch, lambda made: PTXASError("bad") if made.kernel.source == first else None)
-    with pytest.raises(UnsupportedError, match=r"^the kernel could not be built$"):
-        choose(problem, [], [])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_with_tuning_off_the_first_candidate_runs_that_can_be_built(problem, error, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    monkeypatch.setattr(autotune, "_measure", forbidden)
+    own = sources(problem)
+    building(monkeypatch, lambda source: error if source == own[0] else None)
+    assert chosen(problem) == own[1]
+    building(monkeypatch, lambda source: error)
+    message = f"none of the {len(own)} kernels of C[i,j] += A[i,k] * B[k,j] could be built for cpu "
+    with pytest.raises(UnsupportedError, match=rf"^{re.escape(message)}\({re.escape(type(error).__name__)}: [^\n]*\)$"):
+        chosen(problem)
 
 
 def groups(dtype=torch.float32):
@@ -118,12 +167,13 @@ def test_a_cast_afterwards_keeps_the_host_busy_too():
 
 @pytest.mark.usefixtures("problem")  # for its empty cache
 @pytest.mark.parametrize(("ms", "is_other"), [(0.003, True), (0.0055, False)])
-def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other):
+def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other, monkeypatch):
+    building(monkeypatch)
     own, ways = groups()
     eager, quick = ways["owner"].choices, ways["store-or-atomic"].choices
     TuningCache().put(own.key, Entry(eager, ((quick, ms), (eager, 0.006))))
-    autotune._launchers.clear()
-    found = choose(own, [], [])
+    tensors, facts = ([torch.zeros(2)] * count for count in (len(own.names), 4))
+    found = choose(own, tensors, facts)
     assert found.schedule.strategy == "owner"
     assert (found.captured is not None) is is_other
     if is_other:

@@ -190,7 +190,9 @@ def test_the_file_tells_the_whole_key_and_every_time(folder: Path) -> None:
     assert list(folder.rglob("*.*")) == [path_of(KEY)]
     content = json.loads(path_of(KEY).read_text())
     assert content == json.loads(
-        json.dumps({"schema": 1, "key": asdict(KEY), "config": ENTRY.config, "times": ENTRY.times})
+        json.dumps(
+            {"schema": 1, "key": asdict(KEY), "config": ENTRY.config, "times": ENTRY.times, "refused": ENTRY.refused}
+        )
     )
 
 

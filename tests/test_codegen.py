@@ -8,8 +8,14 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +23,7 @@ import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
 from torch import Tensor
 
+from insum_ops.compiler import problem as problem_module
 from insum_ops.compiler.codegen import emit
 from insum_ops.compiler.kernel import Config, Flags, Kernel
 from insum_ops.compiler.problem import Problem, candidates
@@ -372,3 +379,83 @@ def test_float64_is_summed_in_float64() -> None:
     A, B = values(256, 64, dtype=torch.float64), values(64, 256, dtype=torch.float64)
     for source in every(problem("C[m,n] += A[m,k] * B[k,n]", {"A": A, "B": B})):
         assert "tl.float32" not in source
+
+
+@contextmanager
+def called_functions() -> Iterator[set[str]]:
+    """The compiler's own functions that are called meanwhile."""
+    found: set[str] = set()
+    folder = os.path.dirname(problem_module.__file__)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and os.path.dirname(frame.f_code.co_filename) == folder:
+            found.add(f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_generator_version_knows_of_every_function_that_emits() -> None:
+    """Whoever teaches the generator something new adds an exemplar of it, or users keep configs tuned for the old."""
+    problems = [application.problem() for application in APPLICATIONS.values()]
+    problem_module.generator_version.cache_clear()
+    with called_functions() as known:
+        problem_module.generator_version()
+    with called_functions() as needed:
+        for own in problems:
+            for way in own.ways:
+                emit(way.schedule, own.strides, way.config, own.flags)
+    assert len(needed) > 100
+    assert needed <= known
+
+
+def version_in(package: str, seed: str, folder: Path | None = None) -> str:
+    """As another process knows it."""
+    code = f"from {package}.compiler.problem import generator_version; print(generator_version())"
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=environment, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_generator_version_is_the_same_in_every_process() -> None:
+    assert version_in("insum_ops", seed="1") == problem_module.generator_version()
+
+
+def test_a_generator_version_is_the_same_though_files_move(tmp_path: Path) -> None:
+    """The package has another name, a module of the generator too, and every file one more comment."""
+    for name in ("compiler", "formats"):
+        shutil.copytree(Path(problem_module.__file__).parents[1] / name, tmp_path / "moved" / name)
+    compiler = tmp_path / "moved" / "compiler"
+    (compiler / "codegen.py").rename(compiler / "kernel_text.py")
+    for file in compiler.glob("*.py"):
+        file.write_text(file.read_text().replace("from .codegen import", "from .kernel_text import") + "\n# moved\n")
+    assert version_in("moved", "2", tmp_path) == problem_module.generator_version()
+
+
+def test_a_change_of_what_is_emitted_is_another_generator_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, own = problem_module.generator_version(), APPLICATIONS["group_spmm_owner"].problem()
+    key, emitted = own.key, problem_module.emit
+
+    def other(*given: Any) -> Kernel:
+        made = emitted(*given)
+        return replace(made, source=made.source.replace("tl.load(", "tl.load( "))
+
+    monkeypatch.setattr(problem_module, "emit", other)
+    problem_module.generator_version.cache_clear()
+    try:
+        assert problem_module.generator_version() != before
+        assert replace(own).key != key
+    finally:
+        problem_module.generator_version.cache_clear()
+
+
+def test_another_choice_of_candidates_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, configs = APPLICATIONS["group_spmm_owner"].problem(), problem_module.configs
+    key = own.key
+    monkeypatch.setattr(problem_module, "configs", lambda *given: configs(*given)[:-1])
+    assert replace(own).key != key

@@ -1,127 +1,18 @@
-"""Compiles generated kernels for GPUs that are not there, and reads what ptxas made of them."""
+"""What tests of compiled kernels share: their builder, and caches of their own."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+import building
 import pytest
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from insum_ops.compiler.kernel import Parameter
-from insum_ops.compiler.launch import Launcher, load
 from insum_ops.compiler.problem import Candidate, Problem
-
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-ALIGNED = 16  # bytes or elements: what Triton's launcher tells the compiler about pointers and strides
-POINTERS = {
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.bool: "*i1",
-}
-
-
-@dataclass(frozen=True)
-class Built:
-    """A kernel as one GPU would run it."""
-
-    registers: int
-    stack: int  # bytes a thread keeps in memory because it ran out of registers
-    shared_memory: int  # bytes
-    tensor_core_ops: int
-    cubin: bytes = field(repr=False)
-
-    @property
-    def spills(self) -> int:
-        """Loads from and stores to the stack."""
-        return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
-
-    @property
-    def sass(self) -> str:
-        """The machine's instructions."""
-        return _run("nvdisasm", "-c", cubin=self.cubin)
-
-    def __str__(self) -> str:
-        return f"{self.registers} registers, {self.stack} B stack, {self.shared_memory} B shared memory"
-
-
-def _run(tool: str, option: str, cubin: bytes) -> str:
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(TOOLS / tool), option, file.name]
-        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
-
-
-@cache
-def _compile(
-    source: str, name: str, types: tuple[str, ...], aligned: tuple[int, ...], options: tuple[int, int], sm: int
-) -> Built:
-    function = load(source, name)
-    warps, stages = options
-    kernel = triton.compile(
-        ASTSource(
-            fn=function,
-            signature=dict(zip(function.arg_names, types)),
-            constexprs={(at,): 1 for at, kind in enumerate(types) if kind == "constexpr"},
-            attrs={(at,): [["tt.divisibility", ALIGNED]] for at in aligned},
-        ),
-        target=GPUTarget("cuda", sm, 32),
-        options={"num_warps": warps, "num_stages": stages},
-    )
-    cubin, ptx = kernel.asm["cubin"], kernel.asm["ptx"]
-    usage = dict(re.findall(r"(\w+):(\d+)", _run("cuobjdump", "-res-usage", cubin)))
-    return Built(
-        int(usage["REG"]),
-        int(usage["STACK"]),
-        kernel.metadata.shared,
-        len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b", ptx)),
-        cubin,
-    )
-
-
-def _build(problem: Problem, candidate: Candidate, sm: int) -> Built:
-    """What Triton would build at the first launch, from shapes and strides alone."""
-    launcher = problem.launcher(candidate)
-    parameters = launcher.kernel.parameters
-    numbers = parameters[len(parameters) - len(launcher.numbers) :]
-    values = dict(zip(numbers, launcher.numbers))
-    types = tuple(_type(parameter, launcher, values.get(parameter)) for parameter in parameters)
-    aligned = tuple(
-        at
-        for at, parameter in enumerate(parameters)
-        if parameter.kind != "extent" and values.get(parameter, ALIGNED) % ALIGNED == 0
-    )
-    options = launcher.kernel.num_warps, launcher.kernel.num_stages
-    return _compile(launcher.kernel.source, launcher.kernel.name, types, aligned, options, sm)
-
-
-def _type(parameter: Parameter, launcher: Launcher, value: int | None) -> str:
-    if value is not None:
-        if parameter.kind == "stride" and value == 1:
-            return "constexpr"
-        return "i32" if value < 2**31 else "i64"
-    facts = {"pointers": torch.int32, "order": torch.int32, "is_shared": torch.bool}
-    facts |= {"output": launcher.sum_dtype, "seed": launcher.bound.dtype}
-    facts["winners"] = launcher.bound.winner_dtype
-    return POINTERS[facts.get(parameter.kind) or launcher.bound.dtypes[parameter.name]]
 
 
 @pytest.fixture(scope="session")
-def build() -> Callable[[Problem, Candidate, int], Built]:
-    return _build
+def build() -> Callable[[Problem, Candidate, int], building.Built]:
+    return building.build
 
 
 @pytest.fixture(autouse=True, scope="module")

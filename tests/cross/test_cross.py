@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from building import SHARED_MEMORY
 from statements import IS_INTERPRETED
 
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.differentiate import terms
+from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
@@ -30,7 +32,6 @@ pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that one program may have
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
@@ -370,3 +371,31 @@ def test_ampere_runs_the_first_config(case, build):
 @pytest.mark.parametrize("case", NEWEST, ids=str)
 def test_blackwell_runs_the_first_config(case, build):
     check(case, 100, 1, build)
+
+
+@pytest.mark.parametrize("case", [rows_together(False), rows_together(True)], ids=str)
+def test_blackwell_sums_up_what_may_be_no_number(case, build):
+    problem = case.problem
+    way = candidates(problem)[-1]
+    assert "if total" in problem.launcher(way).kernel.source
+    assert build(problem, way, 100).tensor_core_ops > 0
+
+
+def test_what_triton_can_not_build_is_refused_in_words(build):
+    """Two of this gradient's kernels end in Triton's TritonGPURemoveLayoutConversions, in 3.6 and 3.7."""
+    k, j, n = 2, 17, 4
+    expr = "dA0[I0[k,k]] += dOUT[I5[j]] * A1[k] * A2[k,I2[I1[j]],I4[k,I3[k]]]"
+    values = {"dOUT": (n,), "A1": (k,), "A2": (k, n, n)}
+    indices = {"I0": (k, k), "I5": (j,), "I2": (n,), "I1": (j,), "I4": (k, n), "I3": (k,)}
+    tensors = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in values.items()}
+    tensors |= {name: torch.empty(shape, dtype=torch.int64, device="meta") for name, shape in indices.items()}
+    problem = problem_for(bind(parse(expr), tensors, (n,)), tensors, padded=frozenset({"I1", "I2", "I3", "I4"}))
+    ways, refused = candidates(problem), []
+    for way in ways:
+        try:
+            build(problem, way, 90)
+        except UnsupportedError as error:
+            refused.append(str(error))
+    assert len(refused) < len(ways)
+    start = f"the kernel of {expr} could not be built (RuntimeError: PassManager::run failed); its source is in "
+    assert all(message.startswith(start) and "\n" not in message for message in refused), refused

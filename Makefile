@@ -10,13 +10,13 @@ TYPED := build/typecheck
 INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline alike carried statements paper_statements gradients \
     ready ready_call ready_places express changed resized reductions walks block_sparse_linear linear_product spmm_kernels \
     tensor_product_kernels tensor_channels tensor_shared tensor_singles tensor_tables tensor_node tensor_whole conv_choice conv_forms \
-    sparse_conv_kernels kernel_map voxel_pairs voxel_tiles))
+    sparse_conv_kernels kernel_map voxel_pairs voxel_tiles memory memory_checker numbers))
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores.
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross sanitize bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -38,6 +38,11 @@ test-cross: $(INSTALLED)
 ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)
 endif
+
+# Kernels under NVIDIA's compute-sanitizer, and the same calls again and again. RUN=python3 takes an installed Python.
+SANITIZER_TOOLS ?= memcheck racecheck
+sanitize: $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
 
 # Measures what this machine can: every case on a GPU, small ones on a CPU. CASES=bench/cases/test_host.py runs one experiment.
 CASES ?= bench/cases

@@ -1,4 +1,4 @@
-"""How far a sum of products may lie from its exact value, by the length of the sum and the dtype: a few lines of theory.
+"""How far a sum of products may lie from its exact value, by its length and dtype: a few lines of theory.
 
 Let u be the relative error of one operation, so that each computed result is the exact one times some 1 + d, |d| <= u.
 A product of f factors takes f - 1 multiplications, and in a sum of n products, whatever the order of summation, no
@@ -119,8 +119,13 @@ def exact_sums(
 
     magnitude = magnitude or function
     values = all_of(function, torch.clone)
-    magnitudes, terms = all_of(magnitude, torch.abs), all_of(magnitude, torch.ones_like)
+    magnitudes, terms = all_of(magnitude, _magnitude), all_of(magnitude, torch.ones_like)
     return [Sums(*each) for each in zip(values, magnitudes, terms, strict=True)]
+
+
+def _magnitude(values: Tensor) -> Tensor:
+    """Never 0, where an absolute value that is taken once more would have no gradient."""
+    return values.abs().clamp_min(1e-100)
 
 
 def statement_in_torch(expr: str, tensors: Mapping[str, Tensor], size: Position | None = None) -> Tensor:

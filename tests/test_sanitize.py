@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sanitize
 import torch
-from sanitize import Work, check, differences, layer_works, matrix_works
+from sanitize import Work, check, differences, layer_works, matrix_works, tensor_product_works
 from statements import DEVICE, IS_INTERPRETED
 
 FINDS = """if echo "$@" | grep -q plant; then echo "Invalid __global__ read"; exit 99; fi; echo "3 works"; exit 0"""
@@ -94,5 +94,5 @@ def test_another_order_of_sums_differs_in_bits_alone():
 
 @pytest.mark.skipif(IS_INTERPRETED or DEVICE != "cpu", reason="`make sanitize` itself runs them elsewhere")
 def test_the_works_run_and_are_the_same_each_time():
-    for work in (*matrix_works(37, 9), *layer_works(64, 4, 5)):
+    for work in (*matrix_works(37, 9), *layer_works(64, 4, 5), *tensor_product_works()):
         assert differences(work, 2) == ""

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from memory_checker import checked_memory
 from problems import APPLICATIONS, problem
 from statements import IS_INTERPRETED, Case, random_values, statements
-from test_kernels import FLAGS
+from test_kernels import FLAGS, rows_together
 from torch import Tensor
 
 from insum_ops import insum
 from insum_ops.compiler import schedule
-from insum_ops.compiler.problem import candidates
+from insum_ops.compiler.kernel import Config
+from insum_ops.compiler.problem import Candidate, candidates
+from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import kernel_map, voxel_pairs
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -46,6 +48,21 @@ def test_candidates_for_golden_statements_stay_in_bounds(name: str) -> None:
         for launcher in golden.in_candidates(3):
             golden.run(launcher)
     assert checker.launches > 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sums_that_are_taken_again_stay_in_their_rows(rows: int) -> None:
+    """Two rows of 16 in a tile of 64: row 0 alone has the column that holds NaN."""
+    expr, tensors, size, fact, facts = rows_together(torch.float32, 17)
+    tensors["B"][3] = torch.nan
+    own = problem(expr, tensors, size, fact, FLAGS)
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
+    assert way.merged is not None
+    blocks = tuple((axis, 64 if axis == way.merged.name else 16) for axis in way.axes)
+    with checked_memory():
+        result = own.launcher(Candidate(way, Config(blocks, 1, 1, rows=rows)))(list(tensors.values()), facts)
+    assert result[0].isnan().all()
+    assert result[1:].isfinite().all()
 
 
 def test_random_statements_and_their_gradients_stay_in_bounds() -> None:

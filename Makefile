@@ -10,13 +10,13 @@ TYPED := build/typecheck
 INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline alike carried statements paper_statements gradients \
     ready ready_call ready_places express changed resized reductions walks block_sparse_linear linear_product spmm_kernels \
     tensor_product_kernels tensor_channels tensor_shared tensor_singles tensor_tables tensor_node tensor_whole conv_choice conv_forms \
-    sparse_conv_kernels kernel_map voxel_pairs voxel_tiles refused_kernels))
+    sparse_conv_kernels kernel_map voxel_pairs voxel_tiles refused_kernels memory memory_checker numbers tensor_numbers))
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores.
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu fuzz bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu fuzz sanitize bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -39,17 +39,25 @@ ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)
 endif
 
+# What needs a GPU, or many cores, may run elsewhere: RUN=python3 takes a Python that has all of it, in the place of .venv.
+SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
+
 # What a GPU runs of the tests: all but those marked `cpu`, with the config that comes first in the place of a tuned one.
 GPU_JOBS ?= $(shell nproc)
-test-gpu: $(INSTALLED)
+test-gpu: $(SET_UP)
 	@$(RUN) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU that torch can use")'
 	INSUM_TUNE=off OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(GPU_JOBS) --dist worksteal -q -p no:cacheprovider tests --ignore=tests/cross
 
 # Random statements built for GPUs that need not be there; the last line counts. FUZZ_SEED=1 draws others.
 FUZZ_KERNELS ?= 2000
 FUZZ_SEED ?= 0
-fuzz: $(INSTALLED)
+fuzz: $(SET_UP)
 	$(RUN) tests/cross/fuzz.py --kernels $(FUZZ_KERNELS) --seed $(FUZZ_SEED) --jobs $(JOBS)
+
+# Kernels under NVIDIA's compute-sanitizer, and the same calls again and again.
+SANITIZER_TOOLS ?= memcheck racecheck
+sanitize: $(SET_UP)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
 
 # Measures what this machine can: every case on a GPU, small ones on a CPU. CASES=bench/cases/test_host.py runs one experiment.
 CASES ?= bench/cases

@@ -71,7 +71,7 @@ class Frame(Exact, Unrolled):
         tile, size = self.names[merged.name], self.block(merged.name)
         few = self.without_dot(merged)
         few.emit_few_rows(merged, tile, size)
-        few.emit_bound(merged.name, few.block(merged.name))
+        few.emit_bound(merged.name, size)  # few rows may divide an extent past which the tile goes on
         few.emit_merged(merged)
         few.emit_level()
         depth = few.depth

@@ -172,6 +172,6 @@ class Rows(Frame):
         clean = first.index(merged.name)
         first.line(f"{clean} = {first.arange(merged.name)} * {merged.width}")
         first.names[merged.name] = Value(clean, (merged.name,))
-        first.emit_bound(merged.name, first.block(merged.name))
+        first.emit_bound(merged.name, self.block(merged.name))
         first.emit_merged(merged)
         return first

@@ -33,7 +33,7 @@ def dense_product(tp, x: Tensor, y: Tensor, weight: Tensor | None, is_magnitude:
         mul3, ir3 = tp.irreps_out[path.i_out]
         X = x[:, slices1[path.i_in1]].unflatten(1, (mul1, ir1.dim))
         Y = y[:, slices2[path.i_in2]].unflatten(1, (mul2, ir2.dim))
-        C = o3.wigner_3j(ir1.l, ir2.l, ir3.l, dtype=torch.float64).to(x.dtype) * path.path_weight
+        C = o3.wigner_3j(ir1.l, ir2.l, ir3.l, dtype=torch.float64).to(x) * path.path_weight
         C = C.abs() if is_magnitude else C
         W = x.new_ones(len(y), *path.path_shape)
         if path.has_weight:

@@ -113,7 +113,7 @@ class SavedMap(NamedTuple):
 class MapCache:
     """The voxels and the saved maps of a `SparseConvTensor`, as one object that torch hands on and does not look into.
 
-    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there: maps among
+    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. Maps among
     the fields would be worked out again for every wrapped module, and what a layer saves would be lost to the others.
     """
 

@@ -100,9 +100,7 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[torch.dtype], A
         lambda dtype: torch.randn(9, 10, dtype=dtype),
     ),
     "spmm": (
-        lambda: torch.nn.Sequential(
-            nn.SpMM(matrix().to_sparse(), trainable=True), nn.SpMM(matrix().T.to_sparse(), trainable=True)
-        ),
+        lambda: torch.nn.Sequential(nn.SpMM(matrix(12, 10), trainable=True), nn.SpMM(matrix(10, 12), trainable=True)),
         lambda dtype: torch.randn(10, 5, dtype=dtype),
     ),
     "tensor product": (Product, lambda dtype: torch.randn(9, 14, dtype=dtype)),

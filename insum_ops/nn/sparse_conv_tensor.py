@@ -113,8 +113,8 @@ class SavedMap(NamedTuple):
 class MapCache:
     """The voxels and the saved maps of a `SparseConvTensor`, as one object that torch hands on and does not look into.
 
-    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. Maps among
-    the fields would be worked out again for every wrapped module, and what a layer saves would be lost to the others.
+    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. With maps
+    among the fields, every wrapped module would work them out again, and other modules would miss what a layer saves.
     """
 
     def __init__(self, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
@@ -123,14 +123,15 @@ class MapCache:
     def on(self, indices: Tensor, grid: VoxelGrid) -> tuple[Voxels, dict[str, SavedMap]]:
         """Return the voxels and the saved maps of a tensor at `indices`, those of this cache as far as they hold.
 
-        Voxels are the same if `indices` is the very tensor that they were made of. Saved maps are checked against the
-        voxels wherever they are used, so that they are kept as long as `indices` stay on their device.
+        They are shared if `indices` is the very tensor that the voxels were made of. Other indices on the same device,
+        such as a clone, start with a copy of the saved maps, which are checked against the voxels wherever they are
+        used: a tracer's stand-ins save nothing for the tensor that they stand for.
         """
         known = self.voxels
         if indices is known.indices and grid == known.grid:
             return known, self.indice_dict
         has_moved = getattr(indices, "device", None) != known.indices.device
-        return Voxels(indices, grid), {} if has_moved else self.indice_dict
+        return Voxels(indices, grid), {} if has_moved else dict(self.indice_dict)
 
 
 @dataclass(init=False, eq=False, repr=False)

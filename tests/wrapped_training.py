@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -107,11 +108,16 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[torch.dtype], A
 }
 
 
+def sharded(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """On the CPU, where there is a GPU too."""
+    return fully_shard(model, mesh=init_device_mesh("cpu", (PROCESSES,)), **options)
+
+
 def by_blocks(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     for block in model.children():
-        if any(True for _ in block.parameters()):
-            fully_shard(block, **options)
-    return fully_shard(model, **options)
+        if list(block.parameters()):
+            sharded(block, **options)
+    return sharded(model, **options)
 
 
 def half(dtype: torch.dtype) -> MixedPrecisionPolicy:
@@ -123,8 +129,8 @@ WRAPPERS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "DDP, static graph": lambda model: DistributedDataParallel(model, static_graph=True),
     "DDP, unused": lambda model: DistributedDataParallel(model, find_unused_parameters=True),
     "DDP, bucket views": lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True),
-    "FSDP": fully_shard,
-    "FSDP, freed": lambda model: fully_shard(model, reshard_after_forward=True),
+    "FSDP": sharded,
+    "FSDP, freed": lambda model: sharded(model, reshard_after_forward=True),
     "FSDP by blocks": lambda model: by_blocks(model, reshard_after_forward=True),
     "FSDP by blocks, kept": lambda model: by_blocks(model, reshard_after_forward=False),
     "FSDP by blocks, bfloat16": lambda model: by_blocks(model, mp_policy=half(torch.bfloat16)),
@@ -150,9 +156,9 @@ class Case:
         return DTYPES.get(self.wrapper, torch.float64)
 
     @property
-    def shares_buffers(self) -> bool:
-        """Whether buffers are always those of the first process."""
-        return self.wrapper.startswith("DDP")
+    def alone(self) -> tuple[str, int, torch.dtype, bool]:
+        """What `train_alone` takes for the same numbers; under DDP buffers are always those of the first process."""
+        return self.model, self.parts, self.computes_in, self.wrapper.startswith("DDP")
 
 
 def make(model: str, computes_in: torch.dtype) -> torch.nn.Module:

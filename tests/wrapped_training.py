@@ -35,7 +35,9 @@ class UNet(torch.nn.Module):
 
     def __init__(self, norm: type = torch.nn.BatchNorm1d, is_checkpointed: bool = False, has_unused: bool = False):
         super().__init__()
-        self.first = nn.SparseSequential(nn.SubMConv3d(4, 8, 3, indice_key="fine"), norm(8), torch.nn.ReLU())
+        self.first = nn.SparseSequential(
+            nn.SubMConv3d(4, 8, 3, bias=False, indice_key="fine"), norm(8), torch.nn.ReLU()
+        )
         self.down = nn.SparseSequential(nn.SparseConv3d(8, 8, 2, 2, indice_key="down"), nn.SparseReLU())
         self.coarse = nn.SparseSequential(nn.SubMConv3d(8, 8, 3, groups=2), nn.SparseMaxPool3d(2))
         self.up = nn.SparseSequential(nn.SparseInverseConv3d(8, 8, 2, "down"), nn.SubMConv3d(8, 4, 1))
@@ -202,8 +204,12 @@ def tensors_of(output: Any) -> list[Tensor]:
     return [output]
 
 
+def wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
 def loss_of(output: Any) -> Tensor:
-    return torch.stack([tensor.float().square().mean() for tensor in tensors_of(output)]).sum()
+    return 10 * torch.stack([wide(tensor).square().mean() for tensor in tensors_of(output)]).sum()
 
 
 def full(gradient: Any) -> Tensor | None:

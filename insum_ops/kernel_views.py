@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .compiler.errors import OperandError
+
 __all__ = [
     "DENSE",
     "IN_GROUPS",
     "ONE_BY_ONE",
     "CallKey",
+    "KeptViews",
     "KernelViews",
     "as_weight",
     "call_key",
     "channel_kind",
+    "refuse_freed",
     "statement_weight",
 ]
 
@@ -55,17 +59,28 @@ def as_weight(made: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 class KernelViews:
-    """What one layer's statements read of its weight, and marks of what was checked.
+    """What one layer's statements read of its weight and bias: an immutable record, made again once it is outdated.
 
-    A view follows its tensor through every change in place. A parameter that was replaced, moved or cast has
-    another identity or address, and is viewed anew.
+    A view follows its tensor through every change in place. It is outdated if the parameter was replaced, moved, cast
+    or laid out otherwise, or if its memory was given back: wrappers that shard parameters free a storage and fill it
+    again, perhaps elsewhere, and another tensor may get its address meanwhile. So both the parameter and the view must
+    still lie where they lay. The view holds its storage, and two storages that live at one address are one memory.
     """
 
-    def __init__(self) -> None:
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
+    def __init__(self, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+        refuse_freed("weight", weight)
+        self.weight, self.bias = weight, bias
+        self.at, self.shape, self.strides = weight.data_ptr(), weight.shape, weight.stride()
+        if bias is not None:
+            refuse_freed("bias", bias)
+            self.bias_at, self.bias_dtype, self.bias_shape = bias.data_ptr(), bias.dtype, bias.shape
+        with torch.inference_mode(False), torch.no_grad():  # they outlive this call
+            self.plain = statement_weight(weight, groups)
+            self.swapped = statement_weight(weight, groups, is_swapped=True)
+        self.plain_key, self.swapped_key = call_key(self.plain), call_key(self.swapped)
 
     def has(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """Return whether the record is of these parameters, as they are now."""
         if bias is not self.bias or not self.is_of(weight):
             return False
         if bias is None:
@@ -73,19 +88,39 @@ class KernelViews:
         return bias.data_ptr() == self.bias_at and bias.dtype is self.bias_dtype and bias.shape == self.bias_shape
 
     def is_of(self, weight: Tensor) -> bool:
-        if weight is not self.weight or weight.data_ptr() != self.at or weight.dtype is not self.plain.dtype:
+        """Return whether the views are of this weight, as it is now.
+
+        They never are if the weight's axes have no such view: then they are copies, for one call.
+        """
+        if weight is not self.weight or weight.dtype is not self.plain.dtype:
+            return False
+        if not self.plain.data_ptr() == self.at == weight.data_ptr():
             return False
         return weight.shape == self.shape and weight.stride() == self.strides
 
-    def take(self, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-        self.weight = None  # until all of it is there: another thread may ask
-        self.bias = bias
-        self.at, self.shape, self.strides = weight.data_ptr(), weight.shape, weight.stride()
-        if bias is not None:
-            self.bias_at, self.bias_dtype, self.bias_shape = bias.data_ptr(), bias.dtype, bias.shape
-        with torch.inference_mode(False), torch.no_grad():  # they outlive this call
-            self.plain = statement_weight(weight, groups)
-            self.swapped = statement_weight(weight, groups, is_swapped=True)
-        self.plain_key, self.swapped_key = call_key(self.plain), call_key(self.swapped)
-        if self.plain.data_ptr() == self.at:  # else its axes have no such view: copies, for this call alone
-            self.weight = weight
+
+class KeptViews:
+    """The views that a layer keeps from call to call; threads see those before a change or those after it."""
+
+    def __init__(self) -> None:
+        self.views: KernelViews | None = None
+
+    def get(self, weight: Tensor, bias: Tensor | None) -> KernelViews | None:
+        """Return the views of these parameters, or None if they have to be made."""
+        views = self.views
+        return views if views is not None and views.has(weight, bias) else None
+
+    def make(self, weight: Tensor, bias: Tensor | None, groups: int) -> KernelViews:
+        views = KernelViews(weight, bias, groups)
+        self.views = views if views.is_of(weight) else None  # copies of a weight are not worth their memory
+        return views
+
+
+def refuse_freed(name: str, parameter: Tensor) -> None:
+    """Raise OperandError if the storage of a parameter was given back, which kernels would read all the same."""
+    if parameter.numel() and not parameter.untyped_storage().nbytes():
+        raise OperandError(
+            f"{name} {list(parameter.shape)} has no memory: it was freed by who shards the model's parameters, such as "
+            "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "
+            "call those modules, and let them return tensors where torch finds them"
+        )

@@ -23,10 +23,12 @@ from .kernel_views import (
     IN_GROUPS,
     ONE_BY_ONE,
     CallKey,
+    KeptViews,
     KernelViews,
     as_weight,
     call_key,
     channel_kind,
+    refuse_freed,
     statement_weight,
 )
 
@@ -59,13 +61,14 @@ def convolve(
     kernel_map: KernelMap,
     bias: Tensor | None,
     groups: int,
-    views: KernelViews | None = None,
+    kept: KeptViews | None = None,
 ) -> Tensor:
-    """The same; `views` are those that a layer keeps of its own weight and bias."""
-    if views is None or features.shape[0] != kernel_map.num_inputs or not views.has(weight, bias):
+    """The same; `kept` are the views that a layer keeps of its own weight and bias."""
+    views = None if kept is None else kept.get(weight, bias)
+    if views is None or features.shape[0] != kernel_map.num_inputs:
         _check(features, weight, kernel_map, bias, groups)
-        if views is not None:
-            views.take(weight, bias, groups)
+        if views is None and kept is not None:
+            views = kept.make(weight, bias, groups)
     if torch.compiler.is_compiling():
         features, weight, bias = followed(features), followed(weight), followed(bias)
     if (views is None and torch.compiler.is_compiling()) or may_autocast():  # a layer that is traced has no views
@@ -215,6 +218,7 @@ class _Convolution(torch.autograd.Function):
         d_features = d_weight = d_bias = None
         if wants_features:
             if views is not None and not views.is_of(weight):
+                refuse_freed("weight", weight)
                 views = None
             d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, views)
             d_features = _as_type(d_features, features.dtype)

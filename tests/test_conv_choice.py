@@ -18,6 +18,7 @@ from insum_ops.conv_choice import Way
 from insum_ops.conv_forms import GROUP_SIZE_OF_SUMS, GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
 from insum_ops.conv_operands import maps
 from insum_ops.formats import KernelMap
+from insum_ops.kernel_views import call_key, statement_weight
 
 DOUBLE = torch.float64
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
@@ -167,7 +168,8 @@ def step(layer, x):
 
 
 def call_of(layer, found):
-    return found.memory[layer._views.plain_key, conv_forms.settings_of(layer.weight.dtype)]
+    key = call_key(statement_weight(layer.weight, layer.groups))
+    return found.memory[key, conv_forms.settings_of(layer.weight.dtype)]
 
 
 def statement_of(layer, found):

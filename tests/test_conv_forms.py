@@ -24,6 +24,7 @@ from insum_ops.conv_forms import (
     form_of,
 )
 from insum_ops.formats import KernelMap, kernel_map
+from insum_ops.kernel_views import call_key, statement_weight
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
@@ -225,7 +226,7 @@ def often(monkeypatch):
 
 def remembered(layer, found, is_swapped=False):
     """What the map remembers for a layer."""
-    key = layer._views.swapped_key if is_swapped else layer._views.plain_key
+    key = call_key(statement_weight(layer.weight, layer.groups, is_swapped))
     return found.memory[key, conv_forms.settings_of(layer.weight.dtype)]
 
 

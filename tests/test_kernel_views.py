@@ -6,14 +6,16 @@ import copy
 import gc
 import io
 import pickle
+import sys
+import threading
 import weakref
 
 import pytest
 import torch
 from tolerances import assert_matches
 
-from insum_ops import kernel_views, nn, sparse_conv3d
-from insum_ops.compiler.errors import ShapeError
+from insum_ops import nn, sparse_conv3d
+from insum_ops.compiler.errors import OperandError, ShapeError
 
 
 def cloud(channels=4, dtype=torch.float64):
@@ -203,16 +205,106 @@ def test_a_bias_that_has_become_shorter_is_refused(length):
             layer(x)
 
 
-def test_another_thread_sees_views_that_are_all_there_or_none(monkeypatch):
-    layer, x = nn.SubMConv2d(4, 6, 3).double(), cloud()
-    views, real = layer.views(), kernel_views.statement_weight
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_memory_that_was_freed_and_filled_again_is_read_where_it_is(groups):
+    """As by fully_shard: the parameter stays, and its storage goes and comes."""
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3, groups=groups).double()
+    leaf = x.replace_feature(x.features.clone().requires_grad_())
+    held = []  # what takes the place of freed memory
+    for step in range(6):
+        values = [torch.randn_like(own) for own in layer.parameters()]
+        for own in layer.parameters():
+            own.data.untyped_storage().resize_(0)
+            held.append(torch.full_like(own, float("nan")))
+        for own, value in zip(layer.parameters(), values):
+            own.data.untyped_storage().resize_(own.numel() * own.element_size())
+            with torch.autograd._unsafe_preserve_version_counter(own):
+                own.data.copy_(value)
+        expected = fresh(layer, x)
+        if step % 2:
+            leaf.features.grad = None
+            y = layer(leaf).features
+            y.sum().backward()
+            assert_matches(y, expected)
+            own = leaf.features.detach().clone().requires_grad_()
+            sparse_conv3d(own, values[0], layer.map(x)[0], values[1], groups).sum().backward()
+            assert_matches(leaf.features.grad, own.grad)
+        else:
+            with torch.no_grad():
+                assert_matches(layer(x).features, expected)
 
-    def watched(weight, *given, **options):
-        assert not views.has(layer.weight, layer.bias)  # as another thread would ask in the middle
-        return real(weight, *given, **options)
 
-    monkeypatch.setattr(kernel_views, "statement_weight", watched)
-    for change in (lambda: None, lambda: replace_parameters(layer)):
-        change()
+@pytest.mark.parametrize("channels", [4, 16, 48])
+def test_other_data_at_the_address_of_freed_data_is_read(channels):
+    x, layer = cloud(channels), nn.SubMConv2d(channels, channels, 3).double()
+    with torch.no_grad():
+        layer.weight.data = torch.randn_like(layer.weight)
         layer(x)
-        assert views.has(layer.weight, layer.bias)
+        at = layer.weight.data_ptr()
+        layer.weight.data.untyped_storage().resize_(0)
+        others = [torch.randn_like(layer.weight) for _ in range(200)]
+        again = [other for other in others if other.data_ptr() == at]  # which an allocator may give, and mostly does
+        layer.weight.data = (again or others)[0]
+        assert_matches(layer(x).features, fresh(layer, x))
+
+
+FREED = (
+    "{0} has no memory: it was freed by who shards the model's parameters, such as fully_shard, which gathers them "
+    "for the forward and backward passes of the modules it was called on; call those modules, and let them return "
+    "tensors where torch finds them"
+)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("weight", [4, 3, 3, 4]), ("bias", [4])])
+def test_a_parameter_without_memory_is_refused(name, shape):
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3).double()
+    layer(x)
+    getattr(layer, name).data.untyped_storage().resize_(0)
+    with pytest.raises(OperandError) as caught:
+        layer(x)
+    assert str(caught.value) == FREED.format(f"{name} {shape}")
+
+
+def test_a_weight_freed_before_its_backward_is_refused():
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3).double()
+    y = layer(x.replace_feature(x.features.clone().requires_grad_())).features
+    layer.weight.data.untyped_storage().resize_(0)
+    with pytest.raises(OperandError) as caught:
+        y.sum().backward()
+    assert str(caught.value) == FREED.format("weight [4, 3, 3, 4]")
+
+
+def test_threads_see_the_views_of_one_weight_or_of_another():
+    """One thread replaces the parameters while others compute: each result is of parameters that the layer had."""
+    x, layer = cloud(), nn.SubMConv2d(4, 4, 3, bias=False).double()
+    weights = [torch.nn.Parameter(torch.full_like(layer.weight, float(value))) for value in (1, 2)]
+    once = sparse_conv3d(x.features, weights[0].detach(), layer.map(x)[0])
+    is_done, wrong = threading.Event(), []
+
+    def compute():
+        with torch.no_grad():
+            for _ in range(60):
+                found = layer(x).features
+                if not any(torch.allclose(found, value * once) for value in (1, 2)):
+                    wrong.append(found)
+
+    def replace():
+        while not is_done.is_set():
+            for weight in weights:
+                layer.weight = weight
+
+    layer.weight = weights[0]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    replacing = threading.Thread(target=replace)
+    try:
+        for thread in (*threads, replacing):
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        is_done.set()
+        replacing.join()
+        sys.setswitchinterval(before)
+    assert not wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import pickle
 import weakref
@@ -13,6 +14,8 @@ import pytest
 import torch
 from tolerances import assert_matches
 from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from insum_ops import explain, nn
 from insum_ops.compiler.errors import OperandError, ShapeError
@@ -499,3 +502,128 @@ def test_a_sequence_without_voxels_trains():
     assert all(not parameter.grad.any() for parameter in model.parameters())
     assert torch.equal(norm.running_mean, torch.zeros(4))
     assert torch.equal(norm.running_var, torch.ones(4))
+
+
+def saved_cloud():
+    """On the voxels that a strided convolution made, which saved its map."""
+    x = cloud()
+    return nn.SparseConv3d(4, 4, 2, 2, indice_key="down").double()(x), nn.SparseInverseConv3d(4, 4, 2, "down").double()
+
+
+def assert_same_cloud(found, expected, is_shared=True):
+    assert found.features is expected.features
+    assert found.indices is expected.indices
+    assert (found.spatial_shape, found.batch_size) == (expected.spatial_shape, expected.batch_size)
+    assert (found.grid, found.voxel_num, found.benchmark) == (expected.grid, expected.voxel_num, expected.benchmark)
+    if is_shared:
+        assert found.indice_dict is expected.indice_dict
+        layout = nn.SubMConv3d(4, 4, 3).layout
+        assert found.map(layout, None)[0] is expected.map(layout, None)[0]
+
+
+def test_a_pytree_of_it_has_its_tensors_and_shares_its_maps():
+    x, up = saved_cloud()
+    leaves, spec = pytree.tree_flatten(x)
+    assert [leaf is own for leaf, own in zip(leaves, (x.features, x.indices))] == [True, True]
+    found = pytree.tree_unflatten(leaves, spec)
+    assert_same_cloud(found, x)
+    assert torch.equal(up(found).features, up(x).features)
+    keys = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path({"x": x})[0]]
+    assert keys == ["['x'].features", "['x'].indices"]
+
+
+def test_a_pytree_of_it_has_the_tensors_that_only_spconv_uses():
+    x = cloud()
+    grid, voxel_num = torch.zeros(3), torch.ones(1)
+    given = nn.SparseConvTensor(x.features, x.indices, SHAPE, 2, grid, voxel_num, benchmark=True)
+    leaves, spec = pytree.tree_flatten(given)
+    assert [id(leaf) for leaf in leaves] == [id(own) for own in (x.features, x.indices, grid, voxel_num)]
+    assert_same_cloud(pytree.tree_unflatten(leaves, spec), given)
+    one = nn.SparseConvTensor(x.features, x.indices, SHAPE, 2, voxel_num=voxel_num)
+    assert_same_cloud(pytree.tree_map(lambda leaf: leaf, one), one)
+
+
+def test_functions_are_mapped_over_its_tensors():
+    x, up = saved_cloud()
+    twice = pytree.tree_map(lambda leaf: 2 * leaf if leaf.is_floating_point() else leaf, x)
+    assert torch.equal(twice.features, 2 * x.features)
+    assert twice.indice_dict is x.indice_dict
+    both = pytree.tree_map(lambda a, b: a + b if a.is_floating_point() else a, x, twice)
+    assert torch.equal(both.features, 3 * x.features)
+    copied = pytree.tree_map(torch.clone, x)
+    assert torch.equal(up(copied).features, up(x).features), "saved maps hold for a copy"
+    nn.SubMConv3d(4, 4, 3, indice_key="new").double()(copied)
+    assert list(x.indice_dict) == ["down"], "what a copy saves is its own"
+    moved = pytree.tree_map(lambda leaf: leaf.to("meta"), x)
+    assert (moved.features.device.type, moved.indices.device.type, moved.indice_dict) == ("meta", "meta", {})
+    shapes = pytree.tree_map(lambda leaf: leaf.shape, x)
+    assert (shapes.features, shapes.indices) == (x.features.shape, x.indices.shape)
+    other = nn.SparseConvTensor(x.features, x.indices, [8, 8, 8], 2)
+    with pytest.raises(ValueError, match="context"):
+        pytree.tree_map(torch.add, x, other)
+
+
+def test_the_structure_of_it_goes_to_a_file_and_back():
+    x = cloud()
+    leaves, spec = pytree.tree_flatten([x])
+    (found,) = pytree.tree_unflatten(leaves, pytree.treespec_loads(pytree.treespec_dumps(spec)))
+    assert_same_cloud(found, x, is_shared=False)
+    assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+
+
+def test_it_is_a_dataclass_whose_copies_share_its_maps():
+    x, up = saved_cloud()
+    names = [field.name for field in dataclasses.fields(x)]
+    assert names[:4] == ["features", "indices", "spatial_shape", "batch_size"]
+    assert_same_cloud(dataclasses.replace(x), x)
+    features = x.features * 2
+    found = dataclasses.replace(x, features=features)
+    assert_same_cloud(found, x.replace_feature(features))
+    assert torch.equal(up(found).features, up(x.replace_feature(features)).features)
+    elsewhere = dataclasses.replace(x, indices=x.indices.clone())
+    assert torch.equal(up(elsewhere).features, up(x).features)
+    assert elsewhere.map(nn.SubMConv3d(4, 4, 3).layout, None)[0] is not x.map(nn.SubMConv3d(4, 4, 3).layout, None)[0]
+    with pytest.raises(ShapeError, match=r"^features is "):
+        dataclasses.replace(x, features=features[:1])
+    assert x == x
+    assert x != x.shadow_copy()
+    assert len({x, x.shadow_copy()}) == 2
+
+
+def test_fields_are_set_to_what_they_are_and_to_nothing_else():
+    """As by who copies a dataclass field by field."""
+    x, _ = saved_cloud()
+    for field in dataclasses.fields(x):
+        setattr(x, field.name, getattr(x, field.name))
+    assert list(x.indice_dict) == ["down"]
+    written = {
+        "features": "features of a SparseConvTensor are not set; write x = x.replace_feature(features)",
+        "indices": "indices of a SparseConvTensor are not set; write "
+        "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)",
+        "spatial_shape": "spatial_shape of a SparseConvTensor is not set; write "
+        "x = SparseConvTensor(x.features, x.indices, spatial_shape, x.batch_size)",
+        "batch_size": "batch_size of a SparseConvTensor is not set; write "
+        "x = SparseConvTensor(x.features, x.indices, x.spatial_shape, batch_size)",
+    }
+    others = {
+        "features": x.features.clone(),
+        "indices": x.indices.clone(),
+        "spatial_shape": [9, 9, 9],
+        "batch_size": 3,
+    }
+    for name, message in written.items():
+        with pytest.raises(OperandError) as caught:
+            setattr(x, name, others[name])
+        assert str(caught.value) == message
+
+
+def test_checkpointed_layers_have_the_same_gradients():
+    x = cloud()
+    layer = nn.SparseSequential(
+        nn.SubMConv3d(4, 4, 3, indice_key="a"), torch.nn.ReLU(), nn.SubMConv3d(4, 4, 3, indice_key="a")
+    ).double()
+    expected = torch.autograd.grad(layer(x).features.square().sum(), [x.features, *layer.parameters()])
+    y = checkpoint(layer, x, use_reentrant=False)
+    found = torch.autograd.grad(y.features.square().sum(), [x.features, *layer.parameters()])
+    for own, reference in zip(found, expected):
+        assert_matches(own, reference)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import outside_transforms
@@ -16,7 +17,7 @@ from ..formats.kernel_map import KernelMap, map_on
 from ..formats.stamp import State
 from ..formats.voxel_grid import VoxelGrid
 
-__all__ = ["Layout", "SavedMap", "SparseConvTensor", "Voxels"]
+__all__ = ["Layout", "MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
 
 Sizes = tuple[int, ...]
 
@@ -109,12 +110,57 @@ class SavedMap(NamedTuple):
     stamp: Stamp  # of the source's indices when it was made
 
 
-class SparseConvTensor:
+class MapCache:
+    """The voxels and the saved maps of a `SparseConvTensor`, as one object that torch hands on and does not look into.
+
+    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. With maps
+    among the fields, every wrapped module would work them out again, and other modules would miss what a layer saves.
+    """
+
+    def __init__(self, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        self.voxels, self.indice_dict = voxels, indice_dict
+
+    def on(self, indices: Tensor, grid: VoxelGrid) -> tuple[Voxels, dict[str, SavedMap]]:
+        """Return the voxels and the saved maps of a tensor at `indices`, those of this cache as far as they hold.
+
+        They are shared if `indices` is the very tensor that the voxels were made of. Other indices on the same device,
+        such as a clone, start with a copy of the saved maps, which are checked against the voxels wherever they are
+        used: a tracer's stand-ins save nothing for the tensor that they stand for.
+        """
+        known = self.voxels
+        if indices is known.indices and grid == known.grid:
+            return known, self.indice_dict
+        has_moved = getattr(indices, "device", None) != known.indices.device
+        return Voxels(indices, grid), {} if has_moved else dict(self.indice_dict)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class _Fields:
+    """The fields of a `SparseConvTensor`, by which torch finds its tensors; each is an argument of the constructor."""
+
+    features: Tensor
+    indices: Tensor
+    spatial_shape: list[int]
+    batch_size: int
+    grid: Tensor | None
+    voxel_num: Tensor | None
+    benchmark: bool
+    map_cache: MapCache
+
+
+class SparseConvTensor(_Fields):
     """`features` [N, C] at `indices` [N, 1+D], rows of (batch, a coordinate for each axis of `spatial_shape`).
 
     Each voxel is given once; row order is kept by submanifold convolutions, and what strided and transposed ones
     make is ascending by (batch, coordinates). Voxels are checked when they are first used. `grid`, `voxel_num`
     and `benchmark` are kept for code written for spconv and not used.
+
+    Torch finds the tensors in it: it is a dataclass and a node of torch's pytrees. So it goes in and out of modules
+    under DistributedDataParallel (`static_graph` and `find_unused_parameters` too), `fully_shard` and
+    `torch.utils.checkpoint(..., use_reentrant=False)`, and `tree_map(lambda tensor: tensor.to(device), x)` moves it.
+    Torch looks for tensors alone, and so not into this one, in a checkpoint with `use_reentrant=True`, in
+    `nn.DataParallel` and in backward hooks of modules: pass `features` where you need one of these. `map_cache` is that
+    of another tensor, whose kernel maps are used again where the indices are the same.
 
     >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 0, 1], [0, 2, 0]]), [3, 2], batch_size=1)
     >>> x.dense()
@@ -133,10 +179,12 @@ class SparseConvTensor:
         voxel_num: Tensor | None = None,
         indice_dict: dict[str, SavedMap] | None = None,
         benchmark: bool = False,
+        map_cache: MapCache | None = None,
     ) -> None:
         own = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
         own.check_kind(indices)
-        self._hold(features, Voxels(indices, own), {} if indice_dict is None else indice_dict)
+        voxels, saved = (Voxels(indices, own), {}) if map_cache is None else map_cache.on(indices, own)
+        self._hold(features, voxels, saved if indice_dict is None else indice_dict)
         if indices.device != features.device:
             raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
         self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
@@ -158,7 +206,8 @@ class SparseConvTensor:
 
     @features.setter
     def features(self, features: Tensor) -> None:
-        raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
+        if features is not self._features:  # as who copies a dataclass field by field
+            raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
 
     @property
     def indices(self) -> Tensor:
@@ -166,18 +215,44 @@ class SparseConvTensor:
 
     @indices.setter
     def indices(self, indices: Tensor) -> None:
-        raise OperandError(
-            "indices of a SparseConvTensor are not set; write "
-            "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
-        )
+        if indices is not self.indices:
+            raise OperandError(
+                "indices of a SparseConvTensor are not set; write "
+                "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
+            )
 
     @property
     def spatial_shape(self) -> list[int]:
         return list(self.voxels.grid.spatial_shape)
 
+    @spatial_shape.setter
+    def spatial_shape(self, spatial_shape: Sequence[int]) -> None:
+        if list(spatial_shape) != self.spatial_shape:
+            raise OperandError(
+                "spatial_shape of a SparseConvTensor is not set; write "
+                "x = SparseConvTensor(x.features, x.indices, spatial_shape, x.batch_size)"
+            )
+
     @property
     def batch_size(self) -> int:
         return self.voxels.grid.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        if batch_size != self.batch_size:
+            raise OperandError(
+                "batch_size of a SparseConvTensor is not set; write "
+                "x = SparseConvTensor(x.features, x.indices, x.spatial_shape, batch_size)"
+            )
+
+    @property
+    def map_cache(self) -> MapCache:
+        """For the constructor of another tensor, which then uses the kernel maps of this one where they hold."""
+        return MapCache(self.voxels, self.indice_dict)
+
+    @map_cache.setter
+    def map_cache(self, map_cache: MapCache) -> None:
+        self.voxels, self.indice_dict = map_cache.on(self.indices, self.voxels.grid)
 
     @property
     def spatial_size(self) -> int:
@@ -291,6 +366,62 @@ class SparseConvTensor:
             f"SparseConvTensor(voxels={len(self.indices)}, channels={self._features.shape[1]}, "
             f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size}, dtype={self._features.dtype})"
         )
+
+
+@dataclass(frozen=True)
+class _Context:
+    """All of a `SparseConvTensor` but its tensors; two that differ in their maps alone count as equal."""
+
+    voxel_grid: VoxelGrid
+    benchmark: bool
+    names: tuple[str, ...]  # of the tensors, in their order
+    map_cache: MapCache | None = field(default=None, compare=False, repr=False)  # None: read from a file
+
+
+def _flatten(x: SparseConvTensor) -> tuple[list[Any], _Context]:
+    optional = [name for name in ("grid", "voxel_num") if getattr(x, name) is not None]
+    names = ("features", "indices", *optional)
+    return [getattr(x, name) for name in names], _Context(x.voxels.grid, x.benchmark, names, x.map_cache)
+
+
+def _flatten_with_keys(x: SparseConvTensor) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
+    leaves, context = _flatten(x)
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context.names, leaves)], context
+
+
+def _unflatten(leaves: Iterable[Any], context: _Context) -> SparseConvTensor:
+    """Nothing is checked: a leaf may be whatever a function made of a tensor."""
+    tensors: dict[str, Any] = {"grid": None, "voxel_num": None, **dict(zip(context.names, leaves))}
+    indices, cache = tensors["indices"], context.map_cache
+    made = object.__new__(SparseConvTensor)
+    made.voxels, made.indice_dict = (
+        (Voxels(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
+    )
+    made._features, made.benchmark = tensors["features"], context.benchmark
+    made.grid, made.voxel_num = tensors["grid"], tensors["voxel_num"]
+    return made
+
+
+def _to_file(context: _Context) -> list[Any]:
+    """What JSON takes; maps can be worked out again."""
+    grid = context.voxel_grid
+    return [list(grid.spatial_shape), grid.batch_size, context.benchmark, list(context.names)]
+
+
+def _from_file(saved: list[Any]) -> _Context:
+    spatial_shape, batch_size, benchmark, names = saved
+    return _Context(VoxelGrid(tuple(spatial_shape), batch_size), benchmark, tuple(names))
+
+
+pytree.register_pytree_node(
+    SparseConvTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="insum_ops.nn.SparseConvTensor",
+    to_dumpable_context=_to_file,
+    from_dumpable_context=_from_file,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:

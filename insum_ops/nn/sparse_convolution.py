@@ -15,7 +15,7 @@ from ..compiler.ready import is_watched
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
-from ..kernel_views import KernelViews
+from ..kernel_views import KeptViews
 from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
 
@@ -70,7 +70,7 @@ class SparseConvolution(SparseModule):
     kind: ClassVar[str]
     POINTWISE = "Out[x,g,m] += In[x,g,c] * Weight[g,c,m]"
     bias: nn.Parameter | None
-    _views: KernelViews | None = None
+    _views: KeptViews | None = None
 
     def __init__(
         self,
@@ -136,11 +136,12 @@ class SparseConvolution(SparseModule):
         views = self.views() if type(weight) is nn.Parameter and not is_watched() else None
         return x.at(convolve(x.features, weight, kernel_map, bias, self.groups, views), voxels)
 
-    def views(self) -> KernelViews:
+    def views(self) -> KeptViews:
         """Of the weight and the bias, kept from call to call."""
-        if self._views is None:
-            self._views = KernelViews()
-        return self._views
+        views = self._views
+        if views is None:
+            views = self._views = KeptViews()
+        return views
 
     def _apply(self, *given: Any, **options: Any) -> Any:
         """Parameters are about to move: what views hold of their old memory is let go."""

@@ -1,0 +1,60 @@
+"""Layers train under DistributedDataParallel and fully_shard as they do alone, by two processes over gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+import wrapped_training
+from tolerances import TOLERANCE
+from wrapped_training import CASES, PROCESSES, train_alone
+
+VIEWS = "error:FSDP2-wrapped module:UserWarning"  # of outputs on which a hook may be lost
+TIMEOUT = 300  # seconds; all cases take some twenty on two idle cores
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """One test for all cases, so that no more than two processes are started, whoever runs it."""
+    script = Path(wrapped_training.__file__)
+    command = [sys.executable, "-W", VIEWS, str(script)]
+    runs = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(PROCESSES)]
+    try:
+        expected = {name: trained_alone(*case.alone) for name, case in CASES.items()}
+        assert [run.wait(TIMEOUT) for run in runs] == [0] * PROCESSES
+    finally:
+        for run in runs:
+            run.kill()
+    failures = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        for rank in range(PROCESSES):
+            found = torch.load(tmp_path / f"{number}-{rank}.pt")
+            problem = found if isinstance(found, str) else difference(found, expected[name][rank], case.computes_in)
+            if problem:
+                failures[f"{name}, process {rank}"] = problem
+    assert not failures, "\n\n".join([f"{name}: {problem}" for name, problem in failures.items()])
+
+
+@cache
+def trained_alone(*alike):
+    """Many cases want the same numbers."""
+    return train_alone(*alike)
+
+
+def difference(found, expected, dtype):
+    """In words, what outputs or gradients of some step are wrong; "" if none is."""
+    assert len(found) == len(expected)
+    for step, ((gradients, outputs), (wanted, wanted_outputs)) in enumerate(zip(found, expected)):
+        pairs = {f"output {number}": pair for number, pair in enumerate(zip(outputs, wanted_outputs, strict=True))}
+        pairs |= {name: (gradients[name], wanted[name]) for name in gradients.keys() | wanted.keys()}
+        for name, (actual, reference) in pairs.items():
+            if actual is None or reference is None:
+                if actual is not reference:
+                    return f"step {step}, {name}: {actual} instead of {reference}"
+            else:
+                error, largest = (actual.double() - reference.double()).abs().max(), reference.double().abs().max()
+                if not error <= TOLERANCE[dtype]["rtol"] * largest:  # gradients may all be small
+                    return f"step {step}, {name}: is wrong by {error:.3g}, where {largest:.3g} is the largest"
+    return ""

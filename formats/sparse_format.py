@@ -61,9 +61,10 @@ class SparseFormat(FromTensors):
         rows = None if self.stores_rows else grid[self.group_dim]
         parts = type(self).__name__, self.coords, self.values, rows, self.group_dim
         check_parts(*parts, self.block_size or (), self.value_axes)
+        stamp = Stamp(self.coords)  # before they are read: another thread may write to them
         num_padding = check_coords(self.coords, grid, self.group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
-        return Known(num_slots - num_padding, num_slots, Stamp(self.coords))
+        return Known(num_slots - num_padding, num_slots, stamp)
 
     @classmethod
     @abstractmethod
@@ -121,8 +122,10 @@ class SparseFormat(FromTensors):
             return self if values is self.values else self._with(values=values)
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
-        known = Known(self.known.num_entries, self.known.num_slots, Stamp(coords))
-        return self._with(coords=coords, values=values, _known=known)
+        known = self.known
+        return self._with(
+            coords=coords, values=values, _known=Known(known.num_entries, known.num_slots, Stamp(coords))
+        )
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -189,12 +192,16 @@ class SparseFormat(FromTensors):
         A tracer sees no changes: what it is to use has to be worked out by an ordinary call.
         """
         known = self._known
-        if not torch.compiler.is_compiling() and not known.stamp.is_current():
+        if torch.compiler.is_compiling() or known.stamp.is_current():
+            return known
+        known = known.latest()
+        if not known.stamp.is_current():
             recounted = known.stamp.recounted()
             if recounted is None:
-                known.renew(self._checked())
+                known = known.renewed(self._checked())
             else:
                 known.stamp = recounted
+        vars(self).update(_known=known)
         return known
 
     @property
@@ -228,7 +235,8 @@ class SparseFormat(FromTensors):
 
     @property
     def has_padding(self) -> bool:
-        return self.known.num_entries < self._known.num_slots
+        known = self.known
+        return known.num_entries < known.num_slots
 
     @property
     def nnz(self) -> int:
@@ -260,7 +268,8 @@ class SparseFormat(FromTensors):
     @property
     def padding_share(self) -> float:
         """The share of the entries, or blocks, that is padding."""
-        return 1 - self.known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
+        known = self.known
+        return 1 - known.num_entries / known.num_slots if known.num_slots else 0.0
 
     @property
     def nbytes(self) -> int:
@@ -329,11 +338,11 @@ class SparseFormat(FromTensors):
         found = known.regrouped.get((group_dim, group_size))
         is_tracing = torch.compiler.is_compiling()
         if found is None or not (is_tracing or found.stamp.is_current()):  # whoever has its coordinates may change them
-            found = known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
+            found = known.regrouped[group_dim, group_size] = self._regrouped(known, group_dim, group_size)
         return found
 
     @torch.inference_mode(False)
-    def _regrouped(self, group_dim: int, group_size: int | None) -> Regrouped:
+    def _regrouped(self, known: Known, group_dim: int, group_size: int | None) -> Regrouped:
         grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(), self._positions()
         if positions is not None:
@@ -343,7 +352,7 @@ class SparseFormat(FromTensors):
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
         stamp = Stamp(layout.coords)
-        return Regrouped(layout.coords, gather, Known(self._known.num_entries, gather.source.numel(), stamp), stamp)
+        return Regrouped(layout.coords, gather, Known(known.num_entries, gather.source.numel(), stamp), stamp)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         if self.ndim != 2 or self.group_dim != 0 or part is None:

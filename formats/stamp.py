@@ -82,9 +82,9 @@ class Stamp:
             return None
         if any(data_ptr() != pointer for _, _, data_ptr, pointer in self.counted):
             return None
+        fresh = Stamp(self.tensors)  # before they are read: another thread may write to them
         if not all(map(torch.equal, self.tensors, self.values)):
             return None
-        fresh = Stamp(self.tensors)
         fresh.values = self.values
         return fresh
 

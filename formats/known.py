@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from .convert import Gather
 from .facts import RowFacts
+from .guard import may_keep
 from .stamp import Stamp
 from .walks import Walk
 
@@ -63,10 +63,18 @@ class Regrouped:
     known: Known
     stamp: Stamp  # of its own coordinates when they were made: what is known of them may be renewed
 
-    @cached_property
-    @torch.inference_mode(False)  # what is kept must be good for training too
+    @property
     def source(self) -> Tensor:
         """Where each slot's value lies among the flattened values it comes from, -1 at padding: [P] or [P, Q]."""
+        found: Tensor | None = vars(self).get("_source")  # no cached property: not all who ask may keep it
+        if found is None:
+            found = self._sources()
+            if may_keep(found):
+                vars(self)["_source"] = found
+        return found
+
+    @torch.inference_mode(False)  # what is kept must be good for training too
+    def _sources(self) -> Tensor:
         source, is_padding = self.gather.source, self.gather.is_padding
         if is_padding is not None:
             source = source.masked_fill(is_padding.view(source.shape), -1)

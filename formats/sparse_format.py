@@ -16,6 +16,7 @@ from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_or
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
+from .guard import may_keep
 from .known import Known, Regrouped
 from .stamp import Stamp
 from .walks import Walked, walk
@@ -123,9 +124,7 @@ class SparseFormat(FromTensors):
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
         known = self.known
-        return self._with(
-            coords=coords, values=values, _known=Known(known.num_entries, known.num_slots, Stamp(coords))
-        )
+        return self._with(coords=coords, values=values, _known=Known(known.num_entries, known.num_slots, Stamp(coords)))
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -144,13 +143,14 @@ class SparseFormat(FromTensors):
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
         swapped = Known(known.num_entries, known.num_slots, known.stamp, known.facts, known.positions)
+        swap = frozenset((first, second))
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
             shape=tuple(self.shape[dim] for dim in order),
             group_dim=order[self.group_dim],
             block_size=block_size,
-            _known=known.transposed.setdefault(frozenset((first, second)), swapped),
+            _known=known.transposed.setdefault(swap, swapped) if may_keep() else known.transposed.get(swap, swapped),
         )
 
     def regroup(self: Format, group_dim: int, group_size: int | None = None) -> Format:
@@ -182,7 +182,8 @@ class SparseFormat(FromTensors):
             rows, columns = self._entry_coords()[[group_dim, 1 - group_dim]]
             grid = block_grid(self.shape, self.block_size)
             made = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]), width)
-            known.walks[group_dim, width] = made
+            if may_keep(made.rows, made.sets, made.columns, made.source):
+                known.walks[group_dim, width] = made
         return Walked(self, made, group_dim)
 
     @property
@@ -196,6 +197,8 @@ class SparseFormat(FromTensors):
             return known
         known = known.latest()
         if not known.stamp.is_current():
+            if not may_keep(*self.coords):
+                return self._checked()
             recounted = known.stamp.recounted()
             if recounted is None:
                 known = known.renewed(self._checked())
@@ -328,17 +331,22 @@ class SparseFormat(FromTensors):
     def _positions(self) -> Tensor | None:
         """Which of the flattened values are no padding; None: all."""
         known = self.known
-        if known.positions is None and known.num_entries < known.num_slots:
+        positions = known.positions
+        if positions is None and known.num_entries < known.num_slots:
             with torch.inference_mode(False):
-                known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
-        return known.positions
+                positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
+            if may_keep(positions):
+                known.positions = positions
+        return positions
 
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
         known = self.known
         found = known.regrouped.get((group_dim, group_size))
         is_tracing = torch.compiler.is_compiling()
         if found is None or not (is_tracing or found.stamp.is_current()):  # whoever has its coordinates may change them
-            found = known.regrouped[group_dim, group_size] = self._regrouped(known, group_dim, group_size)
+            found = self._regrouped(known, group_dim, group_size)
+            if may_keep(*found.coords, found.gather.source, found.gather.is_padding):
+                known.regrouped[group_dim, group_size] = found
         return found
 
     @torch.inference_mode(False)

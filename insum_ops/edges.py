@@ -14,6 +14,7 @@ from .arrange import Arranged, arrange
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
+from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
 from .formats.stamp import State
 from .remember import ByIdentity
@@ -55,7 +56,9 @@ class Edges:
             if ones is None:
                 pattern = self.arranged.pattern
                 with outside_transforms():
-                    ones = self.ones[dtype] = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
+                    ones = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
+                if may_keep(ones.values):
+                    self.ones[dtype] = ones
             return ones
         wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
         filled = self.filled
@@ -67,7 +70,8 @@ class Edges:
         state = State.of(edge_weight)  # before they are read: another thread may write to them
         with outside_transforms():
             form = self.arranged.fill(edge_weight.detach())
-        self.filled = None if state is None else Filled(ref(edge_weight), state, form)
+        if state is not None and may_keep(form.values):
+            self.filled = Filled(ref(edge_weight), state, form)
         return form
 
     def slots(self, edge_weight: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     if found is not None and found.is_of(edge_index):
         return found
     found = _arranged_edges(edge_index, sizes)
-    if found.state is not None:
+    if found.state is not None and may_keep(*found.arranged.parts):
         if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
             known = {}
         _edges.keep(edge_index, {**known, sizes: found})  # another dictionary: other threads may be reading this one

@@ -98,7 +98,7 @@ def _positions(length: int, extent: int, caller: int) -> Tensor:
 @_entry_point("insum gather")
 def _gather(dtype: torch.dtype) -> EntryPoint:
     inputs = [(_random(10, 3, dtype=dtype), _positions(7, 10, caller)) for caller in range(CALLERS)]
-    return EntryPoint(lambda X, I: insum("C[i,c] += X[I[i],c]", X=X, I=I), inputs)
+    return EntryPoint(lambda X, at: insum("C[i,c] += X[I[i],c]", X=X, I=at), inputs)
 
 
 @_entry_point("insum scatter")
@@ -106,13 +106,13 @@ def _scatter(dtype: torch.dtype) -> EntryPoint:
     inputs = [
         (_random(5, 3, dtype=dtype), _random(7, 3, dtype=dtype), _positions(7, 5, caller)) for caller in range(CALLERS)
     ]
-    return EntryPoint(lambda C, X, I: insum("C[I[i],c] += X[i,c]", C=C, X=X, I=I), inputs)
+    return EntryPoint(lambda C, X, at: insum("C[I[i],c] += X[i,c]", C=C, X=X, I=at), inputs)
 
 
 @_entry_point("insum max")
 def _max(dtype: torch.dtype) -> EntryPoint:
     inputs = [(_random(10, 3, dtype=dtype), _positions(7, 10, caller)) for caller in range(CALLERS)]
-    return EntryPoint(lambda X, I: insum("C[c] = max(X[I[i],c])", X=X, I=I), inputs)
+    return EntryPoint(lambda X, at: insum("C[c] = max(X[I[i],c])", X=X, I=at), inputs)
 
 
 @_entry_point("insum min")
@@ -120,6 +120,14 @@ def _min(dtype: torch.dtype) -> EntryPoint:
     A = GroupCOO.from_dense(_matrix(dtype))
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
     return EntryPoint(lambda B: insum("C[m,n] = min(A[m,k] * B[k,n])", A=A, B=B), inputs, owner=A)
+
+
+@_entry_point("insum by columns")
+def _by_columns(dtype: torch.dtype) -> EntryPoint:
+    """A format whose groups are of columns, and have to be arranged anew."""
+    A = GroupCOO.from_dense(_matrix(dtype), group_dim=1)
+    inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
+    return EntryPoint(lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), inputs, owner=A)
 
 
 def _with_format(form: type) -> Maker:

@@ -127,9 +127,9 @@ def test_threads_that_bring_other_weights_for_one_graph_do_not_get_each_others()
 
 
 def test_explanations_are_the_same_in_every_thread():
-    X, I = torch.randn(10, 3, device=DEVICE), torch.randint(0, 10, (7,), device=DEVICE)
+    X, at = torch.randn(10, 3, device=DEVICE), torch.randint(0, 10, (7,), device=DEVICE)
     A = GroupCOO.from_dense(torch.randn(6, 10, device=DEVICE).relu())
-    asked = [("C[i,c] += X[I[i],c]", {"X": X, "I": I}), ("C[m,c] += A[m,k] * X[k,c]", {"A": A, "X": X})]
+    asked = [("C[i,c] += X[I[i],c]", {"X": X, "I": at}), ("C[m,c] += A[m,k] * X[k,c]", {"A": A, "X": X})]
     expected = [str(explain(expr, **given)) for expr, given in asked]
 
     def check(thread: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import outside_transforms
+from ..formats.guard import may_keep
 from ..formats.kernel_map import KernelMap, map_on
 from ..formats.stamp import State
 from ..formats.voxel_grid import VoxelGrid
@@ -57,7 +58,9 @@ class Voxels:
             if kind != "subm":
                 grid = VoxelGrid(made.out_spatial_shape, batch)
                 target = Voxels(made.out_indices, grid, made=Stamp(made.out_indices))
-            found = self.maps[layout] = Found(made, target, Stamp(self.indices))
+            found = Found(made, target, Stamp(self.indices))
+            if may_keep(made.indices, made.out_indices, *made.known_neighbours):
+                self.maps[layout] = found
         return found.kernel_map, found.target or self
 
     def is_as_made(self) -> bool:
@@ -107,6 +110,7 @@ class SavedMap(NamedTuple):
     source: Voxels
     target: Voxels
     stamp: Stamp  # of the source's indices when it was made
+    is_lasting: bool = True  # False: a tracer has saved it, for the layers that it traces
 
 
 class SparseConvTensor:
@@ -200,7 +204,8 @@ class SparseConvTensor:
 
     def find_indice_pair(self, key: str | None) -> SavedMap | None:
         """What was saved under an indice_key."""
-        return None if key is None else self.indice_dict.get(key)
+        saved = None if key is None else self.indice_dict.get(key)
+        return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
 
     def select_by_index(self, valid: Tensor) -> SparseConvTensor:
         """The voxels that a mask or a list of rows picks, as a tensor of its own."""
@@ -234,10 +239,12 @@ class SparseConvTensor:
         """The kernel map of a layer and the voxels it leads to: shared by layers of one layout, saved under the key."""
         if indice_key is None:
             return self.voxels.map(layout)
-        saved = self.indice_dict.get(indice_key)
+        saved = self.find_indice_pair(indice_key)
         if saved is None:
             found, target = self.voxels.map(layout)
-            self.indice_dict[indice_key] = SavedMap(found, layout, self.voxels, target, Stamp(self.indices))
+            is_lasting = may_keep(found.indices, found.out_indices, *found.known_neighbours)
+            saved = SavedMap(found, layout, self.voxels, target, Stamp(self.indices), is_lasting)
+            self.indice_dict[indice_key] = saved
             return found, target
         if saved.layout != layout:
             raise OperandError(
@@ -261,7 +268,7 @@ class SparseConvTensor:
 
     def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
         """The saved map backwards, and the voxels it came from."""
-        saved = self.indice_dict.get(indice_key)
+        saved = self.find_indice_pair(indice_key)
         if saved is None:
             known = ", ".join(map(repr, self.indice_dict)) or "none"
             raise OperandError(

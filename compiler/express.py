@@ -48,6 +48,7 @@ __all__ = [
 PLAIN = (Tensor, torch.nn.Parameter)
 Key = tuple[Any, ...]
 Lane = Callable[[Sequence[Tensor]], "Tensor | None"]
+Ranged = tuple[Callable[[], "Tensor | None"], int, int]  # a reference to an index tensor, its version and address
 
 # asked at every call, so without the Python functions around them
 modes = torch._C._len_torch_dispatch_stack
@@ -190,12 +191,14 @@ def express(
     own = [] if read is None else [(at, tensor) for at, tensor in stays if runs.order[at] < len(plan.names)]
     pointers = tuple([(tensor.data_ptr, template[at]) for at, tensor in own])
     versions = tuple(read or ())
-    # index tensors that come with a call, each with the last one whose range is known: whose, version, pointer
-    pointed: list[list[Any]] = [
-        [moving_at[place], extent, is_padded, _nobody, 0, 0]
+    # index tensors that come with a call: their number, the extent that they point into, whether they are padded
+    pointed = [
+        (moving_at[place], extent, is_padded)
         for (place, extent), is_padded in zip(plan.pointed, padded)
         if place in moving_at
     ]
+    # and of each the last one whose range is known: whose, version, pointer. Threads share them, so each is one tuple
+    ranged: list[Ranged] = [(_nobody, 0, 0)] * len(pointed)
     compares = bool(versions or pointers or pointed)
     # in cells, not on an object: a call reads each of them
     is_half, variants, with_rounding, kernels = plan.is_half, plan.runners, plan.with_rounding, runs.runners
@@ -223,15 +226,16 @@ def express(
             for data_ptr, pointer in pointers:
                 if data_ptr() != pointer:
                     return None
-            for known in pointed:
-                number, extent, is_padded, owner, version, pointer = known
+            for at, (number, extent, is_padded) in enumerate(pointed):
+                owner, version, pointer = ranged[at]
                 index = moving[number]
                 if owner() is not index or index._version != version or index.data_ptr() != pointer:
                     low, high = remembered_range(index)
                     if high >= extent or (low < 0) is not is_padded:
                         return None
-                    if known_version(index) is not None:
-                        known[3:] = ref(index), index._version, index.data_ptr()
+                    known = known_version(index)
+                    if known is not None:
+                        ranged[at] = ref(index), known, index.data_ptr()
         if variants.get(with_rounding(padded) if is_half else padded) is not launcher:
             return None
         if elsewhere is not None and device.index != _current_device():

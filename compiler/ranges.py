@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..formats.guard import may_keep
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 
@@ -80,7 +81,7 @@ def known_version(index: Tensor) -> int | None:
 
 
 def _keep(index: Tensor, values: tuple[int, int]) -> None:
-    if not index.is_inference():  # which does not tell when it changes
+    if may_keep() and not index.is_inference():  # which does not tell when it changes
         setattr(index, _REMEMBERED, _Read(ref(index), index._version, _address(index), values))
 
 
@@ -104,13 +105,15 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
             return len(pointers) - 1, 0
         longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
         known = (len(pointers) - 1, longest)
-        setattr(pointers, _SEGMENTS, known)
+        if may_keep():
+            setattr(pointers, _SEGMENTS, known)
     return known
 
 
 def remember_segments(pointers: Tensor, longest: int) -> None:
     """No segment is longer than that: nothing needs to be read."""
-    setattr(pointers, _SEGMENTS, (len(pointers) - 1, longest))
+    if may_keep():
+        setattr(pointers, _SEGMENTS, (len(pointers) - 1, longest))
 
 
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:

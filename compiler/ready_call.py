@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,13 +14,22 @@ from .errors import UnsupportedError
 from .express import Lane, express
 from .launch import Launcher
 from .pipeline import Plan
-from .ranges import known_version
+from .ranges import known_version, remembered_range
 from .sparse import Recipe, SparseFormat, is_sparse
 
 __all__ = ["Backward", "Final", "PlainCall", "SparseCall", "Standing", "ValuesGradient", "contiguous"]
 
 Final = tuple[tuple[int, ...], tuple[int, ...]]  # an output's shape and strides
 Moving = tuple[tuple[int, str, Any, "tuple[int, ...] | None"], ...]  # (place, the user's name, splits, shape if a view)
+Index = tuple[Tensor, int, int]  # an index tensor, its version and its place in memory
+Padded = tuple[bool, ...]  # which of a plan's index tensors hold a -1
+
+
+class Read(NamedTuple):
+    """The index tensors of a plan whose tensors all stay, as they were when it was read which of them are padded."""
+
+    indices: tuple[Index, ...]
+    padded: Padded
 
 
 def contiguous(size: tuple[int, ...]) -> Final:
@@ -35,43 +44,61 @@ class _Ready:
     def __init__(self, plan: Plan, fixed: list[Tensor | None], facts: list[Tensor]) -> None:
         self.plan, self.fixed, self.facts = plan, fixed, facts
         self.is_sum, self.is_half, self.runners = plan.is_sum, plan.is_half, plan.runners
-        # index tensors that stay, in the version and the place in memory that `padded` is of
-        self.read: list[tuple[Tensor, int, int]] | None = None
-        self.padded: tuple[bool, ...] = ()
+        self.reads_none = all([fixed[number] is not None for number, _ in plan.pointed])  # index tensors of a call
+        # Several threads call one of these at once, so that nothing of a single call is kept on it. Each of the two is
+        # whole before it is assigned, and tells by itself for which tensors it holds.
+        self.read: Read | None = None
         self.express: Lane | None = None  # once a call has found its kernel
 
-    def variant(self, tensors: list[Any]) -> object:
-        """`plan.variant`, by version counters and addresses alone where every index tensor stays."""
-        if self.read is not None:
-            for index, version, pointer in self.read:
+    def padded(self, tensors: list[Any]) -> Padded:
+        """`plan.padded`, by version counters and addresses alone where every index tensor stays."""
+        known = self.read
+        if known is not None:
+            for index, version, pointer in known.indices:
                 if index._version != version or index.data_ptr() != pointer:
                     break
             else:
-                return self.plan.with_rounding(self.padded) if self.is_half else self.padded
-        self.padded = self.plan.padded(tensors)
-        read = list[tuple[Tensor, int, int]]()
-        for number, _ in self.plan.pointed:
-            stays = self.fixed[number]
-            known = None if stays is None else known_version(stays)
-            if stays is not None and known is not None:
-                read.append((stays, known, stays.data_ptr()))
-        self.read = read if len(read) == len(self.plan.pointed) else None
-        return self.plan.with_rounding(self.padded) if self.is_half else self.padded
+                return known.padded
+        padded = self.plan.padded(tensors)
+        if self.reads_none:
+            indices = self.indices(padded)
+            self.read = None if indices is None else Read(tuple(indices), padded)
+        return padded
 
-    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Lane | None:
+    def indices(self, padded: Padded) -> list[Index] | None:
+        """The index tensors that stay, in the versions that are so padded; None: one of them hides its changes.
+
+        Another thread may have written to one since it was read: it is asked again, which takes no time.
+        """
+        found = list[Index]()
+        for (number, extent), is_padded in zip(self.plan.pointed, padded):
+            index = self.fixed[number]
+            if index is None:
+                continue
+            version, pointer = known_version(index), index.data_ptr()
+            if version is None:
+                return None
+            low, high = remembered_range(index)
+            if high >= extent or (low < 0) is not is_padded:
+                return None
+            found.append((index, version, pointer))
+        return found
+
+    def variant(self, padded: Padded) -> object:
+        """`plan.variant` of tensors that are so padded."""
+        return self.plan.with_rounding(padded) if self.is_half else padded
+
+    def express_to(
+        self, launcher: Launcher, padded: Padded, comes: Sequence[Sequence[int]], final: Final
+    ) -> Lane | None:
         """To the kernel that has just run; None: it takes more than a launch, or an index tensor hides its changes."""
         if not launcher.is_plain:
             return None
-        read: list[tuple[Tensor, int]] = []
-        for number, _ in self.plan.pointed:
-            index = self.fixed[number]
-            version = None if index is None else known_version(index)
-            if index is not None and version is not None:
-                read.append((index, version))
-            elif index is not None:
-                return None
-        compared = None if self.is_compared else read
-        return express(self.plan, launcher, self.padded, [*self.fixed, *self.facts], comes, compared, final)
+        indices = self.indices(padded)
+        if indices is None:
+            return None
+        compared = None if self.is_compared else [(index, version) for index, version, _ in indices]
+        return express(self.plan, launcher, padded, [*self.fixed, *self.facts], comes, compared, final)
 
 
 class PlainCall(_Ready):
@@ -90,8 +117,7 @@ class PlainCall(_Ready):
 
     def anew(self, moving: Sequence[Tensor]) -> Tensor:
         """The same where the express lane has been tried."""
-        tensors, runner = self.prepared(moving)
-        padded = self.padded
+        tensors, runner, padded = self.prepared(moving)
         lane = self.lanes.get(padded)
         result = None if lane is None or lane is self.express else lane(moving)
         if result is not None:
@@ -99,27 +125,28 @@ class PlainCall(_Ready):
             return result
         output = runner(tensors, self.facts)
         if type(runner) is Launcher:
-            lane = self.express_to(runner, [(at,) for at in self.places], (runner.size, runner.strides))
+            lane = self.express_to(runner, padded, [(at,) for at in self.places], (runner.size, runner.strides))
             self.express = self.lanes[padded] = lane
         return output  # type: ignore[no-any-return]
 
-    def prepared(self, moving: Iterable[Tensor]) -> tuple[list[Any], Any]:
-        """All tensors in their places, and what runs on them."""
+    def prepared(self, moving: Iterable[Tensor]) -> tuple[list[Any], Any, Padded]:
+        """All tensors in their places, what runs on them, and which index tensors among them are padded."""
         tensors: list[Any] = self.fixed.copy()
         for at, tensor in zip(self.places, moving):
             tensors[at] = tensor
-        key = self.variant(tensors)
+        padded = self.padded(tensors)
+        key = self.variant(padded)
         runner: Any = self.runners.get(key)
         if runner is None:
             runner = self.plan.new_runner(key, tensors, self.facts)
-        return tensors, runner
+        return tensors, runner, padded
 
     def add_to(self, total: Tensor, moving: Iterable[Tensor]) -> Tensor:
         """The same for a statement that starts from the last of its moving tensors, which is the caller's to lose.
 
         A kernel that adds atomically adds to it where it is; any other gives a new tensor.
         """
-        tensors, runner = self.prepared((*moving, total))
+        tensors, runner, _ = self.prepared((*moving, total))
         if type(runner) is Launcher and runner.adds_in_place and total.stride() == runner.strides:
             runner.launch((*tensors, *self.facts, total))
             return total
@@ -130,7 +157,7 @@ class PlainCall(_Ready):
 
         A kernel that writes all of its output writes it there; what another one makes is copied.
         """
-        tensors, runner = self.prepared(moving)
+        tensors, runner, _ = self.prepared(moving)
         launcher = None
         if type(runner) is Launcher and runner.is_alone and not runner.is_wide:
             strides, known = place.stride(), self.placed
@@ -194,13 +221,14 @@ class _Viewed(_Ready):
             return None
         for at, name in self.places:
             tensors[at] = operands[name]
-        launcher: Any = self.runners.get(self.variant(tensors))
+        padded = self.padded(tensors)
+        launcher: Any = self.runners.get(self.variant(padded))
         if type(launcher) is not Launcher or not launcher.is_plain:
             return None
         output = launcher.into(*final, tensors, self.facts)
         if output is None:
             return None
-        return output, self.express_to(launcher, [self.taken(name) for name in self.names], final)
+        return output, self.express_to(launcher, padded, [self.taken(name) for name in self.names], final)
 
     def taken(self, name: str) -> list[int]:
         """The places that an operand takes among the plan's tensors."""
@@ -261,8 +289,10 @@ class SparseCall(_Viewed):
             tensors[self.values_at] = form.flat_values if self.how.source else form.regroup(self.group_dim).values
         return tensors
 
-    def express_to(self, launcher: Launcher, comes: Sequence[Sequence[int]], final: Final) -> Lane | None:
-        return super().express_to(launcher, comes, final) if self.takes_values else None
+    def express_to(
+        self, launcher: Launcher, padded: Padded, comes: Sequence[Sequence[int]], final: Final
+    ) -> Lane | None:
+        return super().express_to(launcher, padded, comes, final) if self.takes_values else None
 
     def taken(self, name: str) -> list[int]:
         return [self.values_at] if name == self.name else super().taken(name)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from ..formats.guard import may_keep
 from .bind import Bound
 from .errors import OperandError
 from .ir import Access, Statement
@@ -93,8 +94,8 @@ def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
 
 
 def pattern_of(form: SparseFormat) -> object:
-    """What `check_pattern` tells a pattern by; None for a tracer, which sees no changes."""
-    return None if torch.compiler.is_compiling() else form.memory
+    """What `check_pattern` tells a pattern by; None where none is kept, as for a tracer, which sees no changes."""
+    return form.memory if may_keep() else None
 
 
 def check_pattern(form: SparseFormat, before: object, name: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .convert import block_grid
 from .facts import RowFacts, row_facts
+from .guard import may_keep
 from .known import Known, Regrouped
 
 __all__ = ["Along", "facts_of"]
@@ -19,11 +20,13 @@ Sizes = tuple[int, ...]
 def facts_of(
     known: Known, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
 ) -> RowFacts | None:
-    rows = coords[group_dim]
-    if known.facts is None and rows is not None:
+    rows, facts = coords[group_dim], known.facts
+    if facts is None and rows is not None:
         with torch.inference_mode(False):  # what is kept must be good for training too
-            known.facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
-    return known.facts
+            facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
+        if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
+            known.facts = facts
+    return facts
 
 
 class Along:

@@ -14,6 +14,7 @@ from torch import Tensor
 from . import map_tables
 from .errors import FormatError
 from .geometry import Geometry, per_axis
+from .guard import may_keep
 from .map_tables import GroupedMap, Tables, TiledMap
 from .voxel_grid import VoxelGrid
 
@@ -64,7 +65,10 @@ class KernelMap:
         if tables.num_pairs is None:
             if self.is_captured:
                 return self.num_inputs * self.most_per_input
-            tables.num_pairs = sum(tables.count()[1])
+            num_pairs = sum(tables.count()[1])
+            if may_keep():
+                tables.num_pairs = num_pairs
+            return num_pairs
         return tables.num_pairs
 
     @property
@@ -95,6 +99,11 @@ class KernelMap:
     def neighbours(self) -> Tensor:
         """NBR[x,z], int32 [X, V]: the input that output x reads through tap z, -1 where there is none."""
         return self._tables.of(self._side)
+
+    @property
+    def known_neighbours(self) -> list[Tensor | None]:
+        """The tables of both directions, as far as there are such."""
+        return self._tables.neighbours
 
     @property
     def inverse(self) -> KernelMap:
@@ -131,9 +140,10 @@ class KernelMap:
         if found is None:
             first = known.get((0, group_size))
             if first is None:
-                first = known[0, group_size] = self._tables.group(group_size)
+                first = self._tables.group(group_size)
             found = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
-            known[self._side, group_size] = found
+            if may_keep(first.MAPX, first.MAPY, first.MAPZ):
+                known[0, group_size], known[self._side, group_size] = first, found
         return found
 
     def tiled(self, tile_size: int = 128) -> TiledMap:
@@ -146,11 +156,17 @@ class KernelMap:
         found = tables.tiled.get(key)
         if found is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps
             first = self.inverse.tiled(tile_size)
-            found = tables.tiled[key] = replace(first, TAP=self.volume - 1 - first.TAP)
+            found = replace(first, TAP=self.volume - 1 - first.TAP)
+            self._keep_tiles(key, found)
         elif found is None:
             rarity = _geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
-            found = tables.tiled[key] = tables.tile(self._side, rarity, tile_size)
+            found = tables.tile(self._side, rarity, tile_size)
+            self._keep_tiles(key, found)
         return found
+
+    def _keep_tiles(self, key: tuple[int, int], found: TiledMap) -> None:
+        if may_keep(found.ROW, found.TILE, found.NBR, found.TAP, found.pointers, found.order):
+            self._tables.tiled[key] = found
 
     def has_tiles(self, tile_size: int = 128) -> bool:
         """Whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .convert import Gather
 from .facts import RowFacts
+from .guard import may_keep
 from .stamp import Stamp
 from .walks import Walk
 
@@ -19,7 +19,11 @@ __all__ = ["Known", "Regrouped"]
 
 @dataclass(eq=False)
 class Known:
-    """What has been worked out about one pattern; every object over the same coordinates shares it."""
+    """What has been worked out about one pattern; every object over the same coordinates shares it.
+
+    It is about the coordinates that its stamp tells of, and never becomes about others: a thread that works something
+    out while they change adds it to what nobody asks any more.
+    """
 
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
@@ -30,15 +34,24 @@ class Known:
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
+    successor: ClassVar[Known | None] = None  # of one whose coordinates have changed: what is known of them since
 
-    def renew(self, fresh: Known) -> None:
-        """Forget everything but what is `fresh`, for all objects that share it."""
+    def latest(self) -> Known:
+        """What is known after all changes that some object over the same coordinates has noticed."""
+        known = self
+        while known.successor is not None:
+            known = known.successor
+        return known
+
+    def renewed(self, fresh: Known) -> Known:
+        """What all objects that share this one go on with: `fresh`, or what another thread was sooner with."""
         fresh.stamp.keep_values()  # coordinates that were written to once may be so at every step
-        vars(self).update(vars(fresh))
+        found: Known = vars(self).setdefault("successor", fresh)  # in one step: two would each have their own
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: kernels stay behind."""
-        return {**vars(self), "memory": {}}
+        return {name: part for name, part in vars(self).items() if name != "successor"} | {"memory": {}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +63,18 @@ class Regrouped:
     known: Known
     stamp: Stamp  # of its own coordinates when they were made: what is known of them may be renewed
 
-    @cached_property
-    @torch.inference_mode(False)  # what is kept must be good for training too
+    @property
     def source(self) -> Tensor:
         """Where each slot's value lies among the flattened values it comes from, -1 at padding: [P] or [P, Q]."""
+        found: Tensor | None = vars(self).get("_source")  # no cached property: not all who ask may keep it
+        if found is None:
+            found = self._sources()
+            if may_keep(found):
+                vars(self)["_source"] = found
+        return found
+
+    @torch.inference_mode(False)  # what is kept must be good for training too
+    def _sources(self) -> Tensor:
         source, is_padding = self.gather.source, self.gather.is_padding
         if is_padding is not None:
             source = source.masked_fill(is_padding.view(source.shape), -1)

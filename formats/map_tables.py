@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import voxel_sort
 from .facts import longest_first
+from .guard import may_keep
 
 try:
     from . import voxel_hash
@@ -73,7 +74,9 @@ class Tables:
     def of(self, side: int) -> Tensor:
         found = self.neighbours[side]
         if found is None:
-            found = self.neighbours[side] = self.swapped(side)
+            found = self.swapped(side)
+            if may_keep(found):
+                self.neighbours[side] = found
         return found
 
     def parts(self, kind: str) -> dict[tuple[int, int], Any]:
@@ -89,16 +92,20 @@ class Tables:
     @torch.inference_mode(False)
     def count(self) -> tuple[Tensor, list[int]]:
         """The pairs of each tap, read from the device once: groups of any size need no other read."""
-        if self.counts is None:
+        found = self.counts
+        if found is None:
             table = self.of(0)
             counts = maker(table).count(table)
-            self.counts = counts, counts[0].tolist()
-        return self.counts
+            found = counts, counts[0].tolist()
+            if may_keep(counts):
+                self.counts = found
+        return found
 
     @torch.inference_mode(False)
     def group(self, group_size: int) -> GroupedMap:
         table, (counts, per_tap) = self.of(0), self.count()
-        self.num_pairs = sum(per_tap)
+        if may_keep():
+            self.num_pairs = sum(per_tap)
         groups = sum(-(-pairs // group_size) for pairs in per_tap)
         return GroupedMap(*maker(table).group(table, counts, groups, group_size))
 

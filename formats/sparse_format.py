@@ -16,6 +16,7 @@ from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_or
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
+from .guard import may_keep
 from .known import Known, Regrouped
 from .stamp import Stamp
 from .walks import Walked, walk
@@ -61,9 +62,10 @@ class SparseFormat(FromTensors):
         rows = None if self.stores_rows else grid[self.group_dim]
         parts = type(self).__name__, self.coords, self.values, rows, self.group_dim
         check_parts(*parts, self.block_size or (), self.value_axes)
+        stamp = Stamp(self.coords)  # before they are read: another thread may write to them
         num_padding = check_coords(self.coords, grid, self.group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
-        return Known(num_slots - num_padding, num_slots, Stamp(self.coords))
+        return Known(num_slots - num_padding, num_slots, stamp)
 
     @classmethod
     @abstractmethod
@@ -121,8 +123,8 @@ class SparseFormat(FromTensors):
             return self if values is self.values else self._with(values=values)
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
-        known = Known(self.known.num_entries, self.known.num_slots, Stamp(coords))
-        return self._with(coords=coords, values=values, _known=known)
+        known = self.known
+        return self._with(coords=coords, values=values, _known=Known(known.num_entries, known.num_slots, Stamp(coords)))
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -141,13 +143,14 @@ class SparseFormat(FromTensors):
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
         swapped = Known(known.num_entries, known.num_slots, known.stamp, known.facts, known.positions)
+        swap = frozenset((first, second))
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
             shape=tuple(self.shape[dim] for dim in order),
             group_dim=order[self.group_dim],
             block_size=block_size,
-            _known=known.transposed.setdefault(frozenset((first, second)), swapped),
+            _known=known.transposed.setdefault(swap, swapped) if may_keep() else known.transposed.get(swap, swapped),
         )
 
     def regroup(self: Format, group_dim: int, group_size: int | None = None) -> Format:
@@ -179,7 +182,8 @@ class SparseFormat(FromTensors):
             rows, columns = self._entry_coords()[[group_dim, 1 - group_dim]]
             grid = block_grid(self.shape, self.block_size)
             made = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]), width)
-            known.walks[group_dim, width] = made
+            if may_keep(made.rows, made.sets, made.columns, made.source):
+                known.walks[group_dim, width] = made
         return Walked(self, made, group_dim)
 
     @property
@@ -189,12 +193,18 @@ class SparseFormat(FromTensors):
         A tracer sees no changes: what it is to use has to be worked out by an ordinary call.
         """
         known = self._known
-        if not torch.compiler.is_compiling() and not known.stamp.is_current():
+        if torch.compiler.is_compiling() or known.stamp.is_current():
+            return known
+        known = known.latest()
+        if not known.stamp.is_current():
+            if not may_keep(*self.coords):
+                return self._checked()
             recounted = known.stamp.recounted()
             if recounted is None:
-                known.renew(self._checked())
+                known = known.renewed(self._checked())
             else:
                 known.stamp = recounted
+        vars(self).update(_known=known)
         return known
 
     @property
@@ -228,7 +238,8 @@ class SparseFormat(FromTensors):
 
     @property
     def has_padding(self) -> bool:
-        return self.known.num_entries < self._known.num_slots
+        known = self.known
+        return known.num_entries < known.num_slots
 
     @property
     def nnz(self) -> int:
@@ -260,7 +271,8 @@ class SparseFormat(FromTensors):
     @property
     def padding_share(self) -> float:
         """The share of the entries, or blocks, that is padding."""
-        return 1 - self.known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
+        known = self.known
+        return 1 - known.num_entries / known.num_slots if known.num_slots else 0.0
 
     @property
     def nbytes(self) -> int:
@@ -319,21 +331,26 @@ class SparseFormat(FromTensors):
     def _positions(self) -> Tensor | None:
         """Which of the flattened values are no padding; None: all."""
         known = self.known
-        if known.positions is None and known.num_entries < known.num_slots:
+        positions = known.positions
+        if positions is None and known.num_entries < known.num_slots:
             with torch.inference_mode(False):
-                known.positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
-        return known.positions
+                positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
+            if may_keep(positions):
+                known.positions = positions
+        return positions
 
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
         known = self.known
         found = known.regrouped.get((group_dim, group_size))
         is_tracing = torch.compiler.is_compiling()
         if found is None or not (is_tracing or found.stamp.is_current()):  # whoever has its coordinates may change them
-            found = known.regrouped[group_dim, group_size] = self._regrouped(group_dim, group_size)
+            found = self._regrouped(known, group_dim, group_size)
+            if may_keep(*found.coords, found.gather.source, found.gather.is_padding):
+                known.regrouped[group_dim, group_size] = found
         return found
 
     @torch.inference_mode(False)
-    def _regrouped(self, group_dim: int, group_size: int | None) -> Regrouped:
+    def _regrouped(self, known: Known, group_dim: int, group_size: int | None) -> Regrouped:
         grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(), self._positions()
         if positions is not None:
@@ -343,7 +360,7 @@ class SparseFormat(FromTensors):
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
         stamp = Stamp(layout.coords)
-        return Regrouped(layout.coords, gather, Known(self._known.num_entries, gather.source.numel(), stamp), stamp)
+        return Regrouped(layout.coords, gather, Known(known.num_entries, gather.source.numel(), stamp), stamp)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         if self.ndim != 2 or self.group_dim != 0 or part is None:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .guard import is_real
+
 __all__ = ["Stamp", "State"]
 
 # (tensor, its version, what asks for its address, its address)
 Counted = tuple[Any, int, Callable[[], int], int]
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 
 
 class _Unlike:
@@ -82,9 +83,9 @@ class Stamp:
             return None
         if any(data_ptr() != pointer for _, _, data_ptr, pointer in self.counted):
             return None
+        fresh = Stamp(self.tensors)  # before they are read: another thread may write to them
         if not all(map(torch.equal, self.tensors, self.values)):
             return None
-        fresh = Stamp(self.tensors)
         fresh.values = self.values
         return fresh
 
@@ -105,7 +106,7 @@ class State:
     @classmethod
     def of(cls, tensor: Tensor) -> State | None:
         """None: the tensor does not tell when it changes, or lies nowhere."""
-        return cls(tensor) if _is_placed(tensor) and not tensor.is_inference() else None
+        return cls(tensor) if is_real(tensor) and not tensor.is_inference() else None
 
     def is_of(self, tensor: Tensor) -> bool:
         """That tensor has not changed."""
@@ -114,17 +115,12 @@ class State:
         return tensor.numel() == self.numel and tensor.stride() == self.strides
 
 
-def _is_placed(tensor: Tensor) -> bool:
-    """It is neither fake nor wrapped by a transform of torch.func."""
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not _is_wrapped(tensor)
-
-
 def _layouts(tensors: Sequence[Tensor]) -> list[Any]:
     return [(tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _counted(tensor: Tensor) -> Counted:
-    data_ptr = tensor.data_ptr if _is_placed(tensor) else int
+    data_ptr = tensor.data_ptr if is_real(tensor) else int
     return tensor, tensor._version, data_ptr, data_ptr()
 
 

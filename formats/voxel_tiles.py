@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import voxel_tile_kernels as kernels
+from .guard import may_keep
 from .launches import FixedKernel
 from .voxel_pairs import power_of_2
 from .voxel_sort import stretch
@@ -46,5 +47,7 @@ def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tenso
 def _on_device(bits: tuple[int, ...], device: torch.device) -> Tensor:
     found = _known_bits.get((bits, device))
     if found is None:
-        found = _known_bits[bits, device] = torch.tensor(bits, dtype=torch.int32, device=device)
+        found = torch.tensor(bits, dtype=torch.int32, device=device)
+        if may_keep(found):
+            _known_bits[bits, device] = found
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from .compiler.one_by_one import one_by_one
 from .compiler.ready import is_transformed, outside_transforms
 from .formats import BlockCOO, GroupCOO
 from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
+from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
 
 __all__ = ["Arranged", "arrange", "merge_map"]
@@ -44,18 +44,27 @@ class Arranged:
 
     def read(self, values: Tensor) -> Tensor:
         """Values over the format's slots, back in the order of the source: [E, *block_size]; differentiable."""
-        if self.slots is None:
-            return values
-        return values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, self.slots)
+        slots = self.slots
+        return values if slots is None else values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, slots)
 
-    @cached_property
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """All tensors that it holds."""
+        return *self.pattern.coords, self.pattern.values, self.source
+
+    @property
     def slots(self) -> Tensor | None:
         """Where each entry lies among the flattened slots [E]; None: entry e lies in slot e."""
         if self.source is None:
             return None
-        with outside_transforms():
-            taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
-            return torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+        found: Tensor | None = vars(self).get("_slots")  # no cached property: not all who ask may keep it
+        if found is None:
+            with outside_transforms():
+                taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
+                found = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+            if may_keep(found):
+                vars(self)["_slots"] = found
+        return found
 
     @property
     def coords(self) -> Tensor:
@@ -63,7 +72,8 @@ class Arranged:
         AM, AK = self.pattern.AM, self.pattern.AK
         rows = AM.unsqueeze(-1).expand(AK.shape) if AK.ndim > 1 else AM
         coords = torch.stack([rows.flatten(), AK.flatten()]).long()
-        return coords if self.slots is None else coords.index_select(1, self.slots)
+        slots = self.slots
+        return coords if slots is None else coords.index_select(1, slots)
 
 
 class _Slots(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 from .compiler.ranges import remember_range, remember_segments
 from .compiler.ready import outside_transforms
 from .conv_forms import STATIONARY, TILED, Form
+from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
 
 __all__ = ["drop", "groups_by_tap", "has", "maps", "neighbours", "operands_of"]
@@ -47,7 +48,7 @@ def tiles(kernel_map: KernelMap, tile_size: int) -> tuple[dict[str, Tensor], lis
         remember_segments(tiled.pointers, kernel_map.volume)
         operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
         known = operands, [tiled.pointers, tiled.order]
-        _keep(kernel_map, key, known)
+        _keep(kernel_map, key, known, *operands.values(), *known[1])
     return known
 
 
@@ -58,7 +59,7 @@ def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
         with outside_transforms():
             known = {"NBR": kernel_map.neighbours}
         _remember(known["NBR"], -1, kernel_map.num_inputs)
-        _keep(kernel_map, "NBR", known)
+        _keep(kernel_map, "NBR", known, known["NBR"])
     return known
 
 
@@ -74,7 +75,7 @@ def maps(kernel_map: KernelMap, group_size: int) -> dict[str, Tensor]:
         _remember(grouped.MAPY, -1, kernel_map.num_inputs)
         _remember(grouped.MAPZ, 0, kernel_map.volume)
         known = {"MAPX": grouped.MAPX, "MAPY": grouped.MAPY, "MAPZ": grouped.MAPZ}
-        _keep(kernel_map, group_size, known)
+        _keep(kernel_map, group_size, known, *known.values())
     return known
 
 
@@ -84,14 +85,15 @@ def groups_by_tap(kernel_map: KernelMap, group_size: int) -> Tensor:
     if known is None:
         grouped = kernel_map.grouped(group_size)
         with outside_transforms():
-            known = kernel_map.memory["MAPP"] = grouped.by_tap(kernel_map.volume)
+            known = grouped.by_tap(kernel_map.volume)
         _remember(known, -1, len(grouped.MAPZ))
+        _keep(kernel_map, "MAPP", known, known)
     return known
 
 
-def _keep(kernel_map: KernelMap, key: Hashable, known: object) -> None:
+def _keep(kernel_map: KernelMap, key: Hashable, known: object, *made: Tensor) -> None:
     """A tracer keeps nothing: where it differentiates, it refuses what outlives the call."""
-    if not torch.compiler.is_compiling():
+    if may_keep(*made):
         kernel_map.memory[key] = known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -14,6 +14,7 @@ from .arrange import Arranged, arrange
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
+from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
 from .formats.stamp import State
 from .remember import ByIdentity
@@ -23,15 +24,25 @@ __all__ = ["Edges", "edges_of"]
 SIZES = 64  # of one graph kept before starting afresh, so that another one every call does not fill memory
 
 
+class Filled(NamedTuple):
+    """A format with the weights of some edges; one value, since threads may bring other weights at the same time."""
+
+    weights: ref[Tensor]
+    state: State
+    form: SparseFormat
+
+    def is_of(self, edge_weight: Tensor) -> bool:
+        """They are the same, and nothing about them has changed since."""
+        return self.weights() is edge_weight and self.state.is_of(edge_weight)
+
+
 @dataclass(eq=False)
 class Edges:
     """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
 
     arranged: Arranged
     state: State | None  # of edge_index; None: it does not tell when it changes
-    weights: ref[Tensor] | None = None  # whose values `filled` holds
-    weights_state: State | None = None
-    filled: SparseFormat | None = None
+    filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
 
     def is_of(self, edge_index: Tensor) -> bool:
@@ -41,23 +52,27 @@ class Edges:
     def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
         """The pattern with `edge_weight`, or with ones of `dtype`."""
         if edge_weight is None:
-            if dtype not in self.ones:
+            ones = self.ones.get(dtype)
+            if ones is None:
                 pattern = self.arranged.pattern
                 with outside_transforms():
-                    self.ones[dtype] = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
-            return self.ones[dtype]
-        is_known = self.weights is not None and self.weights() is edge_weight
+                    ones = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
+                if may_keep(ones.values):
+                    self.ones[dtype] = ones
+            return ones
         wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
-        state, filled = self.weights_state, self.filled
-        if is_known and not wants_grad and filled is not None and state is not None and state.is_of(edge_weight):
-            return filled
+        filled = self.filled
+        if filled is not None and not wants_grad and filled.is_of(edge_weight):
+            return filled.form
         _check_weights(edge_weight, self.arranged)
         if wants_grad or is_wrapped(edge_weight):
             return self.arranged.fill(edge_weight)
+        state = State.of(edge_weight)  # before they are read: another thread may write to them
         with outside_transforms():
-            filled = self.arranged.fill(edge_weight.detach())
-        self.weights, self.weights_state, self.filled = ref(edge_weight), State.of(edge_weight), filled
-        return filled
+            form = self.arranged.fill(edge_weight.detach())
+        if state is not None and may_keep(form.values):
+            self.filled = Filled(ref(edge_weight), state, form)
+        return form
 
     def slots(self, edge_weight: Tensor) -> Tensor:
         """The weights over the format's slots; differentiable."""
@@ -91,11 +106,10 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     if found is not None and found.is_of(edge_index):
         return found
     found = _arranged_edges(edge_index, sizes)
-    if found.state is not None:
+    if found.state is not None and may_keep(*found.arranged.parts):
         if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
             known = {}
-        known[sizes] = found
-        _edges.keep(edge_index, known)
+        _edges.keep(edge_index, {**known, sizes: found})  # another dictionary: other threads may be reading this one
     return found
 
 

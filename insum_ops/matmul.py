@@ -20,6 +20,7 @@ from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from .formats.convert import block_grid
+from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
 from .functional import insum
 from .operands import as_format, trained_source
@@ -184,7 +185,9 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
     if shares is None:
         with outside_transforms():
             counts = _entry_counts(form).to(dtype)
-            shares = memory["shares", dtype] = torch.where(counts > 0, 1 / counts, 0)
+            shares = torch.where(counts > 0, 1 / counts, 0)
+        if may_keep(shares):
+            memory["shares", dtype] = shares
     return shares
 
 

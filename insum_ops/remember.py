@@ -39,7 +39,7 @@ class ByIdentity(Generic[Kept]):
         def drop(dead: ref[object]) -> None:
             kept = self.kept.get(key)
             if kept is not None and kept[0] is dead:  # another object may have the same address by now
-                del self.kept[key]
+                self.kept.pop(key, None)  # and may have died meanwhile, in another thread
 
         self.kept[key] = ref(owner, drop), value
 

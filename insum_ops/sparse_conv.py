@@ -16,6 +16,7 @@ from .compiler.ready import as_autocast, followed, is_transformed, keep, may_aut
 from .compiler.ready_call import PlainCall
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
+from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum, insum_beside, insum_once, insum_owned
 from .kernel_views import (
@@ -132,7 +133,7 @@ def _run(
 
 def _first(call: _Call, moving: dict[str, Tensor]) -> Tensor:
     """A map's first use, perhaps its last: nothing is put in place for the next, and others' like it are remembered."""
-    if not torch.compiler.is_compiling():
+    if may_keep():
         call.memory[FIRST] = True
     return insum_once(call.statement, call.shape, {**moving, **call.operands})
 
@@ -169,7 +170,9 @@ def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: Call
     settings = forms.settings_of(features.dtype)
     call: _Call | None = kernel_map.memory.get((key, settings))
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
-        call = kernel_map.memory[key, settings] = _prepare(features, Weight, kernel_map)
+        call = _prepare(features, Weight, kernel_map)
+        if may_keep(*call.operands.values(), *call.facts):
+            kernel_map.memory[key, settings] = call
     if call.awaits:
         kernel_map.count_use()
     return call
@@ -258,7 +261,8 @@ def _sums(
     memory = kernel_map.memory.setdefault(("sums", group_size), {})
     if (FIRST, size) in memory:
         return insum_beside(memory, statement, operands, size, **given)
-    memory[FIRST, size] = True
+    if may_keep():
+        memory[FIRST, size] = True
     return insum_once(statement, size, {**given, **operands})
 
 

@@ -15,6 +15,7 @@ from .compiler.ready import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.errors import FormatError
+from .formats.guard import may_keep
 from .formats.sources import torch_entries
 from .formats.sparse_format import SparseFormat
 from .remember import ByIdentity
@@ -53,8 +54,10 @@ class SparseSource:
         if A.requires_grad and torch.is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
         with outside_transforms():
-            self.filled = self.arranged.fill(_entries(A, self.merged))
-        return self.filled
+            filled = self.arranged.fill(_entries(A, self.merged))
+        if may_keep(filled.values):
+            self.filled = filled
+        return filled
 
     def slots(self, A: Tensor) -> Tensor:
         """A's values over the format's slots; differentiable."""
@@ -95,7 +98,8 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     if found is not None and found.is_of(A):
         return found
     found = _refreshed(A, found, name)
-    if version is not None:  # an inference tensor does not tell when it changes
+    # an inference tensor does not tell when it changes
+    if version is not None and may_keep(*found.arranged.parts, *(found.merged or ())):
         found.version = version
         if A.layout is torch.sparse_coo and A._nnz() and not is_wrapped(A):
             with outside_transforms():

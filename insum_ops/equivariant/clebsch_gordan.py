@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.errors import OperandError
+from ..formats.guard import may_keep
 
 __all__ = ["Irreps", "clebsch_gordan", "e3nn_o3", "read_irreps"]
 
@@ -44,9 +45,13 @@ def read_irreps(name: str, irreps: object) -> Irreps:
         raise OperandError(f"{name} is {irreps!r}, which e3nn can't read as irreps; {remedy}") from None
 
 
-@cache
 def clebsch_gordan(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
     """The nonzeros of C[i,j,k], norm 1, e3nn's real basis: positions [3, n] and values [n], float64."""
+    return (_known_coefficients if may_keep() else _known_coefficients.__wrapped__)(l1, l2, l3)
+
+
+@cache
+def _known_coefficients(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
     dense = e3nn_o3().wigner_3j(l1, l2, l3, dtype=torch.float64, device="cpu")
     positions = (dense.abs() > ZERO).nonzero().T
     return positions, dense[tuple(positions)]

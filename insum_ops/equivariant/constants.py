@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..compiler.ready import outside_transforms
 from ..formats import ELL
+from ..formats.guard import may_keep
 
 __all__ = ["Constants", "Memory", "cast_from", "format_on"]
 
@@ -43,7 +44,7 @@ class Constants:
                     name: tensor.to(device, dtype if tensor.is_floating_point() else None)
                     for name, tensor in self.tensors.items()
                 }
-            if all([type(tensor) is Tensor for tensor in found.values()]):  # a FakeTensorMode's are good for one call
+            if may_keep(*found.values()):
                 self.copies[device, dtype] = found
         return found
 
@@ -56,6 +57,6 @@ def format_on(
     if found is None:
         with outside_transforms():
             found = form.to(device, dtype)
-        if type(found.values) is Tensor:  # a FakeTensorMode's are good for one call
+        if may_keep(found.values, *found.coords):
             copies[device, dtype] = found
     return found

@@ -21,6 +21,7 @@ from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
 from ..formats import ELL
+from ..formats.guard import may_keep
 from ..functional import insum
 from .constants import Memory
 
@@ -56,7 +57,7 @@ class Multilinear:
         if found is None:
             with outside_transforms():
                 found = {name: form.to(device, dtype) for name, form in self.forms.items()}
-            if all([type(form.values) is Tensor for form in found.values()]):  # a FakeTensorMode's are for one call
+            if all([may_keep(form.values, *form.coords) for form in found.values()]):
                 self.copies[device, dtype] = found
         return found
 

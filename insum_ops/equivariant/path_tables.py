@@ -25,6 +25,7 @@ from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
+from ..formats.guard import may_keep
 from ..functional import OWNED, insum, insum_beside, insum_owned
 from .channels import Channels
 from .constants import Constants, Memory, cast_from
@@ -133,7 +134,7 @@ class Tables:
                 fact = known(self.constants.on(CPU, own)) if self.is_known else OWNED
                 made = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
                 found = found or made
-                if all([type(table) is Tensor for table in fixed.values()]):  # a FakeTensorMode's are good for one call
+                if may_keep(*tables.values()):
                     self.copies.setdefault((device, own), made)
         assert found is not None
         return found

@@ -59,7 +59,7 @@ class Terms:
             return [weight]
         return list(weight.split([term.weight_numel for term in self.terms], -1))
 
-    @cached_property
+    @cached_property  # asked for by those alone who may keep it
     def pieces(self) -> dict[bool, tuple[bool, list[Piece]]]:
         """By whether alike paths may share a statement: `pieces_of` these terms."""
         order = None if self.order is None else self.order.tensors["columns"]
@@ -180,7 +180,7 @@ def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, d
 def make_plan(
     in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str
 ) -> TensorPlan | None:
-    """The plan for these paths; None: no path has any product in it."""
+    """The plan for these paths; None: no path has any product in it. Who may keep none calls what is wrapped here."""
     check_layout(layout)
     with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
         return _make_plan((in1, in2, out), instructions, layout)

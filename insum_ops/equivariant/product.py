@@ -16,6 +16,7 @@ from ..compiler.misfit import INDEX_DTYPES
 from ..compiler.ranges import remembered_range
 from ..compiler.ready import is_watched
 from ..formats import GroupCOO
+from ..formats.guard import may_keep
 from .clebsch_gordan import Irreps, read_irreps
 from .paths import Instruction, fully_connected, normalised
 from .plan import TensorPlan, make_plan, takes_one_hot
@@ -63,8 +64,8 @@ def _find_product(text: tuple[Any, ...]) -> Product:
     found = _products.get(text) if is_text else None
     if found is None:
         irreps = [read_irreps(*own) for own in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
-        found = _known_product(*irreps, *text[3:])
-        if is_text:
+        found = (_known_product if may_keep() else _known_product.__wrapped__)(*irreps, *text[3:])
+        if is_text and may_keep():
             if len(_products) >= PRODUCTS:
                 _products.clear()
             _products[text] = found
@@ -89,7 +90,7 @@ def _known_product(
 def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str) -> Product:
     """A product for normalised instructions."""
     numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
-    plan = make_plan(in1, in2, out, instructions, layout)
+    plan = (make_plan if may_keep() else make_plan.__wrapped__)(in1, in2, out, instructions, layout)
     return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), plan)
 
 

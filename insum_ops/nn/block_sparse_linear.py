@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
 from ..formats import BlockCOO
+from ..formats.guard import may_keep
 from .known_weight import KnownWeight, known_weight
 from .linear_product import EXPR, known_product, product
 from .patterns import (
@@ -294,12 +295,14 @@ Y[t,o] += X[t,i] * W[o,i])
         """
         known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
         if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
-            known = self._known = known_weight(self.coords, weight, self.grid, known)
-            self._is_undrawn = False  # what it holds by now was written there
+            known = known_weight(self.coords, weight, self.grid, known)
+            if may_keep(known.coords, known.pattern, known.form.values):
+                self._known = known
+                self._is_undrawn = False  # what it holds by now was written there
         form = known.form
         if form.values is not weight:  # another Parameter, or a call with other values by torch.func
             form = form.with_values(weight)
-            if isinstance(weight, nn.Parameter) and not is_compiling:
+            if isinstance(weight, nn.Parameter) and may_keep(weight, known.pattern):
                 self._known = replace(known, form=form)
         return form
 

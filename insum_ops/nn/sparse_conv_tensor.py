@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import outside_transforms
+from ..formats.guard import may_keep
 from ..formats.kernel_map import KernelMap, map_on
 from ..formats.stamp import State
 from ..formats.voxel_grid import VoxelGrid
@@ -58,7 +59,9 @@ class Voxels:
             if kind != "subm":
                 grid = VoxelGrid(made.out_spatial_shape, batch)
                 target = Voxels(made.out_indices, grid, made=Stamp(made.out_indices))
-            found = self.maps[layout] = Found(made, target, Stamp(self.indices))
+            found = Found(made, target, Stamp(self.indices))
+            if may_keep(made.indices, made.out_indices, *made.known_neighbours):
+                self.maps[layout] = found
         return found.kernel_map, found.target or self
 
     def is_as_made(self) -> bool:
@@ -108,6 +111,7 @@ class SavedMap(NamedTuple):
     source: Voxels
     target: Voxels
     stamp: Stamp  # of the source's indices when it was made
+    is_lasting: bool = True  # False: a tracer has saved it, for the layers that it traces
 
 
 class MapCache:
@@ -275,7 +279,8 @@ class SparseConvTensor(_Fields):
 
     def find_indice_pair(self, key: str | None) -> SavedMap | None:
         """What was saved under an indice_key."""
-        return None if key is None else self.indice_dict.get(key)
+        saved = None if key is None else self.indice_dict.get(key)
+        return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
 
     def select_by_index(self, valid: Tensor) -> SparseConvTensor:
         """The voxels that a mask or a list of rows picks, as a tensor of its own."""
@@ -309,10 +314,12 @@ class SparseConvTensor(_Fields):
         """The kernel map of a layer and the voxels it leads to: shared by layers of one layout, saved under the key."""
         if indice_key is None:
             return self.voxels.map(layout)
-        saved = self.indice_dict.get(indice_key)
+        saved = self.find_indice_pair(indice_key)
         if saved is None:
             found, target = self.voxels.map(layout)
-            self.indice_dict[indice_key] = SavedMap(found, layout, self.voxels, target, Stamp(self.indices))
+            is_lasting = may_keep(found.indices, found.out_indices, *found.known_neighbours)
+            saved = SavedMap(found, layout, self.voxels, target, Stamp(self.indices), is_lasting)
+            self.indice_dict[indice_key] = saved
             return found, target
         if saved.layout != layout:
             raise OperandError(
@@ -336,7 +343,7 @@ class SparseConvTensor(_Fields):
 
     def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
         """The saved map backwards, and the voxels it came from."""
-        saved = self.indice_dict.get(indice_key)
+        saved = self.find_indice_pair(indice_key)
         if saved is None:
             known = ", ".join(map(repr, self.indice_dict)) or "none"
             raise OperandError(

@@ -14,6 +14,7 @@ from ..formats import GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size
+from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
 from ..matmul import SUM, spmm
 from ..operands import as_format
@@ -68,7 +69,7 @@ class SpMM(nn.Module):
         self._form: SparseFormat = form
         self._gpu_size: int | None = None  # of groups, where the layer's own do not suit the GPU it has moved to
         self._last: _Regrouped | None = None
-        self._form = self._rebuilt()
+        self._rebuild()
 
     @property
     def A(self) -> SparseFormat:
@@ -82,10 +83,10 @@ class SpMM(nn.Module):
             AV = self.AV  # which takes a module ten times as long
         rows, columns = form.coords
         if rows is not buffers["AM"] or columns is not buffers["AK"]:
-            form = self._form = self._rebuilt()
+            form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
             form = form.with_values(AV)
-            if torch.compiler.is_compiling() or _lasts(AV):
+            if _lasts(AV) and may_keep(*form.coords, AV):
                 self._form = form
         return form if self._gpu_size is None else self._regrouped(form, self._gpu_size)
 
@@ -118,14 +119,18 @@ class SpMM(nn.Module):
         if not _lasts(values):
             with outside_transforms():
                 values = torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
-        made = type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
-        self._gpu_size = _other_size(made)
-        return made
+        return type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
+
+    def _rebuild(self) -> SparseFormat:
+        """The same, kept."""
+        self._form = form = self._rebuilt()
+        self._gpu_size = _other_size(form)
+        return form
 
     def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
         """`form` in groups of another size; a matrix that does not change is regrouped once."""
         values = form.values
-        if torch.compiler.is_compiling() or values.requires_grad or values.is_inference() or is_wrapped(values):
+        if not may_keep(values) or values.requires_grad or values.is_inference():
             return form.regroup(form.group_dim, size)
         parts = [part for part in (*form.coords, form.values) if part is not None]
         state = [(part._version, part.data_ptr()) for part in parts]
@@ -133,7 +138,7 @@ class SpMM(nn.Module):
         if last is not None and last.form is form and last.state == state:
             return last.grouped
         if last is not None and last.form is form and last.state[:-1] != state[:-1]:  # coordinates have changed
-            form = self._form = self._rebuilt()
+            form = self._rebuild()
         grouped = form.regroup(form.group_dim, size)
         # what is compared by its address is held, so that no other tensor can have it
         self._last = _Regrouped(form, state, [part.detach() for part in parts], grouped)
@@ -161,7 +166,7 @@ class SpMM(nn.Module):
         if self.AV.is_meta:
             return  # a state without memory, assigned: whoever multiplies is told
         if stamp is None:
-            self._form = self._rebuilt()
+            self._rebuild()
         else:  # the pattern is what it was: the next call may be a compiled one
             known.stamp = stamp
 

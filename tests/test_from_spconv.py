@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import OrderedDict
+from enum import Enum
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from tolerances import assert_matches
 
 from insum_ops import nn
 from insum_ops.compiler.errors import ShapeError, UnsupportedError
-from insum_ops.nn.hooks import HOOKS
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Convolution(torch.nn.Module):
@@ -176,11 +178,123 @@ def test_what_is_shared_stays_shared():
     assert torch.equal(converted.row(x).features, converted.row[4](expected).features)
 
 
-def test_a_parametrized_weight_is_taken_as_it_is():
-    source = torch.nn.utils.parametrizations.weight_norm(Convolution(3, (4, 8), 3, subm=True))
-    layer = nn.from_spconv(source)
-    assert torch.equal(layer.weight, source.weight)
-    assert isinstance(layer.weight, torch.nn.Parameter)
+def subclassed(layer):
+    """A class of the model's own, defined in another package, that changes what the layer computes."""
+
+    def doubled(self, x):
+        return 2 * x
+
+    kind = type(layer)
+    kind.forward = doubled  # as of a layer that computes
+    layer.__class__ = type("Scaled", (kind,), {"__module__": "model", "forward": doubled})
+
+
+def quantized(layer):
+    layer.act_type = Activation.ReLU
+
+
+class Activation(Enum):
+    None_, ReLU = 0, 1
+
+
+SET = "; convert first, then set {} again"
+CHANGES = {
+    "forward": (lambda layer: setattr(layer, "forward", abs), "has forward of its own, which would be lost" + SET),
+    "private": (
+        lambda layer: setattr(layer, "_conv_forward", abs),
+        "has _conv_forward of its own, which would be lost" + SET,
+    ),
+    "attribute": (lambda layer: setattr(layer, "note", 3), "has note of its own, which would be lost" + SET),
+    "buffer": (
+        lambda layer: layer.register_buffer("mean", torch.ones(1)),
+        "has mean of its own, which would be lost" + SET,
+    ),
+    "adapter": (
+        lambda layer: layer.add_module("lora", torch.nn.Linear(1, 1)),
+        "has lora of its own, which would be lost" + SET,
+    ),
+    "state": (
+        lambda layer: layer.register_state_dict_post_hook(lambda *_: None),
+        "has hooks, which would be lost; remove them, convert, and register them again",
+    ),
+    "weight norm": (
+        lambda layer: torch.nn.utils.parametrizations.weight_norm(layer),
+        "has a parametrization of weight, which would be lost; remove it with "
+        "torch.nn.utils.parametrize.remove_parametrizations, or convert first",
+    ),
+    "compiled": (lambda layer: layer.compile(), "is compiled, which would be lost; convert first, then compile"),
+    "subclass": (
+        subclassed,
+        "is a Scaled, which overrides forward of its base class; derive it from insum_ops.nn's layer instead",
+    ),
+    "activation": (
+        quantized,
+        "has the activation ReLU fused into it, which would be lost; put it after the layer instead",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_layer_that_was_changed_is_refused(kind):
+    class Layer(Convolution):
+        def _conv_forward(self):
+            """As spconv's have one."""
+
+    change, words = CHANGES[kind]
+    model = torch.nn.Sequential(Layer(3, (4, 8), 3, subm=True), torch.nn.ReLU())
+    model[0].act_type = Activation.None_
+    nn.from_spconv(model)
+    change(model[0])
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == f"0 {words.format('it')}"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_an_old_weight_norm_is_refused():
+    model = torch.nn.utils.weight_norm(Convolution(3, (4, 8), 3, subm=True))
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == (
+        "the module has hooks, which would be lost; remove them, convert, and register them again"
+    )
+
+
+def test_what_stands_around_layers_is_refused_where_it_would_be_lost():
+    inner = SparseSequential(Convolution(3, (4, 8), 3, subm=True))
+    inner.forward = abs
+    pool = SparseMaxPool3d()
+    pool.note = 3
+    wrapped = torch.nn.ModuleDict({"conv": torch.compile(Convolution(3, (4, 8), 3, subm=True))})
+    for model, words in (
+        (torch.nn.Sequential(inner), "0 has forward of its own, which would be lost" + SET),
+        (pool, "the module has note of its own, which would be lost" + SET),
+        (wrapped, "conv is compiled, which would be lost; convert first, then compile"),
+        (torch.compile(SparseSequential()), "_orig_mod is compiled, which would be lost; convert first, then compile"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            nn.from_spconv(model)
+        assert str(caught.value) == words.format("it")
+
+
+def test_hooks_on_parameters_are_refused_since_a_copy_has_none():
+    model = torch.nn.Sequential(Convolution(3, (4, 8), 3, subm=True), torch.nn.Linear(8, 8))
+    model[1].weight.register_hook(lambda grad: 0 * grad)
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == (
+        "1.weight has hooks, which a copy would not have; remove them, convert, and register them again"
+    )
+
+
+def test_a_weight_of_the_old_layout_that_is_shared_stays_shared():
+    convs = [Convolution(3, (4, 8), 3, subm=True, bias=False) for _ in range(2)]
+    older = torch.nn.Parameter(torch.randn(3, 3, 3, 4, 8), requires_grad=False)
+    convs[0].weight = convs[1].weight = older
+    first, second = nn.from_spconv(torch.nn.ModuleList(convs))
+    assert first.weight is second.weight
+    assert torch.equal(first.weight, older.movedim(-1, 0))
+    assert not first.weight.requires_grad
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

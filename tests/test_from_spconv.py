@@ -339,6 +339,54 @@ def test_weights_of_the_old_layout_load(kernel):
     assert torch.equal(layer.kernel, older.movedim(-1, 0))
 
 
+@pytest.fixture
+def mmdet3d(monkeypatch):
+    """Its way with spconv: a loader, set on the base class, that permutes all tensors saved before version 2."""
+
+    def load(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        for name, own in (*self._parameters.items(), *self._buffers.items()):
+            found = state_dict.get(prefix + name)
+            if own is None or found is None:
+                missing += [prefix + name] if own is not None and strict else []
+                continue
+            if local_metadata.get("version") != 2:
+                found = found.movedim(-1, 0)
+            if found.shape != own.shape:
+                errors.append(f"size mismatch for {prefix + name}")
+            else:
+                own.data.copy_(found)
+
+    monkeypatch.setattr(nn.SparseModule, "_load_from_state_dict", load, raising=False)
+    monkeypatch.setattr(nn.SparseModule, "_version", 2)
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [((4, 8), 3), ((3, 3), 3), ((2, 5), 1), ((5, 5), (1, 3, 2))], ids=str)
+@pytest.mark.parametrize("make", [nn.SparseConv3d, nn.SubMConv3d])
+@pytest.mark.usefixtures("mmdet3d")
+def test_checkpoints_load_where_a_framework_reads_older_ones_too(make, channels, kernel):
+    if make is nn.SubMConv3d and isinstance(kernel, tuple):
+        kernel = (1, 3, 5)
+    model = nn.SparseSequential(make(*channels, kernel), torch.nn.BatchNorm1d(channels[1]))
+    taps, x = model[0].kernel_size, cloud(channels[0])
+    older = OrderedDict(
+        {**model.state_dict(), "0.weight": torch.randn(*taps, *channels), "0.bias": torch.randn(channels[1])}
+    )
+    for version in ({"0": {"version": 1}}, {}, None):  # of nn.Module, of none, and a dict without versions
+        if version is not None:
+            older._metadata = version
+        else:
+            older = dict(older)
+        model.load_state_dict(older)
+        assert torch.equal(model[0].kernel, older["0.weight"].movedim(-1, 0))
+        assert torch.equal(model[0].bias, older["0.bias"])
+    newer = model.state_dict()  # of version 2 now
+    assert newer._metadata["0"]["version"] == 2
+    other = nn.SparseSequential(make(*channels, kernel), torch.nn.BatchNorm1d(channels[1]))
+    other.load_state_dict(newer)
+    assert torch.equal(other[0].kernel, model[0].kernel)
+    assert torch.equal(other.eval()(x).features, model.eval()(x).features)
+
+
 def test_a_state_of_a_whole_model_loads_and_a_wrong_one_does_not():
     model = nn.SparseSequential(nn.SubMConv3d(4, 8, 3), torch.nn.BatchNorm1d(8), nn.SubMConv3d(8, 4, 1))
     state = {name: torch.randn_like(t.float()).to(t.dtype) for name, t in model.state_dict().items()}

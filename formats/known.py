@@ -24,6 +24,7 @@ class Known:
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
     stamp: Stamp  # of the coordinates that all of it was worked out of
+    num_values: int | None = None  # padding not counted, nor what blocks hold beyond the shape; None: not known yet
     facts: RowFacts | None = None
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)

@@ -121,7 +121,8 @@ class SparseFormat(FromTensors):
             return self if values is self.values else self._with(values=values)
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
-        known = Known(self.known.num_entries, self.known.num_slots, Stamp(coords))
+        num_values = self.nnz if values.is_meta else self.known.num_values  # nothing can be counted there
+        known = Known(self.known.num_entries, self.known.num_slots, Stamp(coords), num_values)
         return self._with(coords=coords, values=values, _known=known)
 
     def with_values(self: Format, values: Tensor) -> Format:
@@ -140,7 +141,9 @@ class SparseFormat(FromTensors):
         if block_size is not None:
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
-        swapped = Known(known.num_entries, known.num_slots, known.stamp, known.facts, known.positions)
+        swapped = Known(
+            *(known.num_entries, known.num_slots, known.stamp, known.num_values, known.facts, known.positions)
+        )
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
@@ -232,8 +235,23 @@ class SparseFormat(FromTensors):
 
     @property
     def nnz(self) -> int:
-        """The number of stored values, zeros included, padding not; a block counts with all it holds."""
-        return self.known.num_entries * prod(self.block_size or ())
+        """The number of stored values, zeros included, padding not; a block counts with all it holds of the tensor."""
+        known = self.known
+        if known.num_values is None:
+            known.num_values = self._count_values(known.num_entries)
+        return known.num_values
+
+    def _count_values(self, num_entries: int) -> int:
+        """How many elements of the tensor `num_entries` entries hold: of a last block those within the shape."""
+        if self.block_size is None:
+            return num_entries
+        if not any(size % block for size, block in zip(self.shape, self.block_size)):
+            return num_entries * prod(self.block_size)
+        coords, positions = self._entry_coords(), self._positions()
+        if positions is not None:
+            coords = coords[:, positions]
+        block, shape = (coords.new_tensor(sizes)[:, None] for sizes in (self.block_size, self.shape))
+        return int((shape - coords * block).minimum(block).prod(0).sum())
 
     @property
     def ndim(self) -> int:
@@ -259,8 +277,8 @@ class SparseFormat(FromTensors):
 
     @property
     def padding_share(self) -> float:
-        """The share of the entries, or blocks, that is padding."""
-        return 1 - self.known.num_entries / self._known.num_slots if self._known.num_slots else 0.0
+        """The share of the values in memory that is padding: of groups, and of last blocks beyond the shape."""
+        return 1 - self.nnz / self.values.numel() if self.values.numel() else 0.0
 
     @property
     def nbytes(self) -> int:

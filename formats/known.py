@@ -31,9 +31,16 @@ class Known:
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
+    refusal: str = ""  # what to tell who has overwritten the coordinates; "": they may change
+
+    def fix(self, refusal: str) -> None:
+        """From now on the coordinates may not change: a use of the format after they have raises `refusal`."""
+        self.refusal = refusal
+        self.stamp.keep_values()
 
     def renew(self, fresh: Known) -> None:
         """Forget everything but what is `fresh`, for all objects that share it."""
+        fresh.refusal = self.refusal
         fresh.stamp.keep_values()  # coordinates that were written to once may be so at every step
         vars(self).update(vars(fresh))
 

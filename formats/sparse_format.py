@@ -144,6 +144,7 @@ class SparseFormat(FromTensors):
         swapped = Known(
             *(known.num_entries, known.num_slots, known.stamp, known.num_values, known.facts, known.positions)
         )
+        swapped.refusal = known.refusal
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
@@ -195,6 +196,8 @@ class SparseFormat(FromTensors):
         if not torch.compiler.is_compiling() and not known.stamp.is_current():
             recounted = known.stamp.recounted()
             if recounted is None:
+                if known.refusal and not known.stamp.holds_values():
+                    raise FormatError(known.refusal)
                 known.renew(self._checked())
             else:
                 known.stamp = recounted

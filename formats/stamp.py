@@ -38,13 +38,15 @@ class Stamp:
 
     __slots__ = ("copies", "counted", "held", "layouts", "tensors", "values")
 
-    def __init__(self, tensors: Iterable[Tensor | None], is_current: bool = True) -> None:
+    def __init__(
+        self, tensors: Iterable[Tensor | None], is_current: bool = True, values: list[Tensor] | None = None
+    ) -> None:
         self.tensors = tuple([tensor for tensor in tensors if tensor is not None])
         self.counted: tuple[Counted, ...] = ()
         self.copies: list[tuple[Tensor, Tensor]] | None = []  # None: they are no longer what they were
         self.held: list[Any] = []
         self.layouts = _layouts(self.tensors)
-        self.values: list[Tensor] | None = None
+        self.values = values
         if torch.compiler.is_compiling():  # a tracer's tensors neither count versions nor lie anywhere
             return
         counted = [_counted(tensor) for tensor in self.tensors if not tensor.is_inference()]
@@ -73,6 +75,13 @@ class Stamp:
         """For tensors that are written to: `recounted` is to know whether with what was there."""
         self.values = [_copy(tensor) for tensor in self.tensors]
 
+    def holds_values(self) -> bool:
+        """The tensors hold what they held when `keep_values` was called, wherever that lies by now."""
+        return self.values is not None and all(
+            own.shape == value.shape and own.device == value.device and torch.equal(own, value)
+            for own, value in zip(self.tensors, self.values)
+        )
+
     def recounted(self) -> Stamp | None:
         """A stamp of tensors that were written to where they are with what was there; None: with anything else.
 
@@ -84,12 +93,10 @@ class Stamp:
             return None
         if not all(map(torch.equal, self.tensors, self.values)):
             return None
-        fresh = Stamp(self.tensors)
-        fresh.values = self.values
-        return fresh
+        return Stamp(self.tensors, values=self.values)
 
     def __reduce__(self) -> tuple[type[Stamp], tuple[Any, ...]]:
-        return Stamp, (self.tensors, self.is_current())
+        return Stamp, (self.tensors, self.is_current(), self.values)
 
 
 class State:

@@ -59,6 +59,11 @@ def check_block_size(kind: str, is_blocked: bool, block_size: Sizes | None, shap
     for dim, size in enumerate(block_size):
         if size < 1:
             raise FormatError(f"block_size[{dim}] is {size}; a block is at least 1 wide")
+    if any(block > size > 0 for block, size in zip(block_size, shape)):  # along a size of 0 there are no blocks
+        whole = "matrix" if len(shape) == 2 else "tensor"
+        raise FormatError(
+            f"block_size is {list(block_size)} but shape is {list(shape)}; a block can't be larger than the {whole}"
+        )
 
 
 def check_group_size(kind: str, is_grouped: bool, group_size: int | None, shape: Sizes) -> None:

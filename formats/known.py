@@ -28,13 +28,20 @@ class Known:
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
     stamp: Stamp  # of the coordinates that all of it was worked out of
+    num_values: int | None = None  # padding not counted, nor what blocks hold beyond the shape; None: not known yet
     facts: RowFacts | None = None
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
     memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
+    refusal: str = ""  # what to tell who has overwritten the coordinates; "": they may change
     successor: ClassVar[Known | None] = None  # of one whose coordinates have changed: what is known of them since
+
+    def fix(self, refusal: str) -> None:
+        """From now on the coordinates may not change: a use of the format after they have raises `refusal`."""
+        self.refusal = refusal
+        self.stamp.keep_values()
 
     def latest(self) -> Known:
         """What is known after all changes that some object over the same coordinates has noticed."""
@@ -45,6 +52,7 @@ class Known:
 
     def renewed(self, fresh: Known) -> Known:
         """What all objects that share this one go on with: `fresh`, or what another thread was sooner with."""
+        fresh.refusal = self.refusal
         fresh.stamp.keep_values()  # coordinates that were written to once may be so at every step
         found: Known = vars(self).setdefault("successor", fresh)  # in one step: two would each have their own
         return found

@@ -124,7 +124,9 @@ class SparseFormat(FromTensors):
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
         known = self.known
-        return self._with(coords=coords, values=values, _known=Known(known.num_entries, known.num_slots, Stamp(coords)))
+        num_values = self.nnz if values.is_meta else known.num_values  # nothing can be counted there
+        moved = Known(known.num_entries, known.num_slots, Stamp(coords), num_values)
+        return self._with(coords=coords, values=values, _known=moved)
 
     def with_values(self: Format, values: Tensor) -> Format:
         """The same pattern over other values; what is known about the pattern is shared."""
@@ -142,7 +144,10 @@ class SparseFormat(FromTensors):
         if block_size is not None:
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
-        swapped = Known(known.num_entries, known.num_slots, known.stamp, known.facts, known.positions)
+        swapped = Known(
+            *(known.num_entries, known.num_slots, known.stamp, known.num_values, known.facts, known.positions)
+        )
+        swapped.refusal = known.refusal
         swap = frozenset((first, second))
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
@@ -201,6 +206,8 @@ class SparseFormat(FromTensors):
                 return self._checked()
             recounted = known.stamp.recounted()
             if recounted is None:
+                if known.refusal and not known.stamp.holds_values():
+                    raise FormatError(known.refusal)
                 known = known.renewed(self._checked())
             else:
                 known.stamp = recounted
@@ -243,8 +250,26 @@ class SparseFormat(FromTensors):
 
     @property
     def nnz(self) -> int:
-        """The number of stored values, zeros included, padding not; a block counts with all it holds."""
-        return self.known.num_entries * prod(self.block_size or ())
+        """The number of stored values, zeros included, padding not; a block counts with all it holds of the tensor."""
+        known = self.known
+        if known.num_values is not None:
+            return known.num_values
+        counted = self._count_values(known.num_entries)
+        if may_keep(*self.coords):
+            known.num_values = counted
+        return counted
+
+    def _count_values(self, num_entries: int) -> int:
+        """How many elements of the tensor `num_entries` entries hold: of a last block those within the shape."""
+        if self.block_size is None:
+            return num_entries
+        if not any(size % block for size, block in zip(self.shape, self.block_size)):
+            return num_entries * prod(self.block_size)
+        coords, positions = self._entry_coords(), self._positions()
+        if positions is not None:
+            coords = coords[:, positions]
+        block, shape = (coords.new_tensor(sizes)[:, None] for sizes in (self.block_size, self.shape))
+        return int((shape - coords * block).minimum(block).prod(0).sum())
 
     @property
     def ndim(self) -> int:
@@ -270,9 +295,8 @@ class SparseFormat(FromTensors):
 
     @property
     def padding_share(self) -> float:
-        """The share of the entries, or blocks, that is padding."""
-        known = self.known
-        return 1 - known.num_entries / known.num_slots if known.num_slots else 0.0
+        """The share of the values in memory that is padding: of groups, and of last blocks beyond the shape."""
+        return 1 - self.nnz / self.values.numel() if self.values.numel() else 0.0
 
     @property
     def nbytes(self) -> int:

@@ -39,13 +39,15 @@ class Stamp:
 
     __slots__ = ("copies", "counted", "held", "layouts", "tensors", "values")
 
-    def __init__(self, tensors: Iterable[Tensor | None], is_current: bool = True) -> None:
+    def __init__(
+        self, tensors: Iterable[Tensor | None], is_current: bool = True, values: list[Tensor] | None = None
+    ) -> None:
         self.tensors = tuple([tensor for tensor in tensors if tensor is not None])
         self.counted: tuple[Counted, ...] = ()
         self.copies: list[tuple[Tensor, Tensor]] | None = []  # None: they are no longer what they were
         self.held: list[Any] = []
         self.layouts = _layouts(self.tensors)
-        self.values: list[Tensor] | None = None
+        self.values = values
         if torch.compiler.is_compiling():  # a tracer's tensors neither count versions nor lie anywhere
             return
         counted = [_counted(tensor) for tensor in self.tensors if not tensor.is_inference()]
@@ -74,6 +76,13 @@ class Stamp:
         """For tensors that are written to: `recounted` is to know whether with what was there."""
         self.values = [_copy(tensor) for tensor in self.tensors]
 
+    def holds_values(self) -> bool:
+        """The tensors hold what they held when `keep_values` was called, wherever that lies by now."""
+        return self.values is not None and all(
+            own.shape == value.shape and own.device == value.device and torch.equal(own, value)
+            for own, value in zip(self.tensors, self.values)
+        )
+
     def recounted(self) -> Stamp | None:
         """A stamp of tensors that were written to where they are with what was there; None: with anything else.
 
@@ -83,14 +92,13 @@ class Stamp:
             return None
         if any(data_ptr() != pointer for _, _, data_ptr, pointer in self.counted):
             return None
-        fresh = Stamp(self.tensors)  # before they are read: another thread may write to them
+        fresh = Stamp(self.tensors, values=self.values)  # before they are read: another thread may write to them
         if not all(map(torch.equal, self.tensors, self.values)):
             return None
-        fresh.values = self.values
         return fresh
 
     def __reduce__(self) -> tuple[type[Stamp], tuple[Any, ...]]:
-        return Stamp, (self.tensors, self.is_current())
+        return Stamp, (self.tensors, self.is_current(), self.values)
 
 
 class State:
@@ -124,6 +132,10 @@ def _counted(tensor: Tensor) -> Counted:
     return tensor, tensor._version, data_ptr, data_ptr()
 
 
-@torch.inference_mode(False)
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
+    """The values of a tensor, to be kept: no part of inference mode, nor of a transform that has not wrapped it."""
+    with torch.inference_mode(False):
+        if not is_real(tensor):
+            return tensor.detach().clone()
+        with torch._C._DisableFuncTorch():
+            return tensor.detach().clone()

@@ -292,15 +292,20 @@ def random_values(shape: Position, dtype: torch.dtype, generator: torch.Generato
     return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1).to(dtype)
 
 
+def block_sizes(A: Tensor) -> tuple[int, ...]:
+    """2 along each dimension, 1 where there is no more."""
+    return tuple(1 if size == 1 else 2 for size in A.shape)
+
+
 # Every format from a dense tensor, grouped along one dimension. The blocks need not divide the shapes.
 FORMATS: dict[str, Callable[[Tensor, int], Any]] = {
     "COO": lambda A, group_dim: COO.from_dense(A, group_dim=group_dim),
     "ELL": lambda A, group_dim: ELL.from_dense(A, group_dim=group_dim),
     "GroupCOO": lambda A, group_dim: GroupCOO.from_dense(A, group_dim=group_dim),
     "GroupCOO of 2": lambda A, group_dim: GroupCOO.from_dense(A, group_dim=group_dim, group_size=2),
-    "BlockCOO": lambda A, group_dim: BlockCOO.from_dense(A, group_dim=group_dim, block_size=(2,) * A.dim()),
-    "BlockGroupCOO": lambda A, group_dim: BlockGroupCOO.from_dense(A, group_dim=group_dim, block_size=(2,) * A.dim()),
+    "BlockCOO": lambda A, group_dim: BlockCOO.from_dense(A, group_dim=group_dim, block_size=block_sizes(A)),
+    "BlockGroupCOO": lambda A, group_dim: BlockGroupCOO.from_dense(A, group_dim=group_dim, block_size=block_sizes(A)),
     "BlockGroupCOO of 2": lambda A, group_dim: BlockGroupCOO.from_dense(
-        A, group_dim=group_dim, group_size=2, block_size=(2,) * A.dim()
+        A, group_dim=group_dim, group_size=2, block_size=block_sizes(A)
     ),
 }

@@ -276,7 +276,7 @@ def test_another_parameter_may_take_the_weights_place():
     assert layer.weight.grad is not None
 
 
-def test_a_pattern_written_in_place_is_seen():
+def test_a_pattern_written_over_itself_is_kept_and_another_one_refused():
     """As DistributedDataParallel writes it: at every step, mostly what was there."""
     layer = BlockSparseLinear(8, 8, 2, pattern=torch.eye(4, dtype=torch.bool), dtype=torch.float64)
     x = torch.randn(3, 8, dtype=torch.float64)
@@ -285,5 +285,7 @@ def test_a_pattern_written_in_place_is_seen():
     layer.coords.copy_(layer.coords.clone())
     layer(x)
     assert layer._known.form is known
-    layer.coords[1] = layer.coords[1].flip(0)
     assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
+    layer.coords[1] = layer.coords[1].flip(0)
+    with pytest.raises(OperandError, match=r"^coords was overwritten with another pattern"):
+        layer(x)

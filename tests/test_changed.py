@@ -331,22 +331,6 @@ def graph(edge_index, weight, size):
 
 
 @every_way
-def test_a_layer_follows_its_own_coordinates(how):
-    A, B = made(GroupCOO), torch.randn(8, 3, device=DEVICE)
-    layer = nn.SpMM(A, trainable=True)
-    for new in (None, other_rows):
-        if new is not None:
-            change(layer.AM, new(A), how)
-        dense = dense_of(GroupCOO((layer.AM, layer.AK), layer.AV, A.shape))
-        leaf = B.clone().requires_grad_()
-        for _ in range(3):
-            with torch.no_grad():
-                assert_matches(layer(B), dense @ B.double())
-            (d_leaf,) = torch.autograd.grad(layer(leaf).sum(), leaf)
-            assert_matches(d_leaf, dense.sum(0)[:, None].expand(8, 3))
-
-
-@every_way
 def test_edges_that_change_are_arranged_again(how):
     edge_index, weight, size = edges(random_matrix(6, 4))
     B = torch.randn(4, 3, dtype=torch.float64, device=DEVICE)
@@ -366,7 +350,7 @@ def test_edges_that_change_are_arranged_again(how):
 
 @pytest.mark.parametrize("is_inference", [False, True])
 @every_way
-def test_a_layers_pattern_that_changes_is_read(how, is_inference):
+def test_a_layers_pattern_that_changes_is_refused_until_it_is_back(how, is_inference):
     with torch.inference_mode(is_inference):
         layer = nn.BlockSparseLinear(
             8, 8, 2, pattern=torch.eye(4, dtype=torch.bool, device=DEVICE), bias=False, device=DEVICE
@@ -374,13 +358,17 @@ def test_a_layers_pattern_that_changes_is_read(how, is_inference):
         if is_inference:
             layer.coords = layer.coords.clone()  # which counts no versions, as one that is moved here
         x = torch.randn(3, 8, device=DEVICE)
-        for columns in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 1, 0, 0]):
+        dense = torch.zeros(8, 8, dtype=torch.float64, device=DEVICE)
+        for row in range(4):
+            dense[2 * row : 2 * row + 2, 2 * row : 2 * row + 2] = layer.weight[row].detach()
+        for columns in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 1, 0, 0], [0, 1, 2, 3]):
             change(layer.coords, torch.stack([layer.coords[0], layer.coords.new_tensor(columns)]), how)
-            dense = torch.zeros(8, 8, dtype=torch.float64, device=DEVICE)
-            for row, column in enumerate(columns):
-                dense[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = layer.weight[row].detach()
             for _ in range(3):
-                assert_matches(layer(x), x.double() @ dense.T)
+                if columns == [0, 1, 2, 3]:
+                    assert_matches(layer(x), x.double() @ dense.T)
+                else:
+                    with pytest.raises(OperandError, match=r"^coords was overwritten with another pattern"):
+                        layer(x)
 
 
 @every_way

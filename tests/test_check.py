@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
+import scipy.sparse
 import torch
 
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, FormatError, GroupCOO
@@ -319,6 +320,55 @@ MISTAKES = {
     for where, mistakes in {"construction": CONSTRUCTION, "conversion": CONVERSION, "method": METHODS}.items()
     for name, mistake in mistakes.items()
 }
+
+
+LARGE = {
+    "dense": lambda kind: kind.from_dense(torch.ones(4, 3), block_size=(64, 64)),
+    "one dimension": lambda kind: kind.from_dense(torch.ones(4, 3), block_size=(2, 4)),
+    "listed": lambda kind: kind.from_coo(LISTED, torch.ones(3), (4, 3), block_size=(5, 3)),
+    "listed blocks": lambda kind: kind.from_blocks(ints([0], [0]), torch.ones(1, 8, 2), (4, 3)),
+    "torch": lambda kind: kind.from_torch(torch.ones(4, 3).to_sparse(), block_size=(5, 3)),
+    "bsr": lambda kind: kind.from_torch(torch.ones(4, 2).to_sparse_bsr((2, 2)), block_size=(8, 2)),
+    "scipy": lambda kind: kind.from_scipy(scipy.sparse.coo_array(numpy.ones((4, 3))), block_size=(4, 4)),
+    "parts": lambda kind: kind(
+        (ints(0), ints([0] if kind is BlockGroupCOO else 0)),
+        torch.ones(1, *[1] * (kind is BlockGroupCOO), 8, 2),
+        (4, 2),
+        block_size=(8, 2),
+    ),
+    "three dimensions": lambda kind: kind.from_dense(torch.ones(4, 3, 2), block_size=(2, 2, 3)),
+}
+SIZES = {
+    "dense": ([64, 64], [4, 3]),
+    "one dimension": ([2, 4], [4, 3]),
+    "listed": ([5, 3], [4, 3]),
+    "listed blocks": ([8, 2], [4, 3]),
+    "torch": ([5, 3], [4, 3]),
+    "bsr": ([8, 2], [4, 2]),
+    "scipy": ([4, 4], [4, 3]),
+    "parts": ([8, 2], [4, 2]),
+    "three dimensions": ([2, 2, 3], [4, 3, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", [BlockCOO, BlockGroupCOO])
+@pytest.mark.parametrize("source", LARGE)
+def test_a_block_larger_than_the_tensor_is_refused(source, kind):
+    block_size, shape = SIZES[source]
+    whole = "matrix" if len(shape) == 2 else "tensor"
+    with pytest.raises(FormatError) as caught:
+        LARGE[source](kind)
+    assert str(caught.value) == (
+        f"block_size is {block_size} but shape is {shape}; a block can't be larger than the {whole}"
+    )
+
+
+@pytest.mark.parametrize("kind", [BlockCOO, BlockGroupCOO])
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)], ids=str)
+def test_where_there_are_no_rows_or_columns_any_block_fits(shape, kind):
+    A = kind.from_dense(torch.ones(shape), block_size=[size or 64 for size in shape])
+    assert (A.nnz, A.padding_share, A.num_groups) == (0, 0, 0)
+    assert A.to_dense().shape == shape
 
 
 @pytest.mark.cpu

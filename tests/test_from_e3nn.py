@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import MethodType
 
 import pytest
 import torch
@@ -111,15 +112,110 @@ def test_what_is_left_says_why():
     assert conversion.replaced == ()
     assert {row.name: row.reason for row in conversion.left} == {
         "own": "Own is a class of its own, whose forward may differ",
-        "hooked": "it has hooks; remove them, convert, and register them again",
+        "hooked": "has hooks, which would be lost; remove them, convert, and register them again",
         "strange": "connection mode uvu<v is not supported",
         "square": "TensorSquare is a class of its own, whose forward may differ",
     }
     assert str(conversion).splitlines()[:2] == [
         "0 replaced, 4 left",
         "own      left: Own is a class of its own, whose forward may differ"
-        "           Own(4x0e+4x1o x 1x0e+1x1o -> 4x0e+2x1o | 48 paths | 48 weights)",
+        "                            Own(4x0e+4x1o x 1x0e+1x1o -> 4x0e+2x1o | 48 paths | 48 weights)",
     ]
+
+
+def fuse_scatter(product):
+    """As MACE does: `forward` gathers nodes, multiplies, and adds up over the edges of each node."""
+    multiply = product.forward
+
+    def fused(self, x, y, src, dst):
+        return x.new_zeros(len(x), self.irreps_out.dim).index_add(0, dst, multiply(x[src], y))
+
+    product.forward = MethodType(fused, product)
+
+
+CHANGES = {
+    "fused": (fuse_scatter, "has forward of its own, which would be lost; convert first, then set it again"),
+    "doubled": (
+        lambda tp: setattr(tp, "right", lambda y: 2 * y),
+        "has right of its own, which would be lost; convert first, then set it again",
+    ),
+    "private": (
+        lambda tp: setattr(tp, "_get_weights", lambda weight: weight),
+        "has _get_weights of its own, which would be lost; convert first, then set it again",
+    ),
+    "attributes": (
+        lambda tp: vars(tp).update(scale=2, note=""),
+        "has note, scale of its own, which would be lost; convert first, then set them again",
+    ),
+    "buffer": (
+        lambda tp: tp.register_buffer("mean", torch.ones(1)),
+        "has mean of its own, which would be lost; convert first, then set it again",
+    ),
+    "adapter": (
+        lambda tp: tp.add_module("lora", nn.Linear(2, 2)),
+        "has lora of its own, which would be lost; convert first, then set it again",
+    ),
+    "state": (
+        lambda tp: tp.register_state_dict_post_hook(lambda *_: None),
+        "has hooks, which would be lost; remove them, convert, and register them again",
+    ),
+    "parametrized": (
+        lambda tp: nn.utils.parametrize.register_parametrization(tp, "weight", nn.Tanh()),
+        "has a parametrization of weight, which would be lost; remove it with "
+        "torch.nn.utils.parametrize.remove_parametrizations, or convert first",
+    ),
+    "compiled": (lambda tp: tp.compile(), "is compiled, which would be lost; convert first, then compile"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_product_that_was_changed_is_left_as_it_is(kind):
+    change, reason = CHANGES[kind]
+    product = o3.FullyConnectedTensorProduct(*IRREPS)
+    change(product)
+    model = nn.ModuleList([product])
+    conversion = from_e3nn(model)
+    assert [row.reason for row in conversion.left] == [reason]
+    assert model[0] is product
+
+
+def test_a_product_whose_scatter_was_fused_keeps_its_values():
+    product, x, y = o3.FullyConnectedTensorProduct(*IRREPS), torch.randn(3, 16), torch.randn(5, 4)
+    src, dst = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 1, 0, 2, 0])
+    expected = torch.zeros(3, product.irreps_out.dim).index_add(0, dst, product(x[src], y))
+    fuse_scatter(product)
+    model = nn.ModuleList([product])
+    from_e3nn(model)
+    torch.testing.assert_close(model[0](x, y, src, dst), expected, **TOLERANCE[torch.float64])
+
+
+def test_a_product_that_was_wrapped_by_compile_is_left():
+    model = nn.ModuleList([torch.compile(o3.FullyConnectedTensorProduct(*IRREPS))])
+    (row,) = from_e3nn(model).left
+    assert row.name == "0._orig_mod"
+    assert row.reason == "is compiled, which would be lost; convert first, then compile"
+
+
+def test_what_is_trained_tied_hooked_and_in_which_mode_stays():
+    first, second = (o3.FullyConnectedTensorProduct(*IRREPS).float() for _ in range(2))
+    second.weight = first.weight
+    second.eval()
+    first.output_mask.mul_(2)
+    first.weight.register_hook(lambda grad: 3 * grad)
+    first.weight.decays = 0.5
+    frozen = o3.FullyConnectedTensorProduct(*IRREPS).requires_grad_(False)
+    model = nn.ModuleList([first, second, frozen])
+    x, y = torch.randn(3, 16).float(), torch.randn(3, 4).float()
+    (expected,) = torch.autograd.grad((first(x, y) + second(x, y)).sum(), first.weight)
+    assert from_e3nn(model).left == ()
+    assert model[0].weight is model[1].weight is first.weight
+    assert [own.training for own in model] == [True, False, True]
+    assert model[0].weight.dtype == model[0].output_mask.dtype == torch.float32
+    assert model[0].output_mask is first.output_mask
+    assert model[0].weight.decays == 0.5
+    assert not model[2].weight.requires_grad
+    (actual,) = torch.autograd.grad((model[0](x, y) + model[1](x, y)).sum(), first.weight)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import OrderedDict
+from enum import Enum
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from tolerances import assert_matches
 
 from insum_ops import nn
 from insum_ops.compiler.errors import ShapeError, UnsupportedError
-from insum_ops.nn.hooks import HOOKS
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Convolution(torch.nn.Module):
@@ -176,11 +178,123 @@ def test_what_is_shared_stays_shared():
     torch.testing.assert_close(converted.row(x).features, converted.row[4](expected).features)
 
 
-def test_a_parametrized_weight_is_taken_as_it_is():
-    source = torch.nn.utils.parametrizations.weight_norm(Convolution(3, (4, 8), 3, subm=True))
-    layer = nn.from_spconv(source)
-    assert torch.equal(layer.weight, source.weight)
-    assert isinstance(layer.weight, torch.nn.Parameter)
+def subclassed(layer):
+    """A class of the model's own, defined in another package, that changes what the layer computes."""
+
+    def doubled(self, x):
+        return 2 * x
+
+    kind = type(layer)
+    kind.forward = doubled  # as of a layer that computes
+    layer.__class__ = type("Scaled", (kind,), {"__module__": "model", "forward": doubled})
+
+
+def quantized(layer):
+    layer.act_type = Activation.ReLU
+
+
+class Activation(Enum):
+    None_, ReLU = 0, 1
+
+
+SET = "; convert first, then set {} again"
+CHANGES = {
+    "forward": (lambda layer: setattr(layer, "forward", abs), "has forward of its own, which would be lost" + SET),
+    "private": (
+        lambda layer: setattr(layer, "_conv_forward", abs),
+        "has _conv_forward of its own, which would be lost" + SET,
+    ),
+    "attribute": (lambda layer: setattr(layer, "note", 3), "has note of its own, which would be lost" + SET),
+    "buffer": (
+        lambda layer: layer.register_buffer("mean", torch.ones(1)),
+        "has mean of its own, which would be lost" + SET,
+    ),
+    "adapter": (
+        lambda layer: layer.add_module("lora", torch.nn.Linear(1, 1)),
+        "has lora of its own, which would be lost" + SET,
+    ),
+    "state": (
+        lambda layer: layer.register_state_dict_post_hook(lambda *_: None),
+        "has hooks, which would be lost; remove them, convert, and register them again",
+    ),
+    "weight norm": (
+        lambda layer: torch.nn.utils.parametrizations.weight_norm(layer),
+        "has a parametrization of weight, which would be lost; remove it with "
+        "torch.nn.utils.parametrize.remove_parametrizations, or convert first",
+    ),
+    "compiled": (lambda layer: layer.compile(), "is compiled, which would be lost; convert first, then compile"),
+    "subclass": (
+        subclassed,
+        "is a Scaled, which overrides forward of its base class; derive it from insum_ops.nn's layer instead",
+    ),
+    "activation": (
+        quantized,
+        "has the activation ReLU fused into it, which would be lost; put it after the layer instead",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_layer_that_was_changed_is_refused(kind):
+    class Layer(Convolution):
+        def _conv_forward(self):
+            """As spconv's have one."""
+
+    change, words = CHANGES[kind]
+    model = torch.nn.Sequential(Layer(3, (4, 8), 3, subm=True), torch.nn.ReLU())
+    model[0].act_type = Activation.None_
+    nn.from_spconv(model)
+    change(model[0])
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == f"0 {words.format('it')}"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_an_old_weight_norm_is_refused():
+    model = torch.nn.utils.weight_norm(Convolution(3, (4, 8), 3, subm=True))
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == (
+        "the module has hooks, which would be lost; remove them, convert, and register them again"
+    )
+
+
+def test_what_stands_around_layers_is_refused_where_it_would_be_lost():
+    inner = SparseSequential(Convolution(3, (4, 8), 3, subm=True))
+    inner.forward = abs
+    pool = SparseMaxPool3d()
+    pool.note = 3
+    wrapped = torch.nn.ModuleDict({"conv": torch.compile(Convolution(3, (4, 8), 3, subm=True))})
+    for model, words in (
+        (torch.nn.Sequential(inner), "0 has forward of its own, which would be lost" + SET),
+        (pool, "the module has note of its own, which would be lost" + SET),
+        (wrapped, "conv is compiled, which would be lost; convert first, then compile"),
+        (torch.compile(SparseSequential()), "_orig_mod is compiled, which would be lost; convert first, then compile"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            nn.from_spconv(model)
+        assert str(caught.value) == words.format("it")
+
+
+def test_hooks_on_parameters_are_refused_since_a_copy_has_none():
+    model = torch.nn.Sequential(Convolution(3, (4, 8), 3, subm=True), torch.nn.Linear(8, 8))
+    model[1].weight.register_hook(lambda grad: 0 * grad)
+    with pytest.raises(UnsupportedError) as caught:
+        nn.from_spconv(model)
+    assert str(caught.value) == (
+        "1.weight has hooks, which a copy would not have; remove them, convert, and register them again"
+    )
+
+
+def test_a_weight_of_the_old_layout_that_is_shared_stays_shared():
+    convs = [Convolution(3, (4, 8), 3, subm=True, bias=False) for _ in range(2)]
+    older = torch.nn.Parameter(torch.randn(3, 3, 3, 4, 8), requires_grad=False)
+    convs[0].weight = convs[1].weight = older
+    first, second = nn.from_spconv(torch.nn.ModuleList(convs))
+    assert first.weight is second.weight
+    assert torch.equal(first.weight, older.movedim(-1, 0))
+    assert not first.weight.requires_grad
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
@@ -223,6 +337,54 @@ def test_weights_of_the_old_layout_load(kernel):
     older = torch.randn(*layer.kernel_size, 4, 8)
     layer.load_state_dict({"weight": older, "bias": torch.zeros(8), "max_num_voxels_during_training": torch.ones(1)})
     assert torch.equal(layer.kernel, older.movedim(-1, 0))
+
+
+@pytest.fixture
+def mmdet3d(monkeypatch):
+    """Its way with spconv: a loader, set on the base class, that permutes all tensors saved before version 2."""
+
+    def load(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        for name, own in (*self._parameters.items(), *self._buffers.items()):
+            found = state_dict.get(prefix + name)
+            if own is None or found is None:
+                missing += [prefix + name] if own is not None and strict else []
+                continue
+            if local_metadata.get("version") != 2:
+                found = found.movedim(-1, 0)
+            if found.shape != own.shape:
+                errors.append(f"size mismatch for {prefix + name}")
+            else:
+                own.data.copy_(found)
+
+    monkeypatch.setattr(nn.SparseModule, "_load_from_state_dict", load, raising=False)
+    monkeypatch.setattr(nn.SparseModule, "_version", 2)
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [((4, 8), 3), ((3, 3), 3), ((2, 5), 1), ((5, 5), (1, 3, 2))], ids=str)
+@pytest.mark.parametrize("make", [nn.SparseConv3d, nn.SubMConv3d])
+@pytest.mark.usefixtures("mmdet3d")
+def test_checkpoints_load_where_a_framework_reads_older_ones_too(make, channels, kernel):
+    if make is nn.SubMConv3d and isinstance(kernel, tuple):
+        kernel = (1, 3, 5)
+    model = nn.SparseSequential(make(*channels, kernel), torch.nn.BatchNorm1d(channels[1]))
+    taps, x = model[0].kernel_size, cloud(channels[0])
+    older = OrderedDict(
+        {**model.state_dict(), "0.weight": torch.randn(*taps, *channels), "0.bias": torch.randn(channels[1])}
+    )
+    for version in ({"0": {"version": 1}}, {}, None):  # of nn.Module, of none, and a dict without versions
+        if version is not None:
+            older._metadata = version
+        else:
+            older = dict(older)
+        model.load_state_dict(older)
+        assert torch.equal(model[0].kernel, older["0.weight"].movedim(-1, 0))
+        assert torch.equal(model[0].bias, older["0.bias"])
+    newer = model.state_dict()  # of version 2 now
+    assert newer._metadata["0"]["version"] == 2
+    other = nn.SparseSequential(make(*channels, kernel), torch.nn.BatchNorm1d(channels[1]))
+    other.load_state_dict(newer)
+    assert torch.equal(other[0].kernel, model[0].kernel)
+    assert torch.equal(other.eval()(x).features, model.eval()(x).features)
 
 
 def test_a_state_of_a_whole_model_loads_and_a_wrong_one_does_not():

@@ -150,3 +150,29 @@ def test_blocks_may_be_listed_in_any_order_with_duplicates(kind):
     expected[:2, 3:] = values[1].detach()
     assert torch.equal(A.to_dense(), expected[:3, :5])
     torch.autograd.gradcheck(lambda v: kind.from_blocks(coords, v, (3, 5)).values, values)
+
+
+@pytest.mark.parametrize("kind", [BlockCOO, BlockGroupCOO])
+def test_last_blocks_count_with_what_is_in_the_matrix_whatever_they_come_from(kind):
+    dense = torch.zeros(5, 7, dtype=torch.float64)
+    dense[0, 1], dense[4, 6], dense[2, 6] = 1, 2, 3
+    options = {"block_size": (2, 3), **({"group_size": 2} if kind is BlockGroupCOO else {})}
+    coords = dense.nonzero().T
+    blocks = kind.from_dense(dense, **options)
+    listed = blocks._entry_coords()[:, blocks._positions() if blocks.has_padding else slice(None)]
+    values = blocks.flat_values[blocks._positions()] if blocks.has_padding else blocks.flat_values
+    made = [
+        blocks,
+        kind.from_coo(coords, dense[tuple(coords)], (5, 7), **options),
+        kind.from_torch(dense.to_sparse(), **options),
+        kind.from_torch(dense.to_sparse_csr(), **options),
+        kind.from_scipy(scipy.sparse.coo_array(dense.numpy()), **options),
+        kind.from_blocks(listed, values, (5, 7), **({"group_size": 2} if kind is BlockGroupCOO else {})),
+        kind(blocks.coords, blocks.values, (5, 7), block_size=(2, 3)),
+        blocks.to(torch.float32),
+    ]
+    for A in made:  # whole, cut on the right, cut at the corner: 2 * 3 + 2 * 1 + 1 * 1 of three blocks of 6
+        slots = 6 if kind is BlockGroupCOO else 3
+        assert (A.nnz, A.padding_share) == (9, 1 - 9 / (6 * slots))
+    assert A.T.nnz == A.regroup(1).nnz == 9
+    assert kind.from_torch(torch.ones(4, 6).to_sparse_bsr((2, 3))).nnz == 24

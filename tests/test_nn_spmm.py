@@ -27,7 +27,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from insum_ops.compiler.errors import OperandError, ShapeError
-from insum_ops.formats import COO, ELL, BlockCOO, GroupCOO
+from insum_ops.formats import COO, ELL, BlockCOO, FormatError, GroupCOO
 from insum_ops.nn import SpMM
 
 pytestmark = SPARSE_WARNINGS
@@ -292,17 +292,19 @@ def test_regrouped_values_follow_the_layers_own(how, times):
 
 
 @pytest.mark.parametrize("how", ["in place", "data"])
-def test_regrouped_coordinates_follow_the_layers_own(how):
+def test_a_regrouped_layer_refuses_coordinates_that_were_overwritten_until_they_are_back(how):
     layer, dense = moved()
     B = torch.randn(5, 4, device=DEVICE)
     assert_matches(layer(B), dense.double() @ B.double())
-    places = torch.where(layer.AK == 0, 3, layer.AK)
-    if how == "data":
-        layer.AK.data = places
-    else:
-        layer.AK.copy_(places)
-    dense[0, 0], dense[0, 3] = 0, 1
-    layer._gpu_size = 4
+    places = layer.AK.clone()
+    for new in (torch.where(places == 0, 3, places), places):
+        if how == "data":
+            layer.AK.data = new
+        else:
+            layer.AK.copy_(new)
+        if new is not places:
+            with pytest.raises(FormatError, match=r"^AM and AK were overwritten with other coordinates"):
+                layer(B)
     assert_matches(layer(B), dense.double() @ B.double())
 
 

@@ -72,6 +72,9 @@ class Odd(nn.Linear):
     pass
 
 
+HOOKS_LOST = "has hooks, which would be lost; remove them, convert, and register them again"
+
+
 def test_what_can_not_be_swapped_stays_and_says_why():
     shared = nn.Linear(32, 32)
     tied, embedding = nn.Linear(32, 64), nn.Embedding(64, 32)
@@ -104,8 +107,9 @@ def test_what_can_not_be_swapped_stays_and_says_why():
         "tied": "shared with another layer",
         "sparse": "block-sparse already",
         "odd": "a subclass, Odd",
-        "hooked": "has hooks, which would be lost",
-        "normed": "a subclass, ParametrizedLinear",
+        "hooked": HOOKS_LOST,
+        "normed": "has a parametrization of weight, which would be lost; remove it with "
+        "torch.nn.utils.parametrize.remove_parametrizations, or convert first",
         "meta": "has no values yet, on the meta device",
         "complex": "its weight is torch.complex64",
         "attention.out_proj": "a subclass, NonDynamicallyQuantizableLinear",
@@ -130,27 +134,51 @@ HOOKED = {
 def test_no_hook_is_lost(kind):
     model = nn.Sequential(nn.Linear(32, 32))
     HOOKED[kind](model[0])
-    assert reasons(sparsify(model, 16, 0.5)) == {"0": "has hooks, which would be lost"}
+    on = {"gradient": " on weight", "collected": " on bias"}.get(kind, "")
+    assert reasons(sparsify(model, 16, 0.5)) == {"0": HOOKS_LOST.replace(",", f"{on},", 1)}
     assert type(model[0]) is nn.Linear
 
 
 def test_nothing_that_was_added_to_a_layer_is_lost():
-    model = nn.ModuleDict({name: nn.Linear(32, 32) for name in ("attribute", "buffer", "own", "part", "marked")})
+    names = ("attribute", "buffer", "own", "repr", "part", "tagged", "plain", "marked", "compiled")
+    model = nn.ModuleDict({name: nn.Linear(32, 32) for name in names})
     model["attribute"].scale = 5
     model["attribute"].offset = 3
     model["buffer"].register_buffer("running", torch.ones(1))
     model["own"].forward = lambda x: x
+    model["repr"].extra_repr = lambda: "mine"
     model["part"].lora = nn.Linear(32, 2)
-    model["marked"]._is_hf_initialized = True  # by Hugging Face, on every layer of a model
+    model["tagged"].weight.lr_scale = model["tagged"].weight.decays = 0.5
+    weight = model["plain"].weight.detach()
+    del model["plain"].weight
+    model["plain"].weight = weight
+    model["marked"]._is_hf_initialized = model["marked"].weight._is_hf_initialized = True  # by Hugging Face, everywhere
+    model["compiled"].compile()
+    model["wrapped"] = torch.compile(nn.Linear(32, 32))
     assert reasons(sparsify(model, 16, 0.5)) == {
-        "attribute": "has offset, scale, which would be lost",
-        "buffer": "has running, which would be lost",
-        "own": "has forward, which would be lost",
-        "part": "has lora, which would be lost",
+        "attribute": "has offset, scale of its own, which would be lost; convert first, then set them again",
+        "buffer": "has running of its own, which would be lost; convert first, then set it again",
+        "own": "has forward of its own, which would be lost; convert first, then set it again",
+        "repr": "has extra_repr of its own, which would be lost; convert first, then set it again",
+        "part": "has lora of its own, which would be lost; convert first, then set it again",
         "part.lora": "smaller than a block",
+        "tagged": "has weight.decays, weight.lr_scale, which would be lost; convert first, then set them again",
+        "plain": "its weight is no parameter",
         "marked": "",
+        "compiled": "is compiled, which would be lost; convert first, then compile",
+        "wrapped._orig_mod": "is compiled, which would be lost; convert first, then compile",
     }
     assert model["attribute"].scale == 5
+
+
+@torch.no_grad()
+def test_the_layers_of_a_compiled_model_are_swapped_for_its_next_call():
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU()).double()
+    compiled, x = torch.compile(model, backend="eager"), torch.randn(3, 32, dtype=torch.float64)
+    compiled(x)
+    assert reasons(sparsify(compiled, 16, 0.5)) == {"_orig_mod.0": ""}
+    model(x)  # an ordinary call, as every BlockSparseLinear wants it before it is compiled
+    assert_matches(compiled(x), (x @ dense_weight(model[0]).T + model[0].bias).relu())
 
 
 def test_a_lazy_layer_waits_for_its_first_call():

@@ -24,6 +24,7 @@ from tolerances import DTYPES, assert_matches
 from torch import Tensor
 
 from insum_ops import spmm
+from insum_ops.formats import BlockCOO
 
 pytestmark = SPARSE_WARNINGS
 
@@ -105,6 +106,8 @@ def test_noncontiguous_operands(reduce):
 def test_nothing_stored_gives_zeros(M, K, N, kind, reduce):
     if kind.startswith("scipy") and 0 in (M, K):
         A = scipy.sparse.csr_array((M, K))
+    elif kind == "BlockCOO" and M == 1:
+        A = BlockCOO.from_dense(torch.zeros(M, K, dtype=torch.float64, device=DEVICE), block_size=(1, 1))
     else:
         A = EVERY_KIND[kind](torch.zeros(M, K, dtype=torch.float64, device=DEVICE))
     B = random_dense(K, N).requires_grad_()

@@ -14,6 +14,7 @@ from ..compiler.errors import OperandError, ShapeError
 from ..compiler.ready import may_autocast
 from ..formats import BlockCOO
 from ..formats.guard import may_keep
+from ..formats.stamp import Stamp
 from .known_weight import KnownWeight, known_weight
 from .linear_product import EXPR, known_product, product
 from .patterns import (
@@ -42,6 +43,11 @@ from .state import misfit
 __all__ = ["BlockSparseLinear"]
 
 Layer = TypeVar("Layer", bound="BlockSparseLinear")
+OVERWRITTEN = (
+    "coords was overwritten with another pattern than the one that the blocks of weight belong to, as an average over "
+    "buffers leaves it; give the layer another with set_pattern_(mask) or load_state_dict, and average without it, as "
+    "AveragedModel does with use_buffers=False"
+)
 
 
 class BlockSparseLinear(nn.Module):
@@ -57,7 +63,11 @@ class BlockSparseLinear(nn.Module):
     place of a random one; `density` is not used then.
 
     In an `nn.TransformerEncoderLayer` it is called for inference too, where torch would read the weight of an
-    `nn.Linear` itself. Compile after one ordinary call. Under DistributedDataParallel pass
+    `nn.Linear` itself. Compile after one ordinary call. Once the layer has been used, copied or saved, its pattern
+    changes by `set_pattern_`, `prune_`, `load_patterns_` and `load_state_dict`, or by a tensor that is assigned to
+    `coords`: where `coords` is overwritten with another pattern, as by an average over buffers, the layer refuses to
+    compute and to be saved. Writes that torch does not count, as `coords.data[0] = 1` or those through numpy, go
+    unnoticed. Under DistributedDataParallel pass
     `broadcast_buffers=False`: otherwise the pattern is sent, and compared, at every step.
 
     >>> layer = BlockSparseLinear(256, 128, block_size=32, density=0.25)
@@ -72,6 +82,7 @@ Y[t,o] += X[t,i] * W[o,i])
 
     bias: nn.Parameter | None
     coords: Tensor
+    _settled: Stamp | None = None  # of the pattern that the blocks belong to; None: no use has been made of it yet
 
     def __init__(
         self,
@@ -166,6 +177,7 @@ Y[t,o] += X[t,i] * W[o,i])
         same seed gives the same layer as it does without the detour.
         """
         check_generator(generator)
+        self._settled = None
         if self.coords.is_meta:
             return
         if self._is_undrawn or not is_pattern(self.coords, self.grid):
@@ -239,6 +251,7 @@ Y[t,o] += X[t,i] * W[o,i])
         DistributedDataParallel wrapper must be made anew.
         """
         self._check_change(mask, init, generator)
+        self._settle()
         if optimizer is not None:
             check_optimizer(optimizer, self.weight)
         self._change_pattern(mask, holders([self.weight]) if optimizer is None else [optimizer], init, generator)
@@ -295,6 +308,7 @@ Y[t,o] += X[t,i] * W[o,i])
         """
         known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
         if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
+            self._settle()
             known = known_weight(self.coords, weight, self.grid, known)
             if may_keep(known.coords, known.pattern, known.form.values):
                 self._known = known
@@ -305,6 +319,22 @@ Y[t,o] += X[t,i] * W[o,i])
             if isinstance(weight, nn.Parameter) and may_keep(weight, known.pattern):
                 self._known = replace(known, form=form)
         return form
+
+    def _settle(self) -> None:
+        """Remember the pattern from its first use on; refuse another one that was written over it."""
+        coords, settled = self.coords, self._settled
+        if coords.is_meta or not may_keep(coords):
+            return
+        is_own = settled is not None and settled.tensors[0] is coords
+        if settled is not None and is_own and settled.is_current():
+            return
+        if settled is None or not is_own or not settled.holds_values():
+            if not is_pattern(coords, self.grid):
+                return  # of which whoever reads it is told
+            if is_own:
+                raise OperandError(OVERWRITTEN)
+        self._settled = Stamp([coords])
+        self._settled.keep_values()
 
     def _parameter(self, name: str) -> Any:
         """`self.weight` or `self.bias`, at a tenth of what asking the module costs; parametrized, it is to be asked."""
@@ -348,11 +378,24 @@ Y[t,o] += X[t,i] * W[o,i])
         self._is_undrawn = False
 
     def _apply(self: Layer, fn: Any, recurse: bool = True) -> Layer:
-        was_meta = self.coords.is_meta
+        before = self.coords
+        if self._settled is not None:
+            self._settle()
         super()._apply(fn, recurse)
-        if was_meta and not self.coords.is_meta:
+        after = self.coords
+        if before.is_meta and not after.is_meta:
             self._is_undrawn = True
+        if self._settled is not None and after is not before:
+            self._settled = None
+            is_read = type(after) is Tensor and not before.is_meta and not after.is_meta
+            if is_read and torch.equal(before.to(after.device), after):
+                self._settle()
         return self
+
+    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+        """What is refused here is not saved either: whoever loads it could not know."""
+        self._settle()
+        super()._save_to_state_dict(*given, **options)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
@@ -364,13 +407,17 @@ Y[t,o] += X[t,i] * W[o,i])
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         if f"{prefix}coords" in state_dict:
-            self._is_undrawn = False
+            self._is_undrawn, self._settled = False, None
+            self._settle()
         known, self._known = self._known, None
         if known is not None and known.has_pattern(self.coords):  # the next call may be a compiled one
             self._known = known_weight(self.coords, self.weight, self.grid, known)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but what can be worked out again."""
+        settled = self._settled
+        if settled is None or settled.tensors[0] is not self.coords:
+            self._settle()  # a copy may be averaged before its first use
         return {**vars(self), "_known": None}
 
 

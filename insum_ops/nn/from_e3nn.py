@@ -7,14 +7,27 @@ from typing import Any
 
 from torch import nn
 from torch.jit import ScriptModule
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..compiler.errors import OperandError
 from ..equivariant.clebsch_gordan import e3nn_o3
 from ..equivariant.paths import MODES, Instruction
-from .hooks import has_hooks
+from .swap_losses import lost_in_swap, private_names
 from .tensor_product import FullyConnectedTensorProduct, TensorProduct
 
 __all__ = ["Conversion", "from_e3nn"]
+
+OWN = {  # what every product of e3nn has, beside names with an underscore
+    "instructions",
+    "internal_weights",
+    "irreps_in1",
+    "irreps_in2",
+    "irreps_out",
+    "output_mask",
+    "shared_weights",
+    "weight",
+    "weight_numel",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,9 @@ def from_e3nn(model: nn.Module) -> Conversion:
     """Replace e3nn's tensor products in a model, in place; of a tensor product itself, `.model` is the replacement.
 
     Parameters stay the same objects, so optimizers and ties between modules hold. What can't be replaced is left as it
-    is, and the result, which prints as a table, says why.
+    is, and the result, which prints as a table, says why: a product with hooks or a parametrization, one on which
+    `forward` or anything else was set, one that is compiled, one of a class of its own, a connection mode of another
+    kind.
     """
     o3 = e3nn_o3()
     if not isinstance(model, nn.Module):
@@ -62,7 +77,7 @@ def from_e3nn(model: nn.Module) -> Conversion:
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not _is_product(module, o3.TensorProduct):
             continue
-        reason = _obstacle(module, (o3.TensorProduct, *_known_kinds(o3)))
+        reason = _obstacle(name, module, (o3.TensorProduct, *_known_kinds(o3)))
         rows.append(Row(name, _described(module), reason))
         if reason:
             continue
@@ -90,14 +105,15 @@ def _described(module: nn.Module) -> str:
     return str(module).partition("\n")[0] if not isinstance(module, ScriptModule) else str(module.original_name)
 
 
-def _obstacle(module: nn.Module, kinds: tuple[type, ...]) -> str:
+def _obstacle(name: str, module: nn.Module, kinds: tuple[type, ...]) -> str:
     """Why a tensor product can't be replaced; "" if it can."""
     if isinstance(module, ScriptModule):
         return "compiled by TorchScript; convert the model before it is compiled"
-    if type(module) not in kinds:
+    if type(module) not in kinds and not is_parametrized(module):  # which makes it a class of its own, too
         return f"{type(module).__name__} is a class of its own, whose forward may differ"
-    if has_hooks(module):
-        return "it has hooks; remove them, convert, and register them again"
+    lost = lost_in_swap(module, OWN | private_names(module), name)
+    if lost:
+        return lost
     paths: Any = module.instructions
     others = sorted({path.connection_mode for path in paths} - set(MODES))
     if others:

@@ -10,10 +10,10 @@ from torch import nn
 
 from ..compiler.errors import UnsupportedError
 from . import sparse_conv, sparse_pool
-from .hooks import has_hooks
-from .sparse_convolution import SparseConvolution
+from .sparse_convolution import NOT_OURS, SparseConvolution
 from .sparse_pool import SparsePool
 from .sparse_sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
+from .swap_losses import has_tensor_hooks, lost_in_swap, private_names
 
 __all__ = ["from_spconv"]
 
@@ -22,6 +22,22 @@ POOLS = {"SparseMaxPool": "SparseMaxPool", "SparseAvgPool": "SparseAvgPool"}
 # what each of spconv's is derived from, and ours
 PLAIN = {"SparseBatchNorm": (nn.BatchNorm1d, SparseBatchNorm), "SparseReLU": (nn.ReLU, SparseReLU)}
 IDENTITIES = ("Identity", "SparseIdentity")
+OWN = {  # what spconv's layers have, of 1.2 to 2.3.8, beside names with an underscore
+    *(
+        "act_alpha",
+        "act_beta",
+        "act_type",
+        "algo",
+        "bias",
+        "conv1x1",
+        "dilation",
+        "enable_int8_test_mode",
+        "first_time",
+    ),
+    *("fp32_accum", "fused_bn", "groups", "in_channels", "indice_key", "inverse", "kernel_size", "name", "ndim"),
+    *("out_channels", "output_padding", "padding", "record_voxel_count", "scale", "stride", "subm", "transposed"),
+    *("use_hash", "weight", "weight_shape", "zero_point", NOT_OURS),
+}
 
 
 def from_spconv(module: nn.Module) -> nn.Module:
@@ -29,8 +45,23 @@ def from_spconv(module: nn.Module) -> nn.Module:
 
     Layers are told by their attributes and names; blocks of your own that derive from spconv's `SparseModule` keep
     their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
-    of your own builds spconv's, import ours instead. A layer with hooks is refused: they would be lost.
+    of your own builds spconv's, import ours instead.
+
+    Raises:
+        UnsupportedError: a layer has no counterpart, or something that would be lost: hooks, also on a parameter, a
+            parametrization, a fused activation, a method or an attribute that was set on it or that its class
+            overrides; or it is compiled.
     """
+    for path, own in module.named_modules(remove_duplicate=False):
+        if _is_replaced(own):
+            lost = _lost(own, path)
+            if lost:
+                raise UnsupportedError(f"{path or 'the module'} {lost}")
+    for path, parameter in module.named_parameters():
+        if has_tensor_hooks([parameter]):
+            raise UnsupportedError(
+                f"{path} has hooks, which a copy would not have; remove them, convert, and register them again"
+            )
     return _replaced(deepcopy(module), "", {})
 
 
@@ -48,15 +79,10 @@ def _replaced(module: nn.Module, path: str, made: dict[nn.Module, nn.Module]) ->
 def _converted(module: nn.Module, path: str) -> nn.Module:
     """Our layer in the place of spconv's; a module that is not spconv's is itself."""
     name = type(module).__name__
+    if _is_replaced(module):
+        return _counterpart(module)
     if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
         return module
-    made = _counterpart(module)
-    if made is not None:
-        if has_hooks(module):
-            raise UnsupportedError(
-                f"{path or 'the module'} has hooks, which would be lost; remove them, convert, and register them again"
-            )
-        return made
     if name in PLAIN and isinstance(module, PLAIN[name][0]):
         module.__class__ = PLAIN[name][1]  # which adds nothing but spconv's calling convention, as ours of that name
         return module
@@ -67,23 +93,76 @@ def _converted(module: nn.Module, path: str) -> nn.Module:
     return module
 
 
-def _counterpart(module: nn.Module) -> nn.Module | None:
-    """A new layer of ours; None where there is none, or the module itself becomes one."""
+def _is_replaced(module: nn.Module) -> bool:
+    """A new layer of ours takes its place."""
+    if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
+        return False
     name = type(module).__name__
-    if all(hasattr(module, attribute) for attribute in CONVOLUTION):
+    if _is_convolution(module) or name == "SparseSequential" or _pool_kind(module):
+        return True
+    return name in ("ToDense", *IDENTITIES) and _is_foreign(module)
+
+
+def _counterpart(module: nn.Module) -> nn.Module:
+    """The layer that takes its place."""
+    name, kind = type(module).__name__, _pool_kind(module)
+    if _is_convolution(module):
         return _convolution(module)
     if name == "SparseSequential":
         return _sequential(module)
-    for known in POOLS:
-        if name.startswith(known) and hasattr(module, "ndim"):
-            return _pool(module, known)
-    if name in ("ToDense", *IDENTITIES) and _is_foreign(module):
-        return ToDense() if name == "ToDense" else SparseIdentity()
-    return None
+    if kind:
+        return _pool(module, kind)
+    return ToDense() if name == "ToDense" else SparseIdentity()
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return all(hasattr(module, attribute) for attribute in CONVOLUTION)
+
+
+def _pool_kind(module: nn.Module) -> str:
+    name = type(module).__name__
+    return next((known for known in POOLS if name.startswith(known) and hasattr(module, "ndim")), "")
+
+
+def _lost(module: nn.Module, path: str) -> str:
+    """Why a layer can't be replaced without loss; "" if it can."""
+    children = set(module._modules) if type(module).__name__ == "SparseSequential" else set()
+    lost = lost_in_swap(module, OWN | private_names(module) | children, path)
+    if lost:
+        return lost
+    overridden = _overridden(type(module))
+    if overridden:
+        return (
+            f"is a {type(module).__name__}, which overrides {', '.join(overridden)} of its base class; "
+            "derive it from insum_ops.nn's layer instead"
+        )
+    activation = getattr(getattr(module, "act_type", None), "name", "None_")
+    if activation != "None_":
+        return f"has the activation {activation} fused into it, which would be lost; put it after the layer instead"
+    return ""
+
+
+def _overridden(kind: type) -> list[str]:
+    """What a class of the model's own changes about the layer that it derives from.
+
+    The layer is the last class that defines `forward`; what its own library derives from it is the library's.
+    """
+    bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in ("torch", "builtins")]
+    layers = [base for base in bases if "forward" in vars(base)]
+    if not layers:
+        return []
+    home = layers[-1]
+    outside = [base for base in bases[: bases.index(home)] if _package(base) != _package(home)]
+    names = {name for base in outside for name in vars(base) if hasattr(home, name) and not name.startswith("__")}
+    return sorted(names)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.split(".")[0]
 
 
 def _is_foreign(module: nn.Module) -> bool:
-    return type(module).__module__.split(".")[0] == "spconv"
+    return _package(type(module)) == "spconv"
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -106,7 +185,9 @@ def _convolution(source: Any) -> SparseConvolution:
     given = {name: getattr(source, name) for name, _ in layer.named_parameters()}
     layer.to(source.weight.device, source.weight.dtype).load_state_dict(given)
     for name, own in list(layer.named_parameters()):
-        if isinstance(given[name], nn.Parameter) and given[name].shape == own.shape:
+        if isinstance(given[name], nn.Parameter):
+            if given[name].shape != own.shape:
+                given[name].data = own.data  # an older layout
             setattr(layer, name, given[name])  # the very one: layers may share it
         else:
             own.requires_grad_(given[name].requires_grad)

@@ -197,16 +197,22 @@ class SparseConvolution(SparseModule):
             channels = x.features.shape[1]
             raise ShapeError(f"{type(self).__name__} takes {self.in_channels} channels but features have {channels}")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Weights of every spconv: [out, *kernel, in] of today's, [*kernel, in, out] of 1.x and early 2.x."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *rest: Any) -> None:
+        """Weights of every spconv: [out, *kernel, in] of today's, [*kernel, in, out] of 1.x and early 2.x.
+
+        Layouts are told by their shapes. Where both have the same, the version tells: frameworks that read older
+        weights, as mmdet3d, raise that of `SparseModule`. They also set a `_load_from_state_dict` there, which would
+        permute once more what is permuted here: it is passed over.
+        """
         state_dict.pop(f"{prefix}{NOT_OURS}", None)
         found, own = state_dict.get(f"{prefix}weight"), self.weight
-        if isinstance(found, Tensor) and found.shape != own.shape:
-            older = (*self.kernel_size, own.shape[-1], own.shape[0])
-            if tuple(found.shape) == older:
+        older = (*self.kernel_size, own.shape[-1], own.shape[0])
+        if isinstance(found, Tensor) and tuple(found.shape) == older:
+            is_old_version = self._version != nn.Module._version and local_metadata.get("version") != self._version
+            if found.shape != own.shape or is_old_version:
                 newer = found.reshape(own.shape) if self.is_pointwise else found.movedim(-1, 0)
                 state_dict[f"{prefix}weight"] = newer
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super(SparseModule, self)._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def extra_repr(self) -> str:
         words = [f"{self.in_channels}, {self.out_channels}, kernel_size={list(self.kernel_size)}"]

@@ -8,25 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..compiler.errors import OperandError
 from .block_sparse_linear import BlockSparseLinear
 from .fused_encoder import keep_from_fused_kernels
-from .hooks import has_hooks
 from .patterns import DTYPES, check_block_size, check_density
+from .swap_losses import has_tensor_hooks, lost_in_swap
 
 __all__ = ["LayerReport", "Sparsified", "sparsify"]
 
 Filter = Callable[[str, nn.Module], bool]
 HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
-STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-OWN = {"in_features", "out_features", "_is_hf_initialized"}  # the last marks every layer of a Hugging Face model
+OWN = {"in_features", "out_features", "weight", "bias", "_is_hf_initialized"}  # which Hugging Face sets on all layers
 
 
 @dataclass(frozen=True)
@@ -77,8 +71,8 @@ def sparsify(
 
     `filter(name, layer)` says which; without one it is all of them. What can't be swapped is left as it is, and the
     table says why: a layer smaller than a block, with a shared weight, with hooks on itself or its parameters, with
-    buffers, attributes or a forward that an nn.Linear has not, of a subclass of nn.Linear. Make the optimizer
-    afterwards. If the model is a Linear itself, the result's `model` is the new layer.
+    buffers, attributes, parametrizations or a forward that an nn.Linear has not, compiled, of a subclass of
+    nn.Linear. Make the optimizer afterwards. If the model is a Linear itself, the result's `model` is the new layer.
 
     >>> model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
     >>> sparsify(model, block_size=32, density=0.25).layers[1].skipped
@@ -117,17 +111,19 @@ def _obstacle(
         return "block-sparse already"
     if any(map(is_lazy, module.parameters())):
         return "has no values yet, before its first call"
+    if is_parametrized(module):  # which makes it a class of its own, too
+        return lost_in_swap(module, OWN, name)
     if type(module) is not nn.Linear:
         return f"a subclass, {type(module).__name__}"
     if filter is not None and not filter(name, module):
         return "left out by filter"
     if id(module) in shared or any(id(parameter) in shared for parameter in module.parameters()):
         return "shared with another layer"
-    if _has_hooks(module) or "weight" not in module._parameters:
-        return "has hooks, which would be lost"
-    extras = _extras(module)
-    if extras:
-        return f"has {', '.join(extras)}, which would be lost"
+    lost = lost_in_swap(module, OWN, name) or _lost_of_parameters(module)
+    if lost:
+        return lost
+    if "weight" not in module._parameters:
+        return "its weight is no parameter"
     if module.weight.is_meta:
         return "has no values yet, on the meta device"
     if module.weight.dtype not in DTYPES:
@@ -137,17 +133,19 @@ def _obstacle(
     return ""
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    if has_hooks(module) or any(getattr(module, hooks, None) for hooks in STATE_HOOKS):
-        return True
-    return any(getattr(parameter, hooks, None) for parameter in module.parameters() for hooks in PARAMETER_HOOKS)
-
-
-def _extras(module: nn.Module) -> list[str]:
-    """What this layer has and an nn.Linear has not: attributes, a forward of its own, buffers, parameters, modules."""
-    attributes = vars(module).keys() - vars(nn.Module()).keys() - OWN
-    parts = {*module._parameters, *module._buffers, *module._modules} - {"weight", "bias"}
-    return sorted(attributes | parts)
+def _lost_of_parameters(module: nn.Linear) -> str:
+    """What the layer's parameters have, and new ones in their place would not."""
+    for name, parameter in module.named_parameters():
+        if has_tensor_hooks([parameter]):
+            return f"has hooks on {name}, which would be lost; remove them, convert, and register them again"
+        extras = sorted(
+            extra for extra in vars(parameter) if not extra.startswith("_")
+        )  # those are torch's and others'
+        if extras:
+            names = ", ".join(f"{name}.{extra}" for extra in extras)
+            them = "them" if len(extras) > 1 else "it"
+            return f"has {names}, which would be lost; convert first, then set {them} again"
+    return ""
 
 
 def _shared(model: nn.Module) -> set[int]:

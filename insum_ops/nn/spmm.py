@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,12 @@ from ..operands import as_format
 __all__ = ["SpMM"]
 
 
+OVERWRITTEN = (
+    "AM and AK were overwritten with other coordinates than the layer was made with, as an average over buffers leaves "
+    "them; give it others with load_state_dict, and average without them, as AveragedModel does with use_buffers=False"
+)
+
+
 class _Regrouped(NamedTuple):
     """A format in groups of another size, and the tensors that it was made of."""
 
@@ -37,8 +44,11 @@ class SpMM(nn.Module):
     A is anything that `insum_ops.spmm` takes; it is converted here, once. A graph without a size has as many nodes
     as its edges name. Coordinates and values are copies: no gradient flows back to A, and training does not change it.
     With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values. Compile after
-    one ordinary call and, to train, its backward. A change in place of `AV` counts at once; one that is made through
-    another tensor in its memory, as in `AV.data.mul_(2)`, may go unnoticed.
+    one ordinary call and, to train, its backward. A change in place of `AV` counts at once. Other coordinates come by
+    `load_state_dict`, or as tensors that are assigned to `AM` and `AK`: where the layer's own are overwritten with
+    others, as by an average over buffers, it refuses to multiply and to be saved. What torch does not count goes
+    unnoticed in both: a change through another tensor in the same memory that has a counter of its own, as in
+    `AV.data.mul_(2)`, through numpy or DLPack, or by a kernel of one's own.
 
     >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
     >>> layer
@@ -122,8 +132,10 @@ class SpMM(nn.Module):
         return type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
 
     def _rebuild(self) -> SparseFormat:
-        """The same, kept."""
+        """The same, kept: from now on its coordinates may not be overwritten with others."""
         self._form = form = self._rebuilt()
+        if may_keep(*form.coords):
+            form._known.fix(OVERWRITTEN)
         self._gpu_size = _other_size(form)
         return form
 
@@ -137,12 +149,34 @@ class SpMM(nn.Module):
         last = self._last
         if last is not None and last.form is form and last.state == state:
             return last.grouped
-        if last is not None and last.form is form and last.state[:-1] != state[:-1]:  # coordinates have changed
-            form = self._rebuild()
         grouped = form.regroup(form.group_dim, size)
         # what is compared by its address is held, so that no other tensor can have it
         self._last = _Regrouped(form, state, [part.detach() for part in parts], grouped)
         return grouped
+
+    def _check_coordinates(self) -> bool:
+        """Whether the format is over the layer's own coordinates, which are refused if they were overwritten."""
+        parts = [part for part in self._form.coords if part is not None]
+        own = [part for part in (self.AM, self.AK) if part is not None]
+        is_own = len(parts) == len(own) and all(map(is_, parts, own))
+        if not is_own or torch.compiler.is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
+            return False
+        _ = self._form.known
+        return True
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Coordinates are checked before they move, since nobody could tell afterwards whether they had changed."""
+        is_known, before = self._check_coordinates(), self._form.coords
+        super()._apply(fn, recurse)
+        after = (self.AM, self.AK)
+        if is_known and not all(map(is_, before, after)) and all(map(_are_equal, before, after)):
+            self._rebuild()
+        return self
+
+    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+        """What is refused here is not saved either: whoever loads it could not know."""
+        self._check_coordinates()
+        super()._save_to_state_dict(*given, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: all but what is compared by addresses, which a copy has no part in."""
@@ -169,6 +203,13 @@ class SpMM(nn.Module):
             self._rebuild()
         else:  # the pattern is what it was: the next call may be a compiled one
             known.stamp = stamp
+
+
+def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    is_read = type(after) is Tensor and not after.is_meta
+    return is_read and before.shape == after.shape and torch.equal(before.to(after.device), after)
 
 
 def _lasts(values: Tensor) -> bool:

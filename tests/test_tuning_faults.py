@@ -253,29 +253,31 @@ def test_an_interrupt_does_not_wait_for_builds_that_have_not_begun(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
+    is_waiting = threading.Event()
 
     def build(self: Launcher, tensors: object, facts: object) -> None:
         begun.append(self.kernel.source)
-        if len(begun) == 1:
+        is_waiting.wait(10)
+        if self.kernel.source == begun[0]:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(0.05)
+        time.sleep(0.3)
+
+    def bar(results: Iterator[object], *title: object, **settings: object) -> Iterator[object]:
+        """A progress bar which is busy with itself when the interrupt comes."""
+        is_waiting.set()
+        time.sleep(10)
+        yield from results
 
     monkeypatch.setattr(autotune, "BUILDERS", 2)
     with monkeypatch.context() as patch:
         patch.setattr(Launcher, "build", build)
-        patch.setattr(autotune, "tqdm", interrupted_between_builds)
+        patch.setattr(autotune, "tqdm", bar)
         with pytest.raises(KeyboardInterrupt):
             choose(problem, [], [])
     assert len(begun) < len(sources(problem)) / 2
     assert stored() == []
     choose(problem, [], [])
     assert len(stored()) == 1
-
-
-def interrupted_between_builds(results: Iterator[object], *bar: object, **settings: object) -> Iterator[object]:
-    """A progress bar which is busy with itself when the interrupt comes."""
-    time.sleep(10)
-    yield from results
 
 
 WILD = ({}, {"num_warps": -1}, {"num_warps": 2**70}, {"__import__": "os"}, {"num_warps": "4; import os"})

@@ -80,6 +80,7 @@ class Work:
 
 
 K = 40 if IS_INTERPRETED else 700  # an interpreted step of a loop takes 15 ms, hence short sums here and below
+BATCH = 2 if IS_INTERPRETED else 5
 WORKS = {
     "matrix product": Work("C[i,j] += A[i,k] * B[k,j]", {"A": (33, K), "B": (K, 20)}, {}),
     "sum of everything": Work("C[()] += A[i] * B[i]", {"A": (20 * K,), "B": (20 * K,)}, {}),
@@ -108,9 +109,9 @@ WORKS = {
     ),
     "tensor product": Work(
         "Z[b,I[p],w] += V[p] * X[b,J[p],u] * Y[b,K[p]] * W[b,u,w]",
-        {"V": (12,), "X": (5, 4, 32), "Y": (5, 4), "W": (5, 32, 16)},
+        {"V": (12,), "X": (BATCH, 4, 32), "Y": (BATCH, 4), "W": (BATCH, 32, 16)},
         {"I": ((12,), 4), "J": ((12,), 4), "K": ((12,), 4)},
-        (5, 4, 16),
+        (BATCH, 4, 16),
         4,
     ),
 }

@@ -7,7 +7,7 @@ The changes are mutmut's (a sign, a number, a word, an argument left out, ...), 
 the top level, which mutmut itself leaves out. A mutant in a function is that function's code replaced in a fork of a
 process that has already collected the tests; only the tests that reach the function run, the quickest first, until one
 fails. What survives, and whatever is changed outside functions, is then tried from the start: in a fork that imports
-the package with the changed file, against all of the file's tests. `tests/mutants.md` says why a mutant survives.
+the package with the changed file. `tests/mutants.md` says why a mutant survives.
 """
 
 from __future__ import annotations
@@ -51,10 +51,21 @@ TESTS = {  # the stage's own, then those of what reads its results
     "compiler/differentiate.py": ("differentiate", "rewrite", "batch"),
     "compiler/bind.py": ("bind", "schedule"),
     "compiler/misfit.py": ("bind",),
-    "compiler/scatter.py": ("schedule", "codegen", "configs"),
+    "compiler/scatter.py": ("scatter", "schedule", "codegen", "configs"),
     "compiler/schedule.py": ("schedule", "codegen", "configs", "unroll"),
 }
-QUIET = ("-q", "-x", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+QUIET = (
+    "-q",
+    "-x",
+    "--tb=no",
+    "--no-header",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)
 MEMORY = 8 << 30  # bytes that a mutant which never ends may take
 UNCALLED = ("len", "isinstance")  # mutmut leaves these alone: None as an argument only raises
 
@@ -256,7 +267,9 @@ def _forget() -> None:
 def _never_shrink() -> None:
     """That a test fails is enough; the shortest example is not looked for."""
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
-    hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("insum"), phases=phases, max_examples=25)
+    hypothesis.settings.register_profile(
+        "mutants", hypothesis.settings.get_profile("insum"), phases=phases, max_examples=25
+    )
     hypothesis.settings.load_profile("mutants")
 
 
@@ -288,13 +301,15 @@ class _Shortly:
         _never_shrink()
 
 
-def is_killed_from_the_start(mutant: Mutant) -> bool:
+def is_killed_from_the_start(mutant: Mutant, tests: Sequence[str]) -> bool:
     sys.meta_path.insert(0, _Finder(mutant))
-    return pytest.main([*QUIET, *tests_of(mutant.file)], plugins=[_Shortly()]) != 0
+    return pytest.main([*QUIET, *tests], plugins=[_Shortly()]) != 0
 
 
 def tests_of(file: str) -> list[str]:
-    return [str(path) for name in TESTS[file] if (path := ROOT / "tests" / f"test_{name}.py").exists()]
+    """Those of the stage, the examples in its docstrings, and the others."""
+    own, *others = [f"tests/test_{name}.py" for name in TESTS[file]]
+    return [own, f"tests/test_readme.py::test_the_docstring_examples_run[{module_name(file)}]", *others]
 
 
 def forked(
@@ -335,8 +350,8 @@ def _run(task: Callable[[], bool], seconds: float) -> None:
         os._exit(status)
 
 
-def survivors(file: str, mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
-    """The mutants that no test notices."""
+def survivors(file: str, mutants: Sequence[Mutant], jobs: int, is_quick: bool = False) -> list[Mutant]:
+    """The mutants that no test notices; quickly: of those in functions, without trying them from the start."""
     start, results = time.time(), dict[int, bool]()
 
     def in_place(write: int) -> None:
@@ -361,6 +376,8 @@ def survivors(file: str, mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
             _progress(file, len(results), len(mutants), start)
     if os.waitpid(pid, 0)[1]:
         raise SystemExit(f"{file}: its tests fail as it is")
+    if is_quick:
+        return [mutant for number, mutant in enumerate(mutants) if not results.get(number, True)]
     left = [number for number in range(len(mutants)) if not results.get(number)]
     begun = time.time()
 
@@ -368,7 +385,12 @@ def survivors(file: str, mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
         results[number] = is_killed
         _progress(f"{file} again", left.index(number) + 1, len(left), begun)
 
-    forked([(at, functools.partial(is_killed_from_the_start, mutants[at]), 300.0) for at in left], jobs, tell)
+    def tests(number: int) -> list[str]:
+        """All where none was tried yet; else the file's own, which may hold what was made when they were collected."""
+        return tests_of(file)[: 2 if number in results else None]
+
+    tasks = [(at, functools.partial(is_killed_from_the_start, mutants[at], tests(at)), 300.0) for at in left]
+    forked(tasks, jobs, tell)
     return [mutant for number, mutant in enumerate(mutants) if not results[number]]
 
 
@@ -392,6 +414,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=list(TESTS), help="such as compiler/parse.py; all without it")
     parser.add_argument("-f", "--function", default="", help="only functions with this in their names")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("-q", "--quick", action="store_true", help="in place only: some that survive would be killed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.chdir(ROOT)
@@ -399,7 +422,7 @@ def main() -> None:
     print(f"{'file':28}{'mutants':>8}{'killed':>8}{'survived':>10}{'percent':>9}", flush=True)
     for file in options.files:
         mutants = [mutant for mutant in mutants_of(file) if options.function in ".".join(mutant.path)]
-        left = survivors(file, mutants, options.jobs)
+        left = survivors(file, mutants, options.jobs, options.quick)
         percent = 100 * (1 - len(left) / max(len(mutants), 1))
         print(f"{file:28}{len(mutants):8}{len(mutants) - len(left):8}{len(left):10}{percent:9.1f}", flush=True)
         reasons = Counter({key: count for key, count in listed.items() if key[0] == file})

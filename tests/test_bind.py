@@ -88,6 +88,20 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert mixed.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((1, 1), torch.int32),
+        ((2**16, 2**15 - 1), torch.int32),
+        ((2**16, 2**15), torch.int64),
+        ((1, 2**31 - 1), torch.int32),
+        ((2**31, 1), torch.int64),
+    ],
+)
+def test_winners_are_counted_over_what_is_reduced(shape: tuple[int, int], expected: torch.dtype) -> None:
+    assert bound("C[i] = max(A[i,j,k])", A=values(3, *shape, device="meta")).winner_dtype == expected
+
+
 def test_nothing_is_summed_where_an_index_runs_over_or_points_into_nothing() -> None:
     assert bound("C[i] = A[i,j]", A=values(3, 0)).is_empty
     assert bound("C[i] = A[E[i]]", A=values(0), E=index(3)).is_empty

@@ -13,7 +13,7 @@ from insum_ops.compiler.contract import Product
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
 from insum_ops.compiler.scatter import Merged, owned_by, strategies
-from insum_ops.compiler.schedule import Schedule, schedules
+from insum_ops.compiler.schedule import Schedule, resized, schedules
 
 
 def ways(own: Problem) -> tuple[str, ...]:
@@ -491,3 +491,88 @@ def test_half_and_double_get_the_same_roles() -> None:
         A, B = values(64, 64, dtype=dtype), values(64, 64, dtype=dtype)
         own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B})
         assert dict(scheduled(own, "store").roles) == {"i": "tile", "j": "tile", "k": "step"}
+
+
+# what the code generator asks of a schedule
+
+IN_TURN = ("block_spmm_together", "block_spmm_together_in_turn", "block_linear_in_turn")
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_rows_are_taken_in_turn_where_they_are_listed(name: str) -> None:
+    application = APPLICATIONS[name]
+    assert scheduled(application.problem(), application.strategy).has_rows_in_turn == (name in IN_TURN)
+
+
+@pytest.mark.parametrize(
+    ("expr", "given", "is_in_turn"),
+    [
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[p,o,i]", {"W": values(200, 128, 128)}, True),
+        ("Y[t,WT[p],o] += X[t,WI[p],i] * W[p,o,i]", {"W": values(200, 128, 128)}, False),
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[WT[p],o,i]", {"W": values(32, 128, 128)}, False),
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[i,p,o]", {"W": values(128, 200, 128)}, False),
+        (
+            "Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[p,o,i] * D[p,j]",
+            {"W": values(200, 128, 128), "D": values(200, 9)},
+            False,
+        ),
+        ("Y[t,WO[WT[p]],o] = max(X[t,WI[p],i] * W[p,o,i])", {"W": values(200, 128, 128)}, False),
+    ],
+    ids=["listed", "in place", "row in a factor", "varying step", "loop", "rivals"],
+)
+def test_which_row_it_is_may_matter_only_where_it_is_stored(
+    expr: str, given: dict[str, torch.Tensor], is_in_turn: bool
+) -> None:
+    tensors = {"WT": positions(200), "WI": positions(200), "X": values(4096, 32, 128), **given}
+    tensors |= {"WO": positions(32)} if "WO" in expr else {}
+    own = problem(expr, tensors, (4096, 32, 128), "WO.WT" if "WO" in expr else "WT")
+    assert scheduled(own, "owner").has_rows_in_turn == is_in_turn
+
+
+def test_parts_of_a_sum_meet_in_the_type_that_is_wanted_where_they_meet_in_memory() -> None:
+    for wanted in (torch.float32, torch.float16):
+        assert scheduled(spmm(), "store-or-atomic").sum_dtype(wanted) == wanted
+        assert scheduled(spmm(), "owner").sum_dtype(wanted) == torch.float16
+    assert scheduled(spmm(), "store-or-atomic").sum_dtype(None) == torch.float16
+    for dtype in (torch.float32, torch.float64):
+        tensors = {"T": values(50_000, 64, dtype=dtype), "dZ": values(50_000, 64, dtype=dtype)}
+        shared = scheduled(problem("dW[u,w] += T[b,u] * dZ[b,w]", tensors), "store")
+        assert shared.is_shared
+        assert shared.sum_dtype(None) == dtype
+
+
+def test_what_is_summed_stands_between_rows_and_columns() -> None:
+    own = spmm()
+    _, deep = schedules(own.bound, own.strides, "owner", own.fact)
+    assert deep.axes == ("q", "n")  # along memory: columns
+    for expr, axes in (("C[i] += A[i,k]", ("k", "i")), ("C[i,0] += A[i,k]", ("i", "k"))):
+        rows = problem(expr, {"A": values(40, 50)}, None if axes[0] == "k" else (40, 1))
+        assert scheduled(rows, "store").axes == axes
+    total = problem("C[()] += A[i]", {"A": values(100)})
+    assert scheduled(total, "store").axes == ("i",)
+
+
+def test_what_is_kept_is_summed_nowhere() -> None:
+    own = block_gradient()
+    wide, narrow = schedules(own.bound, own.strides, "store")
+    assert [name for name in ("p", "q", "o", "i", "t", "c") if wide.is_kept(name)] == ["p", "q", "o", "i", "c"]
+    assert [name for name in ("p", "q", "o", "i", "t", "c") if narrow.is_kept(name)] == ["p", "q", "o", "i"]
+
+
+@pytest.mark.parametrize(("expr", "is_covered"), [("C[i,0] = A[i]", False), ("C[i,j] = A[i] * B[j]", True)])
+def test_a_fixed_position_leaves_others_unwritten(expr: str, is_covered: bool) -> None:
+    tensors = {"A": values(40), "B": values(50)}
+    own = problem(expr, {name: tensor for name, tensor in tensors.items() if f"{name}[" in expr[4:]}, (40, 50))
+    assert scheduled(own, "store").covers_output == is_covered
+
+
+def test_a_schedule_holds_for_other_lengths() -> None:
+    tensors = {"AM": positions(500), "AK": positions(500, 8), "AV": values(500, 8), "B": values(700, 128)}
+    other = problem(GROUP_SPMM, tensors, (600, 128), "AM")
+    assert resized(scheduled(spmm(), "owner"), other.bound, "AM") == {"r": 600, "n": 128, "p": 500, "q": 8}
+    assert resized(scheduled(spmm(), "store-or-atomic"), other.bound, "AM") == {"n": 128, "p": 500, "q": 8}
+    own, more = block_gradient(Q=8), block_gradient(Q=12)
+    extents = resized(scheduled(own, "store"), more.bound, "")
+    assert extents == {"p": 300, "q": 12, "o": 32, "i": 32, "t": 512, "c": 384}
+    tiles = resized(scheduled(tiled(rows=1000), "owner"), tiled(rows=2000).bound, "ROW.TILE")
+    assert (tiles["r"], tiles["q"]) == (125, 16)

@@ -54,18 +54,9 @@ TESTS = {  # the stage's own, then those of what reads its results
     "compiler/scatter.py": ("scatter", "schedule", "codegen", "configs"),
     "compiler/schedule.py": ("schedule", "codegen", "configs", "unroll"),
 }
-QUIET = (
-    "-q",
-    "-x",
-    "--tb=no",
-    "--no-header",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-)
+REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, which is imported before the forks
+QUIET = ("-qx", "--tb=no", "--no-header", "-pno:cacheprovider", "-pno:xdist", "-W", REWRITTEN)
+CONTROL = -1  # the number of the mutant that is the file as it is, which must survive
 MEMORY = 8 << 30  # bytes that a mutant which never ends may take
 UNCALLED = ("len", "isinstance")  # mutmut leaves these alone: None as an argument only raises
 
@@ -217,7 +208,7 @@ class _InPlace:
                 reached.setdefault(path, []).append((seconds, item))
         if self.failed:
             raise SystemExit(f"{self.file}: its tests fail as it is")
-        tasks = []
+        tasks = [(CONTROL, functools.partial(self.is_failed, session.items), 600.0)]
         for at, mutant in enumerate(self.mutants):
             function, code = functions[mutant.path], _code(mutant.source, self.file, mutant.path)
             if function is None or code is None or code == whole[mutant.path]:
@@ -247,6 +238,9 @@ class _InPlace:
 
     def is_killed(self, function: FunctionType, code: CodeType, items: Sequence[pytest.Item]) -> bool:
         function.__code__ = code
+        return self.is_failed(items)
+
+    def is_failed(self, items: Iterable[pytest.Item]) -> bool:
         _forget()
         for item in items:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -374,22 +368,25 @@ def survivors(file: str, mutants: Sequence[Mutant], jobs: int, is_quick: bool = 
             number, is_killed = json.loads(line)
             results[number] = is_killed
             _progress(file, len(results), len(mutants), start)
-    if os.waitpid(pid, 0)[1]:
+    if os.waitpid(pid, 0)[1] or results.pop(CONTROL, True):
         raise SystemExit(f"{file}: its tests fail as it is")
     if is_quick:
         return [mutant for number, mutant in enumerate(mutants) if not results.get(number, True)]
     left = [number for number in range(len(mutants)) if not results.get(number)]
-    begun = time.time()
+    begun, whole = time.time(), Mutant(file, (), (ROOT / file).read_text(), "")
 
     def tell(number: int, is_killed: bool) -> None:
+        if number == CONTROL and is_killed:
+            raise SystemExit(f"{file}: its tests fail as it is, in a process that imports it by itself")
         results[number] = is_killed
-        _progress(f"{file} again", left.index(number) + 1, len(left), begun)
+        _progress(f"{file} again", [CONTROL, *left].index(number), len(left), begun)
 
     def tests(number: int) -> list[str]:
         """All where none was tried yet; else the file's own, which may hold what was made when they were collected."""
         return tests_of(file)[: 2 if number in results else None]
 
-    tasks = [(at, functools.partial(is_killed_from_the_start, mutants[at], tests(at)), 300.0) for at in left]
+    tried = {CONTROL: whole, **{at: mutants[at] for at in left}}
+    tasks = [(at, functools.partial(is_killed_from_the_start, each, tests(at)), 300.0) for at, each in tried.items()]
     forked(tasks, jobs, tell)
     return [mutant for number, mutant in enumerate(mutants) if not results[number]]
 

@@ -498,6 +498,19 @@ def test_torchs_sparse_tensors_become_formats(layout: torch.layout, name: str) -
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
+def test_tensors_before_one_of_another_layout_may_be_anything() -> None:
+    for first in (values(3, 3), COO.from_dense(torch.eye(3))):
+        text = refusal("C[i,j] += A[i,k] * B[k,j]", OperandError, A=first, B=torch.eye(3).to_sparse())
+        assert text.splitlines()[0] == (
+            "B is a torch.sparse_coo tensor; pass insum_ops.formats.COO.from_torch(B), or another format"
+        )
+
+
+def test_a_size_of_nothing_is_a_size() -> None:
+    text = refusal("C[i] = A[i]", ShapeError, A=values(3), size=(0,))
+    assert text.splitlines()[0] == "index i is 3 in A dimension 0 but 0 in size dimension 0; they must agree"
+
+
 def test_any_other_layout() -> None:
     problem = "A is a torch._mkldnn tensor; pass A.to_dense()"
     assert refusal("C[i] = A[i]", OperandError, A=B.to_mkldnn()) == f"{problem}\n    C[i] = A[i]\n           ^"

@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
+MUTATION_INSTALLED := $(VENV)/installed-mutation
 TYPED := build/typecheck
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
@@ -16,7 +17,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu fuzz sanitize bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu fuzz sanitize mutants bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -59,6 +60,11 @@ SANITIZER_TOOLS ?= memcheck racecheck
 sanitize: $(SET_UP)
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
 
+# Do the tests bite? Half an hour on two idle cores. STAGES=compiler/bind.py tries one file.
+STAGES ?=
+mutants: $(MUTATION_INSTALLED)
+	OMP_NUM_THREADS=1 $(RUN) tests/mutants.py --jobs $(JOBS) $(STAGES)
+
 # Measures what this machine can: every case on a GPU, small ones on a CPU. CASES=bench/cases/test_host.py runs one experiment.
 CASES ?= bench/cases
 RESULTS ?= build/bench/results.json
@@ -100,4 +106,8 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(MUTATION_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[mutation]'
 	@touch $@

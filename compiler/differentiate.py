@@ -44,8 +44,7 @@ def gradient(statement: Statement, wrt: int) -> Statement:
     taken = {*statement.tensor_names, upstream.name}
     if statement.is_sum or not statement.reduced:  # without names to reduce no products compete
         return Statement(replace(target, name=fresh_name(f"d{target.name}", taken)), (upstream, *others))
-    won = Winners(statement)
-    taken |= {won.ones, *won.names.values()}
+    won = Winners(statement)  # its names are in capitals, or `ones`: none of them is d or t and a name
     target = won.place(replace(target, name=fresh_name(f"d{target.name}", taken)))
     others = tuple(won.place(factor) if isinstance(factor, Access) else factor for factor in others)
     derived = Statement(target, (replace(upstream, indices=won.output), *others))
@@ -68,8 +67,7 @@ def tangent(statement: Statement, wrt: int) -> Statement:
         return Statement(replace(statement.output, name=name), factors)
     won = Winners(statement)
     placed = tuple(won.place(factor) if isinstance(factor, Access) else factor for factor in factors)
-    taken |= {renamed.name, won.ones, *won.names.values()}
-    derived = Statement(Access(fresh_name(f"t{statement.output.name}", taken), won.output), placed)
+    derived = Statement(Access(name, won.output), placed)
     return derived if won.is_seen(derived) else replace(derived, factors=(*derived.factors, won.one))
 
 

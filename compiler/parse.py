@@ -66,7 +66,7 @@ class _Parser:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self.diagnose(error) from None
         if len(body) != 1:
-            at = self.column(body[1]) if len(body) > 1 else 0
+            at = self.column(body[1]) if body else 0
             raise self.error(f"expected one statement; {_LANGUAGE}", at)
         node = body[0]
         if isinstance(node, ast.AugAssign):
@@ -79,7 +79,7 @@ class _Parser:
                 raise self.error("one output per statement", self.column(node.targets[1]))
             target, op = node.targets[0], "="
         else:
-            raise self.error(f"not an assignment; {_LANGUAGE}", self.column(node))
+            raise self.error(f"not an assignment; {_LANGUAGE}", 0)
         if isinstance(target, ast.Tuple) and len(target.elts) > 1:
             raise self.error("one output per statement", self.column(target.elts[1]))
         if not isinstance(target, ast.Subscript):
@@ -207,7 +207,7 @@ class _Parser:
 
     def refuse_ghosts(self) -> None:
         """What Python's tree forgets: comments, trailing commas, semicolons and needless parentheses."""
-        for before, token in zip([None, *self.tokens[:-1]], self.tokens, strict=True):
+        for before, token in zip([None, *self.tokens], self.tokens):
             if token[0] in "#;\\":
                 raise self.error(f"{token[0]!r} is not in the language; {_LANGUAGE}", token.start())
             if token[0] == "]" and before is not None and before[0] == ",":
@@ -224,8 +224,9 @@ class _Parser:
 
     def opens_reduction(self, token: re.Match[str]) -> bool:
         """`token` opens the `max(` or `min(` that follows the assignment."""
-        at = self.tokens.index(token)
-        return at > 1 and self.tokens[at - 1][0] in _REDUCTIONS and self.tokens[at - 2][0] in ("=", "+=")
+        before = [each[0] for each in self.tokens[: self.tokens.index(token)]]
+        *_, assignment, name = [None, None, *before]
+        return name in _REDUCTIONS and assignment in ("=", "+=")
 
     def diagnose(self, error: Exception) -> ParseError:
         """Python could not read the line: say why in the language's own terms."""
@@ -285,7 +286,7 @@ class _Parser:
         is_opening = sign == "(" and not self.is_unit(token) and not self.opens_reduction(token)
         if is_opening or (sign == ")" and before != "("):
             return _PARENTHESES
-        if sign in ("]", ",", "*", "+=", "=") and before in ("", "[", ",", "*", "+=", "=", "+", "-"):
+        if sign in ("]", ",", "*", "+=", "=") and before in ("", "[", ",", "*", "+=", "=", "-"):
             return f"'{sign}' has nothing before it" if not before else f"'{sign}' can't follow '{before}'"
         return None
 
@@ -294,8 +295,8 @@ class _Parser:
         start = self.characters(node.end_col_offset or 0)
         return start + len(self.text[start:]) - len(self.text[start:].lstrip(" )"))
 
-    def column(self, node: ast.AST) -> int:
-        return self.characters(getattr(node, "col_offset", 0))
+    def column(self, node: ast.expr | ast.stmt) -> int:
+        return self.characters(node.col_offset)
 
     def characters(self, offset: int) -> int:
         """`ast` counts UTF-8 bytes; people count characters."""
@@ -313,7 +314,7 @@ def _called(node: ast.expr) -> str | None:
 
 def _number_problem(digits: str) -> str | None:
     try:
-        value = int(digits, 0) if digits[:2] in ("0b", "0o", "0x") else float(digits)
+        value = int(digits, 0) if digits[:2].lower() in ("0b", "0o", "0x") else float(digits)
     except ValueError:
         return f"'{digits}' is not a number"
     return None if math.isfinite(value) else "the number is too large for a float"

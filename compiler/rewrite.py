@@ -163,12 +163,9 @@ def _refuse_partial(statement: Statement, target: Access, names: Sequence[str], 
             raise UnsupportedError(problem, statement.text, target.indices[dim].at)
 
 
-def _fresh_axes(form: Shape, taken: Iterable[str]) -> dict[str, str]:
-    names, axes = set(taken), {}
-    for axis in form.value_axes:
-        axes[axis] = fresh_name(axis, names)
-        names.add(axes[axis])
-    return axes
+def _fresh_axes(form: Shape, taken: Sequence[str]) -> dict[str, str]:
+    """The axes are single letters, so their new names can't meet each other."""
+    return {axis: fresh_name(axis, taken) for axis in form.value_axes}
 
 
 @dataclass
@@ -196,7 +193,7 @@ class _Swap:
                     indices.append(self.blocks[index.name])
             else:
                 indices.append(index)
-        return Access(self.view(View(access.name, tuple(splits))), tuple(indices), access.at)
+        return Access(self.view(View(access.name, tuple(splits))), tuple(indices))
 
     def view(self, view: View) -> str:
         """The tensor's own name, or another one where it also stands with other dimensions split."""

@@ -245,7 +245,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
     given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
-    return Schedule(*given, tree=None, fact=start.fact, tables=tables)
+    return Schedule(*given, tree=None, tables=tables)
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:

@@ -90,6 +90,20 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert mixed.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((1, 1), torch.int32),
+        ((2**16, 2**15 - 1), torch.int32),
+        ((2**16, 2**15), torch.int64),
+        ((1, 2**31 - 1), torch.int32),
+        ((2**31, 1), torch.int64),
+    ],
+)
+def test_winners_are_counted_over_what_is_reduced(shape: tuple[int, int], expected: torch.dtype) -> None:
+    assert bound("C[i] = max(A[i,j,k])", A=values(3, *shape, device="meta")).winner_dtype == expected
+
+
 def test_nothing_is_summed_where_an_index_runs_over_or_points_into_nothing() -> None:
     assert bound("C[i] = A[i,j]", A=values(3, 0)).is_empty
     assert bound("C[i] = A[E[i]]", A=values(0), E=index(3)).is_empty
@@ -486,6 +500,19 @@ def test_torchs_sparse_tensors_become_formats(layout: torch.layout, name: str) -
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
+def test_tensors_before_one_of_another_layout_may_be_anything() -> None:
+    for first in (values(3, 3), COO.from_dense(torch.eye(3))):
+        text = refusal("C[i,j] += A[i,k] * B[k,j]", OperandError, A=first, B=torch.eye(3).to_sparse())
+        assert text.splitlines()[0] == (
+            "B is a torch.sparse_coo tensor; pass insum_ops.formats.COO.from_torch(B), or another format"
+        )
+
+
+def test_a_size_of_nothing_is_a_size() -> None:
+    text = refusal("C[i] = A[i]", ShapeError, A=values(3), size=(0,))
+    assert text.splitlines()[0] == "index i is 3 in A dimension 0 but 0 in size dimension 0; they must agree"
+
+
 def test_any_other_layout() -> None:
     problem = "A is a torch._mkldnn tensor; pass A.to_dense()"
     assert refusal("C[i] = A[i]", OperandError, A=B.to_mkldnn()) == f"{problem}\n    C[i] = A[i]\n           ^"

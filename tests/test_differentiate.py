@@ -42,6 +42,7 @@ def test_a_factor_and_the_output_trade_places(expr: str, wrt: int, expected: str
         ("C[p,E[p]] = max(A[p,k])", 0, "dA[p,K[p,i]] += dC[p,i]"),
         ("C[E[i],F[i_]] = max(A[i,i_])", 0, "dA[I[i__,i___],I_[i__,i___]] += dC[i__,i___]"),
         ("C[i] = max(K[i,k] * dC[k])", 0, "dK[i,K_[i]] += dC_[i] * dC[K_[i]]"),
+        ("C[i] = max(A[i,k] * dA[k])", 0, "dA_[i,K[i]] += dC[i] * dA[K[i]]"),
         ("C[E[p]] = max(A[()])", 0, "dA[()] += dC[i] * ones[P[i]]"),  # or C where nothing won would count
         ("C[E[p]] = max(A[()] * ones[()])", 0, "dA[()] += dC[i] * ones[()] * ones_[P[i]]"),
         ("C[E[i]] = max(2 * A[i])", 1, "dA[I[i_]] += dC[i_] * 2"),
@@ -103,6 +104,7 @@ def test_a_number_has_no_gradient() -> None:
             1,
             "tC[i,n] += AV[P[i,n],Q[i,n]] * tB[AK[P[i,n],Q[i,n]],n]",
         ),
+        ("C[i] = max(2 * A[i,k] * tC[k])", 1, "tC_[i] += 2 * tA[i,K[i]] * tC[K[i]]"),
         ("C[E[p]] = max(A[0])", 0, "tC[i] += tA[0] * ones[P[i]]"),
     ],
 )
@@ -115,3 +117,4 @@ def test_a_tensor_in_two_places_has_two_tangents() -> None:
         ("tC[i,j] += tA[i,k] * A[k,j]", "tA", ("A",)),
         ("tC[i,j] += A[i,k] * tA[k,j]", "tA", ("A",)),
     )
+    assert tangent_terms("C[i] = 2 * A[i]", "A") == (("tC[i] += 2 * tA[i]", "tA", ()),)

@@ -392,6 +392,98 @@ expected one statement; a statement reads C[i,...] += A[i,...] * B[...]
 the output needs its indices, such as C[i,j] (a full reduction is written C[()])
     C += A[i]
     ^
+
+expected one statement; a statement reads C[i,...] += A[i,...] * B[...]
+    # C[i] = A[i]
+    ^
+
+the output needs its indices, such as C[i,j] (a full reduction is written C[()])
+    (C) = A[i]
+     ^
+
+commas stand between indices only; factors are joined by '*'
+    C[i] = ()
+           ^
+
+only a number has a sign; multiply by -1 instead
+    C[i] = --2 * A[i]
+           ^
+
+parentheses are not in the language (a full reduction is written C[()])
+    max(A[i]) =
+       ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] += max(A[i] *
+                      ^
+
+expected ']' to close B[
+    C[i] = max(A[()] * B[i
+                          ^
+
+expected ']' to close C[
+    C[i = A[i]
+       ^
+
+one assignment per statement
+    C[i] = A[i] = B[i] *
+                ^
+
+nothing follows '+='; a statement reads C[i,...] += A[i,...] * B[...]
+    C[()] +=
+            ^
+
+nothing follows '='; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] =
+          ^
+
+'2' can't follow ']'; factors are joined by '*'
+    C[i] = A[i] 2
+                ^
+
+'A' can't follow '2'
+    C[i] = 2 A[i]
+             ^
+
+'A' can't follow '1.5'
+    C[i] = 1.5 A[i]
+               ^
+
+parentheses are not in the language (a full reduction is written C[()])
+    C[i] = (A[i]
+           ^
+
+']' can't follow ','
+    C[i,] += A[j
+        ^
+
+'=' can't follow '+='
+    C[i] += = A[i]
+            ^
+
+'*' can't follow '='
+    C[i] = * A[i] *
+           ^
+
+'*' can't follow '-'
+    C[i] = -* A[i]
+            ^
+
+'0xfg' is not a number
+    C[i] = 0xfg * A[i]
+           ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = 0x10 *
+                 ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = 0O17 *
+                 ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = 0b1 *
+                ^
 """
 )
 
@@ -445,6 +537,9 @@ def test_no_statement_is_that_long() -> None:
     assert message(text) == f"the expression has {len(text)} characters; at most {LONGEST} are read"
     factors = parse("C[i] += " + "*".join(["A[i]"] * 1000)).factors
     assert factors == (Access("A", (Var("i"),)),) * 1000
+    longest = f"C[i] = {'A' * (LONGEST - len('C[i] = [i]'))}[i]"
+    assert str(parse(longest)) == longest
+    assert message(f"C{longest}") == f"the expression has {LONGEST + 1} characters; at most {LONGEST} are read"
 
 
 def test_brackets_nest_deep_but_not_without_end() -> None:
@@ -471,6 +566,8 @@ def test_a_number_with_very_many_digits() -> None:
         "the product of the numbers is too large for a float",
     )
     assert message(text).splitlines()[2] == " " * 19 + "^"
+    text = f"C[i] += 1.5 * {'9' * 400}"
+    assert message(text) == f"the product of the numbers is too large for a float\n    {text}\n{' ' * 18}^"
 
 
 def test_surrounding_space_does_not_move_the_caret() -> None:
@@ -518,6 +615,8 @@ def test_a_statement_as_data() -> None:
         ("C[i]+=A[i]*B[i]", "C[i] += A[i] * B[i]"),
         ("  C [ i , j ]=A[ j,i ] ", "C[i,j] = A[j,i]"),
         ("C[()] += A[( )]", "C[()] += A[()]"),
+        ("C[ () ] += A[ ( ) ]", "C[()] += A[()]"),
+        ("X[X] = XX[X]", "X[X] = XX[X]"),
         ("C[i] += 1e-1 * A[0x10] * -3 * .5", "C[i] += 0.1 * A[16] * -3 * 0.5"),
         ("Zeile[zeile] = Werte[Spalte[zeile], 7_0]", "Zeile[zeile] = Werte[Spalte[zeile],70]"),
         ("\ufb01[\uff49] = A[i]", "fi[i] = A[i]"),  # Python's own normal form of names
@@ -533,7 +632,10 @@ def test_spelling(text: str, canonical: str) -> None:
         ("2 * 3", (2, 3)),
         ("9007199254740993", (9007199254740992.0,)),
         ("4294967296 * 4294967296", (4294967296.0, 4294967296.0)),
+        ("9007199254740992 * A[i]", (9007199254740992.0,)),
+        ("9007199254740991 * A[i]", (9007199254740991,)),
         ("0 * 1e308", (0, 1e308)),
+        ("1.7976931348623157e308", (1.7976931348623157e308,)),
     ],
 )
 def test_integers_become_floats_where_torch_could_not_take_them(numbers: str, values: tuple[float, ...]) -> None:

@@ -30,6 +30,9 @@ FORMS = {
     "BlockCOO with partial blocks": Shape(P, (P, P), (True, True), True, False, PARTIAL),
     "BlockGroupCOO with partial blocks": Shape(PQ, (P, PQ), (True, True), True, True, PARTIAL),
     "BlockGroupCOO with partial columns": Shape(PQ, (P, PQ), (True, True), True, True, (False, True)),
+    "padded COO": Shape(P, (P, P), (True, True), False, True, FULL),
+    "rows in sets": Shape(PQ, (PQ, P), (True, True), False, True, FULL, True, 0),
+    "rows of blocks in sets": Shape(PQ, (PQ, P), (True, True), True, True, FULL, True, 0),
 }
 
 
@@ -47,6 +50,8 @@ def rewritten(expr: str, form: str) -> Rewritten:
         ("ELL", "C[p,n] += AV[p,q] * B[AK[p,q],n]"),
         ("BlockCOO", "C[AM[p],bm,n] += AV[p,bm,bk] * B[AK[p],bk,n]"),
         ("BlockGroupCOO", "C[AM[p],bm,n] += AV[p,q,bm,bk] * B[AK[p,q],bk,n]"),
+        ("rows in sets", "C[AM[AT[p],q],n] += AV[AS[p,q]] * B[AK[p],n]"),
+        ("rows of blocks in sets", "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]"),
     ],
 )
 def test_the_product_of_two_matrices(form: str, expected: str) -> None:
@@ -60,6 +65,7 @@ def test_the_product_of_two_matrices(form: str, expected: str) -> None:
         ("C[m] += 0.5 * X[m,k] * A[m,k]", "GroupCOO", "C[AM[p]] += 0.5 * X[AM[p],AK[p,q]] * AV[p,q]"),
         ("C[E[m]] += A[m,k] * B[F[k]]", "COO", "C[E[AM[p]]] += AV[p] * B[F[AK[p]]]"),
         ("C[m,m] += A[m,k] * X[k]", "COO", "C[AM[p],AM[p]] += AV[p] * X[AK[p]]"),
+        ("C[m] = max(A[m,k] * X[k])", "COO", "C[AM[p]] = max(AV[p] * X[AK[p]])"),
         ("C[E[m]] += A[m,k] * B[F[k]]", "BlockCOO", "C[E[AM[p],bm]] += AV[p,bm,bk] * B[F[AK[p],bk]]"),
     ],
 )
@@ -75,6 +81,15 @@ def test_every_index_of_the_format_is_replaced_everywhere(expr: str, form: str, 
         ("C[m,M] += A[m,M]", "COO", "C[AM[p],AM_[p]] += AV[p]"),
         ("C[m] += A[m,k] * B[bm,k]", "BlockCOO", "C[AM[p],bm_] += AV[p,bm_,bk] * B[bm,AK[p],bk]"),
         ("C[m,m_] += A[m,m_] * B[bm]", "BlockCOO", "C[AM[p],bm_,AM_[p],bm__] += AV[p,bm_,bm__] * B[bm]"),
+        ("C[v] += A[v,k] * B[k]", "COO", "C[AV_[p]] += AV[p] * B[AK[p]]"),
+        ("C[t] += A[t,k] * B[k]", "rows in sets", "C[AT_[AT[p],q]] += AV[AS[p,q]] * B[AK[p]]"),
+        ("C[m] += A[m,k] * AT[k]", "rows in sets", "C[AM[AT_[p],q]] += AV[AS[p,q]] * AT[AK[p]]"),
+        ("C[m] += A[m,k] * AS[k]", "rows in sets", "C[AM[AT[p],q]] += AV[AS_[p,q]] * AS[AK[p]]"),
+        (
+            "C[m,n] += A[m,k] * AS[k,n] * AS[n,k]",
+            "rows of blocks in sets",
+            "C[AM[AT[p],q],bm,n] += AV[AS_[p,q],bm,bk] * AS[AK[p],bk,n] * AS__[n,AK[p],bk]",
+        ),
     ],
 )
 def test_new_names_keep_clear_of_those_in_use(expr: str, form: str, expected: str) -> None:
@@ -84,7 +99,10 @@ def test_new_names_keep_clear_of_those_in_use(expr: str, form: str, expected: st
 def test_where_the_new_tensors_come_from() -> None:
     found = rewritten("C[m,n] += A[m,k] * B[k,n]", "ELL")
     assert (found.values, found.coords, found.ones) == ("AV", (None, "AK"), {})
+    assert (found.source, found.sets) == ("", "")
     assert found.views == {"C": View("C", ()), "B": View("B", ())}
+    found = rewritten("C[m,n] += A[m,k] * B[k,n]", "rows in sets")
+    assert (found.values, found.source, found.sets, found.coords) == ("AV", "AS", "AT", ("AM", "AK"))
 
 
 def test_a_coordinate_that_nothing_reads_is_left_out() -> None:
@@ -126,6 +144,30 @@ def test_one_reading_hides_the_padding_of_all() -> None:
     found = rewritten("C[k] += A[m,k]", "GroupCOO")
     assert str(found.statement) == "C[AK[p,q]] += AV[p,q]"
     assert found.ones == {}
+    found = rewritten("C[()] += A[m,k]", "padded COO")
+    assert str(found.statement) == "C[()] += AV[p] * A1[AM[p]]"
+    assert found.coords == ("AM", None)
+
+
+@pytest.mark.parametrize(
+    ("expr", "form", "expected"),
+    [
+        ("C[m] = max(A[m,k])", "BlockCOO", "C[AM[p],bm] = max(AV[p,bm,bk])"),
+        ("C[k] = min(A[m,k])", "BlockGroupCOO with partial columns", "C[AK[p,q],bk] = min(AV[p,q,bm,bk])"),
+    ],
+)
+def test_rivals_may_be_in_full_blocks_or_in_rows_of_their_own(expr: str, form: str, expected: str) -> None:
+    assert str(rewritten(expr, form).statement) == expected
+
+
+@pytest.mark.parametrize(
+    ("expr", "name", "caret"), [("C[m] = max(A[m,k])", "k", 15), ("C[E[k]] = max(A[m,k])", "k", 18)]
+)
+def test_what_fills_a_last_block_may_not_win(expr: str, name: str, caret: int) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        rewritten(expr, "BlockGroupCOO with partial columns")
+    problem = f"max runs over {name}, but the last block of A dimension 1 is not full; choose a block_size that divides"
+    assert str(caught.value) == f"{problem} the shape\n    {expr}\n    {' ' * caret}^"
 
 
 def test_a_tensor_read_in_two_ways_gets_a_view_for_each() -> None:
@@ -159,6 +201,15 @@ one sparse factor per statement, but it has A and B; make one dense with to_dens
         """
 one sparse factor per statement, but it has A twice; make one dense with to_dense()
     C[m,n] += A[m,k] * A[n,k]
+                       ^
+""",
+    ),
+    (
+        UnsupportedError,
+        {"A": SPARSE},
+        """
+one sparse factor per statement, but it has A twice; make one dense with to_dense()
+    C[m,n] += A[m,k] * A[n,k] * A[m,n]
                        ^
 """,
     ),
@@ -210,7 +261,9 @@ A is sparse, so its indices must differ, but m stands twice; make it dense with 
 ]
 
 
-@pytest.mark.parametrize(("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[1] for *_, text in MISTAKES])
+@pytest.mark.parametrize(
+    ("kind", "tensors", "text"), MISTAKES, ids=[text.split("\n")[2].strip() for *_, text in MISTAKES]
+)
 def test_message(kind: type[InsumError], tensors: dict[str, Any], text: str) -> None:
     ((expr, expected),) = messages(text)
     with pytest.raises(InsumError) as caught:

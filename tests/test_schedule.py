@@ -10,10 +10,11 @@ from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, pos
 
 from insum_ops.compiler.configs import configs
 from insum_ops.compiler.contract import Product
+from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
 from insum_ops.compiler.scatter import Merged, owned_by, strategies
-from insum_ops.compiler.schedule import Schedule, schedules
+from insum_ops.compiler.schedule import Schedule, resized, schedules
 
 pytestmark = pytest.mark.cpu
 
@@ -493,3 +494,310 @@ def test_half_and_double_get_the_same_roles() -> None:
         A, B = values(64, 64, dtype=dtype), values(64, 64, dtype=dtype)
         own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": A, "B": B})
         assert dict(scheduled(own, "store").roles) == {"i": "tile", "j": "tile", "k": "step"}
+
+
+# what the code generator asks of a schedule
+
+IN_TURN = ("block_spmm_together", "block_spmm_together_in_turn", "block_linear_in_turn")
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_rows_are_taken_in_turn_where_they_are_listed(name: str) -> None:
+    application = APPLICATIONS[name]
+    assert scheduled(application.problem(), application.strategy).has_rows_in_turn == (name in IN_TURN)
+
+
+@pytest.mark.parametrize(
+    ("expr", "given", "is_in_turn"),
+    [
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[p,o,i]", {"W": values(200, 128, 128)}, True),
+        ("Y[t,WT[p],o] += X[t,WI[p],i] * W[p,o,i]", {"W": values(200, 128, 128)}, False),
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[WT[p],o,i]", {"W": values(32, 128, 128)}, False),
+        ("Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[i,p,o]", {"W": values(128, 200, 128)}, False),
+        (
+            "Y[t,WO[WT[p]],o] += X[t,WI[p],i] * W[p,o,i] * D[p,j]",
+            {"W": values(200, 128, 128), "D": values(200, 9)},
+            False,
+        ),
+        ("Y[t,WO[WT[p]],o] = max(X[t,WI[p],i] * W[p,o,i])", {"W": values(200, 128, 128)}, False),
+    ],
+    ids=["listed", "in place", "row in a factor", "varying step", "loop", "rivals"],
+)
+def test_which_row_it_is_may_matter_only_where_it_is_stored(
+    expr: str, given: dict[str, torch.Tensor], is_in_turn: bool
+) -> None:
+    tensors = {"WT": positions(200), "WI": positions(200), "X": values(4096, 32, 128), **given}
+    tensors |= {"WO": positions(32)} if "WO" in expr else {}
+    own = problem(expr, tensors, (4096, 32, 128), "WO.WT" if "WO" in expr else "WT")
+    assert scheduled(own, "owner").has_rows_in_turn == is_in_turn
+
+
+def test_parts_of_a_sum_meet_in_the_type_that_is_wanted_where_they_meet_in_memory() -> None:
+    for wanted in (torch.float32, torch.float16):
+        assert scheduled(spmm(), "store-or-atomic").sum_dtype(wanted) == wanted
+        assert scheduled(spmm(), "owner").sum_dtype(wanted) == torch.float16
+    assert scheduled(spmm(), "store-or-atomic").sum_dtype(None) == torch.float16
+    for dtype in (torch.float32, torch.float64):
+        tensors = {"T": values(50_000, 64, dtype=dtype), "dZ": values(50_000, 64, dtype=dtype)}
+        shared = scheduled(problem("dW[u,w] += T[b,u] * dZ[b,w]", tensors), "store")
+        assert shared.is_shared
+        assert shared.sum_dtype(None) == dtype
+
+
+def test_what_is_summed_stands_between_rows_and_columns() -> None:
+    own = spmm()
+    _, deep = schedules(own.bound, own.strides, "owner", own.fact)
+    assert deep.axes == ("q", "n")  # along memory: columns
+    for expr, axes in (("C[i] += A[i,k]", ("k", "i")), ("C[i,0] += A[i,k]", ("i", "k"))):
+        rows = problem(expr, {"A": values(40, 50)}, None if axes[0] == "k" else (40, 1))
+        assert scheduled(rows, "store").axes == axes
+    total = problem("C[()] += A[i]", {"A": values(100)})
+    assert scheduled(total, "store").axes == ("i",)
+
+
+def test_what_is_kept_is_summed_nowhere() -> None:
+    own = block_gradient()
+    wide, narrow = schedules(own.bound, own.strides, "store")
+    assert [name for name in ("p", "q", "o", "i", "t", "c") if wide.is_kept(name)] == ["p", "q", "o", "i", "c"]
+    assert [name for name in ("p", "q", "o", "i", "t", "c") if narrow.is_kept(name)] == ["p", "q", "o", "i"]
+
+
+@pytest.mark.parametrize(("expr", "is_covered"), [("C[i,0] = A[i]", False), ("C[i,j] = A[i] * B[j]", True)])
+def test_a_fixed_position_leaves_others_unwritten(expr: str, is_covered: bool) -> None:
+    tensors = {"A": values(40), "B": values(50)}
+    own = problem(expr, {name: tensor for name, tensor in tensors.items() if f"{name}[" in expr[4:]}, (40, 50))
+    assert scheduled(own, "store").covers_output == is_covered
+
+
+def test_a_schedule_holds_for_other_lengths() -> None:
+    tensors = {"AM": positions(500), "AK": positions(500, 8), "AV": values(500, 8), "B": values(700, 128)}
+    other = problem(GROUP_SPMM, tensors, (600, 128), "AM")
+    assert resized(scheduled(spmm(), "owner"), other.bound, "AM") == {"r": 600, "n": 128, "p": 500, "q": 8}
+    assert resized(scheduled(spmm(), "store-or-atomic"), other.bound, "AM") == {"n": 128, "p": 500, "q": 8}
+    own, more = block_gradient(Q=8), block_gradient(Q=12)
+    extents = resized(scheduled(own, "store"), more.bound, "")
+    assert extents == {"p": 300, "q": 12, "o": 32, "i": 32, "t": 512, "c": 384}
+    tiles = resized(scheduled(tiled(rows=1000), "owner"), tiled(rows=2000).bound, "ROW.TILE")
+    assert (tiles["r"], tiles["q"]) == (125, 16)
+
+
+def test_neighbours_that_are_no_set_are_not_taken_in_turn() -> None:
+    indices = {"WO": positions(32), "WT": positions(200), "WI": positions(200)}
+    tensors = {**indices, "W": values(200, 8, 32, 32), "X": values(32, 32, 64)}
+    own = problem("Y[WO[WT[p]],q,o,n] += W[p,q,o,i] * X[WI[p],i,n]", tensors, (32, 8, 32, 64), "WO.WT")
+    wide = scheduled(own, "owner")
+    assert wide.merged == Merged("c", "q", "o", 32)
+    assert not wide.has_rows_in_turn
+
+
+# which names are axes
+
+
+@pytest.mark.parametrize(("b", "i", "tile"), [(1000, 16, "b"), (16, 1000, "i"), (64, 65, "i")])
+def test_a_dot_has_the_tiles_that_load_least(b: int, i: int, tile: str) -> None:
+    own = problem("C[b,i,j] += A[b,i,k] * B[k,j]", {"A": values(b, i, 64), "B": values(64, 64)})
+    assert scheduled(own, "store").axes == (tile, "k", "j")
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_dot_has_the_tiles_along_memory(is_turned: bool) -> None:
+    """Alone, an element of A costs eight: the axis beside k is then the one along which A lies."""
+    A = values(64, 64, 100).transpose(1, 2) if is_turned else values(64, 100, 64)
+    own = problem("C[b,i,j] += A[k,b,i] * B[k,j]", {"A": A, "B": values(64, 64)})
+    assert scheduled(own, "store").axes == ("b" if is_turned else "i", "k", "j")
+
+
+def test_several_dots_in_a_row() -> None:
+    tensors = {"A": values(64, 64), "B": values(64, 64), "D": values(64, 64)}
+    own = problem("C[i] += A[i,j] * B[j,k] * D[k,l]", tensors)
+    found = scheduled(own, "store")
+    assert found.uses_dot
+    assert dict(found.roles) == {"i": "tile", "j": "step", "k": "step", "l": "step"}
+
+
+def test_an_owned_row_is_no_side_of_a_dot() -> None:
+    tensors = {"AM": positions(300), "A": values(300, 64), "B": values(64, 128)}
+    own = problem("C[AM[p],n] += A[p,k] * B[k,n]", tensors, (200, 128), "AM")
+    for use_dot in (None, True):
+        assert not scheduled(own, "owner", use_dot).uses_dot
+
+
+@pytest.mark.parametrize(("extents", "is_worth_it"), [((4, 12, 12), True), ((4, 11, 64), False), ((64, 12, 4), True)])
+def test_a_side_of_a_dot_may_be_padded(extents: tuple[int, int, int], is_worth_it: bool) -> None:
+    m, n, k = extents
+    own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(m, k), "B": values(k, n)})
+    assert scheduled(own, "store").uses_dot == is_worth_it
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        problem("C[p,q,i,j] += A[p,i,k] * B[p,k,j]", {"A": values(9, 32, 64), "B": values(9, 64, 32)}, (9, 8, 32, 32)),
+        problem(
+            "dW[p,q,o,i] += dY[t,AM[p],o] * X[i,AK[p,q],t]",
+            {"AM": positions(300), "AK": positions(300, 8), "dY": values(512, 40, 32), "X": values(32, 50, 512)},
+        ),
+    ],
+    ids=["nothing moved", "varying columns"],
+)
+def test_neighbours_share_what_one_of_them_moves(own: Problem) -> None:
+    assert [way.merged for way in schedules(own.bound, own.strides, "store")] == [None]
+
+
+def test_rows_are_an_axis_however_few_they_are() -> None:
+    tensors = {"AM": positions(300), "AV": values(300), "B": values(300, 100, 64)}
+    own = problem("C[AM[p],m,n] += AV[p] * B[p,m,n]", tensors, (4, 100, 64), "AM")
+    assert dict(scheduled(own, "owner").roles) == {"m": "grid", "r": "tile", "n": "tile", "p": "segment"}
+
+
+def test_the_longest_of_the_others_is_an_axis() -> None:
+    for a, z, roles in ((100, 10, dict(z="grid", a="tile", n="tile")), (10, 100, dict(a="grid", z="tile", n="tile"))):
+        own = problem("C[a,z,n] = A[a,z,n]", {"A": values(a, z, 64)})
+        assert dict(scheduled(own, "store").roles) == roles
+
+
+def test_what_is_held_on_chip_is_an_axis() -> None:
+    own = scatter("Z[b,E[p],w] += V[b,p,w]", 256, 64)
+    plain = scheduled(own, "on-chip", use_dot=False)
+    assert dict(plain.roles) == {"b": "grid", "s": "tile", "w": "tile", "p": "loop"}
+    along = problem("Z[b,E[p]] += V[b,p]", {"E": positions(50), "V": values(256, 50)}, (256, 64))
+    assert dict(scheduled(along, "on-chip").roles) == {"b": "tile", "s": "tile", "p": "loop"}
+
+
+def test_a_statement_without_tensors_has_tiles_too() -> None:
+    own = problem("C[i] += 2", {"C": values(40)})
+    assert dict(scheduled(own, "store").roles) == {"i": "tile"}
+
+
+def test_a_new_output_lies_along_its_last_dimension_whatever_the_given_one_does() -> None:
+    """A lies along i as much as the output along j: the longer one is the last axis."""
+    own = problem("C[i,j] += A[i,j]", {"C": values(50, 40).t(), "A": values(50, 40).t()})
+    assert scheduled(own, "store").axes == ("i", "j")
+
+
+def test_several_summands_at_once_are_those_of_the_longest_loop() -> None:
+    tensors = {"AM": positions(300), "AV": values(300, 9, 16), "AK": positions(300, 9, 16), "B": values(200, 128)}
+    own = problem("C[AM[p],n] += AV[p,q,k] * B[AK[p,q,k],n]", tensors, (200, 128), "AM")
+    _, deep = schedules(own.bound, own.strides, "owner", own.fact)
+    assert dict(deep.roles) == {"r": "grid", "n": "tile", "p": "segment", "q": "loop", "k": "step"}
+    assert deep.tree is not None
+    columns = problem("C[n] += A[q,n] * B[q]", {"A": values(100, 64), "B": values(100)})
+    plain, deep = schedules(columns.bound, columns.strides, "store")
+    assert dict(plain.roles) == {"n": "tile", "q": "loop"}
+    assert dict(deep.roles) == {"n": "tile", "q": "step"}
+
+
+def test_summands_along_memory_are_taken_at_once_already() -> None:
+    own = problem("C[i] += A[i,r,p] * W[r]", {"A": values(300, 20, 64), "W": values(20)})
+    (way,) = schedules(own.bound, own.strides, "store")
+    assert dict(way.roles) == {"i": "tile", "r": "loop", "p": "step"}
+
+
+def test_a_sum_is_cut_from_a_length_on() -> None:
+    for length, rows, strategy in ((8192, 8192, "atomic"), (8191, 1, "store"), (8192, 8193, "store")):
+        own = problem("C[i] += A[i,k]", {"A": values(rows, length)})
+        alone = [way for way in schedules(own.bound, own.strides, "store") if not way.is_shared]
+        assert [way.strategy for way in alone] == [strategy]
+
+
+def is_shared(expr: str, strategy: str, size: tuple[int, ...] | None = None, **tensors: torch.Tensor) -> bool:
+    own = problem(expr, tensors, size)
+    return schedules(own.bound, own.strides, strategy)[0].is_shared
+
+
+def test_loops_and_scattered_sums_are_shared_too() -> None:
+    assert is_shared("C[i] += A[i,r,p] * W[r]", "store", A=values(3, 2000, 64), W=values(2000))
+    tensors = {"E": positions(3), "T": values(50_000, 3, 64), "dZ": values(50_000, 64)}
+    assert is_shared("C[E[e],u,w] += T[b,e,u] * dZ[b,w]", "atomic", (5, 64, 64), **tensors)
+
+
+def test_programs_that_are_enough_share_nothing() -> None:
+    """128 of them, each with a tile of up to 64 x 64."""
+    for g, n, is_few in ((127, 64, True), (128, 64, False), (31, 65, True), (32, 65, False)):
+        tensors = {"T": values(2000, g, n), "dZ": values(2000, n)}
+        assert is_shared("dW[g,u,w] += T[b,g,u] * dZ[b,w]", "store", **tensors) == is_few
+    for columns in (8128, 8192):
+        assert is_shared("C[u] += T[b,u]", "store", T=values(2000, columns)) == (columns < 8192)
+
+
+# tables whose numbers the source holds
+
+
+def over_tables(
+    expr: str, fixed: dict[str, torch.Tensor], size: tuple[int, ...], strategy: str = "store", **moving: torch.Tensor
+) -> tuple[Schedule, ...]:
+    meta = {name: values(*t.shape) if t.is_floating_point() else positions(*t.shape) for name, t in fixed.items()}
+    own = problem(expr, {**moving, **meta}, size, known(fixed))
+    return schedules(own.bound, own.strides, strategy, own.fact)
+
+
+TABLES = {"T": torch.tensor([[0.5, -2.0], [1.5, 1.0]]), "I": torch.tensor([[1, 0], [2, 1]])}
+
+
+@pytest.mark.parametrize(
+    ("indices", "shape", "axes"),
+    [
+        ("b,{},a", (1000, 3, 64), ("a",)),
+        ("b,{},a,c", (1000, 3, 64, 8), ("a", "c")),
+        ("b,{},a,c,d", (1000, 3, 64, 16, 8), ("a", "d")),
+        ("b,{},c,a", (1000, 3, 8, 64), ("c", "a")),
+    ],
+)
+def test_tables_have_axes_along_memory(indices: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    expr = f"Z[{indices.format('i')}] += T[i,r] * X[{indices.format('I[i,r]')}]"
+    size = (shape[0], 2, *shape[2:])
+    way, *others = over_tables(expr, TABLES, size, X=values(*shape))
+    assert way.tables
+    assert way.axes == axes
+    assert bool(others) == (len(axes) == 1)
+    grid = [name for name in "bacd" if name in indices and name not in axes]
+    assert dict(way.roles) == {
+        **dict.fromkeys(grid, "grid"),
+        **dict.fromkeys(axes, "tile"),
+        "i": "unrolled",
+        "r": "unrolled",
+    }
+
+
+def test_an_axis_that_varies_is_alone() -> None:
+    """The length along memory changes from call to call, since it is also that of Y."""
+    expr = "Z[i,a,b] += T[i,r] * X[I[i,r],a,b] * Y[b]"
+    way, *_ = over_tables(expr, TABLES, (2, 5, 64), X=values(3, 5, 64), Y=values(64))
+    assert way.axes == ("b",)
+    assert dict(way.roles) == {"a": "grid", "b": "tile", "i": "unrolled", "r": "unrolled"}
+    way, *_ = over_tables("Z[i,b] += T[i,r] * X[I[i,r],b] * Y[b]", TABLES, (2, 64), X=values(3, 64), Y=values(64))
+    assert way.axes == ("b",)
+
+
+def test_results_over_tables_may_be_added_in_memory() -> None:
+    expr = "Z[DST[b],i,u] += T[i,r] * X[SRC[b],I[i,r],u]"
+    moving = {"X": values(1000, 3, 64), "SRC": positions(1000), "DST": positions(1000)}
+    way, *_ = over_tables(expr, TABLES, (700, 2, 64), "atomic", **moving)
+    assert way.tables
+    assert dict(way.roles) == {"b": "grid", "u": "tile", "i": "unrolled", "r": "unrolled"}
+
+
+def test_positions_that_a_table_would_choose_are_not_in_the_source() -> None:
+    expr = "Z[b,i,u] += T[i,r] * X[J[b,i],I[i,r],u]"
+    way, *_ = over_tables(expr, TABLES, (1000, 2, 64), X=values(50, 3, 64), J=positions(1000, 2))
+    assert not way.tables
+
+
+@pytest.mark.parametrize(("channels", "is_held"), [(4096, True), (4097, False)])
+def test_what_is_summed_over_tables_fits_one_tile(channels: int, is_held: bool) -> None:
+    expr = "dY[b,i] += T[i,r] * X[b,I[i,r],u] * W[b,u]"
+    way, *_ = over_tables(expr, TABLES, (1000, 2), X=values(1000, 3, channels), W=values(1000, channels))
+    assert bool(way.tables) == is_held
+
+
+def test_a_table_may_have_a_single_entry() -> None:
+    fixed = {"T": torch.tensor([[0.5]]), "I": torch.tensor([[2]])}
+    way, *_ = over_tables("Z[b,i,u] += T[i,r] * X[b,I[i,r],u]", fixed, (1000, 1, 64), X=values(1000, 3, 64))
+    assert way.tables
+
+
+def test_asked_for_a_kind_of_product_tables_are_read() -> None:
+    meta = {"T": values(2, 2), "I": positions(2, 2), "X": values(1000, 3, 64)}
+    own = problem("Z[b,i,u] += T[i,r] * X[b,I[i,r],u]", meta, (1000, 2, 64), known(TABLES))
+    for use_dot in (True, False):
+        assert not scheduled(own, "store", use_dot).tables

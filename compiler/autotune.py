@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..lru_cache import LRUCache
 from .bind import Bound
 from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
@@ -27,7 +28,7 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
-LAUNCHERS = 4096  # kept before starting afresh
+LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Milliseconds that a call keeps the host busy, by what is done to its output before the launch: nothing, a memset,
 # picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call of
 # spmm took .015 with one launch and .025 after a memset; the third is reckoned.
@@ -53,7 +54,7 @@ class Timing:
 
 
 # by signature, and by what else tells that a problem has it; they keep the statements whose ids are in it
-_launchers: dict[object, Launcher] = {}
+_launchers: LRUCache[Launcher] = LRUCache(LAUNCHERS)
 
 
 @cache
@@ -82,8 +83,6 @@ def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor],
         found = _choose(problem, tensors, facts, is_capturing)
         if is_capturing:  # which takes what it gets
             return found
-    if len(_launchers) >= LAUNCHERS:
-        _launchers.clear()
     _launchers[problem.signature] = found
     if kin is not None:
         _launchers[kin] = found

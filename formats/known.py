@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..lru_cache import LRUCache
 from .convert import Gather
 from .facts import RowFacts
 from .stamp import Stamp
 from .walks import Walk
 
 __all__ = ["Known", "Regrouped"]
+
+CALLS = 256  # over one pattern that are kept, of about 10 kB each
 
 
 @dataclass(eq=False)
@@ -28,7 +31,7 @@ class Known:
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
-    memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
+    memory: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # how they run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
 
     def renew(self, fresh: Known) -> None:
@@ -38,7 +41,7 @@ class Known:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: kernels stay behind."""
-        return {**vars(self), "memory": {}}
+        return {**vars(self), "memory": LRUCache(CALLS)}
 
 
 @dataclass(frozen=True, eq=False)

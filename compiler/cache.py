@@ -15,8 +15,6 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ..lru_cache import LRUCache
-
 try:
     from platformdirs import user_cache_dir
 except ImportError:  # torch brings filelock along, but not platformdirs
@@ -24,7 +22,6 @@ except ImportError:  # torch brings filelock along, but not platformdirs
 
 Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
-ENTRIES = 512  # kept in memory, of up to 30 kB each: the times of every config that was tried
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
 _warned: set[Path | None] = set()  # files that were warned of; None stands for the folder
 
@@ -93,23 +90,22 @@ class TuningCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_dir()
-        self._memory: LRUCache[Entry] = LRUCache(ENTRIES)
+        self._memory: dict[Key, Entry] = {}
         self._turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
 
     def get(self, key: Key) -> Entry | None:
         """The entry of the key, None when it has to be tuned."""
-        found = self._memory.get(key)
-        if found is None:
+        if key not in self._memory:
             path = self._path(key)
             try:
-                found = self._memory[key] = _decode(path.read_bytes(), key)
+                self._memory[key] = _decode(path.read_bytes(), key)
             except FileNotFoundError:
                 return None
             except (IsADirectoryError, KeyError, TypeError, ValueError, RecursionError):
                 _warn_damaged(path)
             except OSError as error:
                 _warn_unusable(self.folder, error)
-        return found
+        return self._memory.get(key)
 
     def put(self, key: Key, entry: Entry) -> None:
         """Keep the entry in memory and, if the folder lets us, on disk."""

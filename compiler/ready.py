@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 CALLS = 2048  # over plain tensors that are kept, of about 7 kB each with their plans
-CALLS_ONCE = 4096  # that are known to have come once, by a number each
+CALLS_ONCE = 1024  # that are known to have come once, by a number each
 
 _dtype = torch.get_default_dtype  # of a statement without a factor
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = ["LRUCache"]
 
+NEWCOMERS = 16  # of as many entries one may be a newcomer
+ASKS = 3  # for a newcomer before it is kept: whoever makes an entry may ask for it twice on the way
+
 Value = TypeVar("Value")
 
 
@@ -16,36 +19,36 @@ class LRUCache(dict[Any, Value]):
     """At most `limit` entries, none of which is None.
 
     Most sizes that come once never come again, so an entry has to prove itself first. A new one waits among the
-    newcomers, an eighth of the limit: when as many others have come it is forgotten, and the hash of its key is noted.
-    If it comes again after that, or is asked for twice before (once may be by whoever made it), it is kept longer, in
-    one of two generations. It is young until half the rest of the limit is young; all of that is old from then on, and
-    what was old already is forgotten, except for entries that were asked for meanwhile, which are young again. So a
-    stream of entries that are used once holds little memory and displaces nothing.
+    newcomers, a small part of the limit: when as many others have come it is forgotten, and its key's hash is noted.
+    If it comes again after that, or is asked for several times before, it is kept longer, in one of two generations.
+    It is young until half the rest of the limit is young; all of that is old from then on, and what was old already is
+    forgotten, except for entries that were asked for meanwhile, which are young again. So a stream of entries that are
+    used once holds little memory and displaces nothing.
 
     A hit among the young, which are the dict itself, costs what `dict.get` costs and takes no lock. Several threads may
     use one cache: an entry that one of them has just put there may be gone for another, but it is never a wrong one.
 
-    >>> cache = LRUCache(8)
+    >>> cache = LRUCache(16)
     >>> cache["a"] = 1
-    >>> cache.get("a"), cache.get("a"), cache.get("b")
-    (1, 1, None)
+    >>> cache.get("a"), cache.get("a"), cache.get("a"), cache.get("b")
+    (1, 1, 1, None)
     >>> for number in range(100):
     ...     cache[number] = number
     >>> cache.get("a"), cache.get(99), cache.get(0), len(cache)
     (1, 99, None, 2)
     """
 
-    __slots__ = ("_asked", "_half", "_known_hashes", "_lock", "_newcomers", "_old", "_places", "limit")
+    __slots__ = ("_asks", "_half", "_known_hashes", "_lock", "_newcomers", "_old", "_places", "limit")
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         assert limit >= 3, "one newcomer, one young and one old entry"
         self.limit = limit
-        self._places = max(limit // 8, 1)  # of newcomers
+        self._places = max(limit // NEWCOMERS, 1)  # of newcomers
         self._half = (limit - self._places) // 2
         self._lock = RLock()  # of those who write; letting go of a value may run code that writes too
         self._newcomers: OrderedDict[Any, Value] = OrderedDict()
-        self._asked: set[Any] = set()  # keys of newcomers that were asked for once
+        self._asks: dict[Any, int] = {}  # how often newcomers were asked for
         self._known_hashes: OrderedDict[int, None] = OrderedDict()  # of keys that were forgotten as newcomers
         self._old: dict[Any, Value] = {}
 
@@ -60,8 +63,9 @@ class LRUCache(dict[Any, Value]):
         if key not in self._old and key not in self._newcomers:
             return None
         with self._lock:
-            if key in self._newcomers and key not in self._asked:
-                self._asked.add(key)
+            asks = self._asks.get(key, 0) + 1
+            if key in self._newcomers and asks < ASKS:
+                self._asks[key] = asks
                 return self._newcomers[key]
             value = self._taken(key)
             if value is None:  # another thread was quicker
@@ -93,7 +97,7 @@ class LRUCache(dict[Any, Value]):
 
     def _taken(self, key: Hashable) -> Value | None:
         """The value of an entry that was old or new, and is neither now; None: there was none."""
-        self._asked.discard(key)
+        self._asks.pop(key, None)
         old, new = self._old.pop(key, None), self._newcomers.pop(key, None)
         return new if old is None else old
 
@@ -111,7 +115,7 @@ class LRUCache(dict[Any, Value]):
         with self._lock:
             super().clear()
             self._newcomers.clear()
-            self._asked.clear()
+            self._asks.clear()
             self._known_hashes.clear()
             self._old = {}
 

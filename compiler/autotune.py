@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..lru_cache import LRUCache
 from .bind import Bound
 from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
@@ -27,7 +28,7 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
-LAUNCHERS = 4096  # kept before starting afresh
+LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Milliseconds that a call keeps the host busy, by what is done to its output before the launch: nothing, a memset,
 # picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call of
 # spmm took .015 with one launch and .025 after a memset; the third is reckoned.
@@ -57,10 +58,10 @@ class Timing:
 
 
 # by signature, and by what else tells that a problem has it; they keep the statements whose ids are in it
-_launchers: dict[object, Launcher] = {}
+_launchers: LRUCache[Launcher] = LRUCache(LAUNCHERS)
 # by signature: the candidates that could not be built, and why; those of which none could
-_refused: dict[object, list[Refusal]] = {}
-_hopeless: dict[object, str] = {}
+_refused: LRUCache[list[Refusal]] = LRUCache(LAUNCHERS)
+_hopeless: LRUCache[str] = LRUCache(LAUNCHERS)
 
 
 @cache
@@ -85,21 +86,18 @@ def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor],
     if known is not None:
         found = problem.resized(known)
     else:
-        if max(len(_refused), len(_hopeless)) >= LAUNCHERS:
-            _forget()
-        if problem.signature in _hopeless:  # found out before, at other sizes
-            raise UnsupportedError(_hopeless[problem.signature])
+        hopeless = _hopeless.get(problem.signature)
+        if hopeless is not None:  # found out before, at other sizes
+            raise UnsupportedError(hopeless)
         is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         try:
             found = _choose(problem, tensors, facts, is_capturing)
         except UnsupportedError as error:
-            if not is_capturing:
+            if not is_capturing and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
             raise
         if is_capturing:  # which takes what it gets
             return found
-    if len(_launchers) >= LAUNCHERS:
-        _forget()
     _launchers[problem.signature] = found
     if kin is not None:
         _launchers[kin] = found
@@ -146,9 +144,9 @@ def _built(
         if _is_out_of_memory(error):  # which is no fault of the kernel, and may pass
             return None, OUT_OF_MEMORY
         reason = reason_of(error.__cause__ or error)
-        noted = _refused.setdefault(problem.signature, [])
+        noted = _refused.get(problem.signature) or []
         if (candidate.choices, reason) not in noted:
-            noted.append((candidate.choices, reason))
+            _refused[problem.signature] = [*noted, (candidate.choices, reason)]
         return None, reason
     return made, ""
 
@@ -163,7 +161,7 @@ def _none_built(problem: Problem, reasons: Sequence[str]) -> UnsupportedError:
 def refusals(problem: Problem) -> tuple[tuple[Candidate, str], ...]:
     """The candidates that could not be built, now or when a problem like this one was tuned, and why."""
     entry = _entry(problem)
-    noted = [*(() if entry is None else entry.refused), *_refused.get(problem.signature, ())]
+    noted = [*(() if entry is None else entry.refused), *(_refused.get(problem.signature) or ())]
     return tuple(
         (candidate, reason)
         for candidate in candidates(problem)
@@ -173,7 +171,7 @@ def refusals(problem: Problem) -> tuple[tuple[Candidate, str], ...]:
 
 def recall(problem: Problem) -> Candidate | None:
     """The candidate that was measured to be the best of those that can be built, if one was and tuning is on."""
-    noted = [choices for choices, _ in _refused.get(problem.signature, ())]
+    noted = [choices for choices, _ in (_refused.get(problem.signature) or ())]
     return next((candidate for candidate in _ranked(problem) if candidate.choices not in noted), None)
 
 

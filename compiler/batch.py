@@ -12,7 +12,7 @@ from .parse import parse
 __all__ = ["batched"]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def batched(expr: str, names: tuple[str, ...]) -> str:
     """The statement over a batch of the tensors `names`, along a first dimension of each of them and of the output.
 

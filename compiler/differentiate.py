@@ -140,7 +140,7 @@ class Winners:
 Split = tuple[tuple[tuple[str, str, int], ...], str]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def winners(expr: str) -> Split:
     """What the gradients of a `max` or `min` call the places of the winners, as plain data.
 
@@ -154,7 +154,7 @@ def winners(expr: str) -> Split:
 Term = tuple[str, str, tuple[str, ...]]  # gradient expression, the upstream's name in it, the other tensors it reads
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def terms(expr: str, name: str) -> tuple[Term, ...]:
     """The gradient of tensor `name` as expressions to be added up, one for each place where it stands.
 
@@ -173,7 +173,7 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def tangent_terms(expr: str, name: str) -> tuple[Term, ...]:
     """How the output changes with tensor `name`, as expressions to be added up; each with the tangent's name in it.
 

@@ -7,14 +7,15 @@ wins, in the lexicographic order of the names that are reduced: its position in 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import torch
 from torch import fx
 
-from .gathers import Gathers, Value
+from .gathers import Gathers, Length, Value
 from .ir import Access
 
 __all__ = ["Extremes"]
@@ -40,10 +41,10 @@ class Extremes(Gathers):
     def worst(self) -> float:
         return -math.inf if self.is_max else math.inf
 
-    @property
-    def last(self) -> int:
+    @cached_property
+    def last(self) -> Length:
         """One past the last position."""
-        return math.prod(self.sizes(self.bound.statement.reduced))
+        return self.product(self.sizes(self.bound.statement.reduced))
 
     def extremum(self, wants_winners: bool) -> tuple[fx.Node, fx.Node | None]:
         """The statement's value, and where its winners are if that is wanted."""
@@ -55,7 +56,7 @@ class Extremes(Gathers):
         result = self.put(self.shown(best.value, best.entries, 0), 0)
         return result, self.put(self.shown(best.place, best.entries, -1), -1) if best.place is not None else None
 
-    def shown(self, value: Value, entries: Value | None, otherwise: float) -> Value:
+    def shown(self, value: Value, entries: Value | None, otherwise: float | fx.Node) -> Value:
         """The value where it has an entry."""
         if entries is None:
             return value
@@ -67,8 +68,8 @@ class Extremes(Gathers):
     def no_winner(self) -> fx.Node:
         return self.filled(-1, self.bound.winner_dtype)
 
-    def filled(self, value: float, dtype: torch.dtype, size: Sequence[int] | None = None) -> fx.Node:
-        size = self.bound.size if size is None else tuple(size)
+    def filled(self, value: float | fx.Node, dtype: torch.dtype, size: Sequence[Length] | None = None) -> fx.Node:
+        size = self.size if size is None else tuple(size)
         return self.call(torch.full, size, value, dtype=dtype, device=self.bound.device)
 
     # products
@@ -107,15 +108,15 @@ class Extremes(Gathers):
         """The position of each product over the reduced names; 0 along a name that it does not depend on."""
         axes = tuple(name for name in order if name in self.bound.statement.reduced)
         total = self.filled(0, self.bound.winner_dtype, (1,) * len(axes))
-        stride = 1
+        stride: Length = 1
         for name in reversed(self.bound.statement.reduced):
             if name in axes:
-                stop = self.bound.extents[name] * stride
+                stop = self.times(self.lengths[name], stride)
                 steps = self.call(
                     torch.arange, 0, stop, stride, dtype=self.bound.winner_dtype, device=self.bound.device
                 )
                 total = self.call(torch.add, total, self.expand_to(Value(steps, (name,)), axes))
-            stride *= self.bound.extents[name]
+            stride = self.times(self.lengths[name], stride)
         return Value(total, axes)
 
     def best_inside(self, products: Competing) -> Competing:
@@ -163,7 +164,7 @@ class Extremes(Gathers):
             return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
         rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
         joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
-        size = [self.bound.size[dim] for dim in (*pointing, *rest)]
+        size = [self.size[dim] for dim in (*pointing, *rest)]
         start = self.call(torch.Tensor.new_full, result.node, size, elsewhere)
         ordered = self.permute(result, joint + tuple(str(output.indices[dim]) for dim in rest))
         return self.restored(self.call(torch.index_put, start, positions, ordered), (*pointing, *rest))
@@ -180,31 +181,32 @@ class Extremes(Gathers):
         rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
         joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
         axes = joint + tuple(str(output.indices[dim]) for dim in rest)
-        rows, columns = [self.bound.size[dim] for dim in pointing], [self.bound.size[dim] for dim in rest]
-        shape = (math.prod(self.sizes(joint)), *columns)
+        rows, columns = [self.size[dim] for dim in pointing], [self.size[dim] for dim in rest]
+        shape, num_rows = (self.product(self.sizes(joint)), *columns), self.product(rows)
+        with_one_more = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
 
         def laid_out(value: Value) -> fx.Node:
             whole = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
             return self.call(torch.reshape, whole, shape)
 
         def finished(node: fx.Node) -> fx.Node:
-            node = self.call(torch.narrow, node, 0, 0, math.prod(rows))
+            node = self.call(torch.narrow, node, 0, 0, num_rows)
             return self.restored(self.call(torch.reshape, node, (*rows, *columns)), (*pointing, *rest))
 
-        index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, math.prod(rows)))
+        index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
         source = laid_out(best.value)
-        zeros = self.filled(0, self.bound.compute_dtype, (math.prod(rows) + 1, *columns))
+        zeros = self.filled(0, self.bound.compute_dtype, (with_one_more, *columns))
         kind = "amax" if self.is_max else "amin"
         result = self.call(torch.scatter_reduce, zeros, 0, index, source, kind, include_self=False)
         if best.place is None:
             return finished(result), None
         is_best = self.is_best(source, self.call(torch.gather, result, 0, index))
         place = self.call(torch.where, is_best, laid_out(best.place), self.last)
-        none = self.filled(self.last, self.bound.winner_dtype, (math.prod(rows) + 1, *columns))
+        none = self.filled(self.last, self.bound.winner_dtype, (with_one_more, *columns))
         first = finished(self.call(torch.scatter_reduce, none, 0, index, place, "amin"))
         return finished(result), self.call(torch.where, self.call(torch.lt, first, self.last), first, -1)
 
-    def joined(self, positions: Sequence[fx.Node], rows: Sequence[int]) -> fx.Node:
+    def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
         """Positions in several dimensions as one position in all of them."""
         total = self.call(torch.Tensor.to, positions[0], torch.int64)
         for position, extent in zip(positions[1:], rows[1:]):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from .bind import Bound
 from .differentiate import fresh_name
 from .ir import Access, Const, Index, Var
 
-__all__ = ["Gathers", "Value", "placeholders"]
+__all__ = ["Gathers", "Length", "Value", "large_gathers", "lengths_of", "placeholders"]
 
+Length = int | fx.Node  # a number, or an argument of the graph and what is reckoned from it
 
 RESERVED = (
     "self",
@@ -44,14 +46,42 @@ def placeholders(bound: Bound) -> tuple[str, ...]:
     return tuple(name for name in bound.statement.tensor_names if name not in seed) + seed
 
 
-class Gathers:
-    """A graph under construction; every index access is gathered and compared once."""
+def lengths_of(bound: Bound) -> dict[str | int, int]:
+    """Every length that a graph may depend on: of each index name, and of each output dimension that no name tells."""
+    lengths: dict[str | int, int] = dict(bound.extents.items())
+    for dim, index in enumerate(bound.statement.output.indices):
+        if not isinstance(index, Var):
+            lengths[dim] = bound.size[dim]
+    return lengths
 
-    def __init__(self, bound: Bound, padded: frozenset[str]) -> None:
+
+def large_gathers(bound: Bound) -> frozenset[Access]:
+    """The factors of which at least as many elements are gathered as their tensors hold."""
+    return frozenset(
+        access
+        for access in bound.statement.accesses
+        if math.prod(bound.extents[name] for name in access.names) >= math.prod(bound.shapes[access.name])
+    )
+
+
+class Gathers:
+    """A graph under construction; every index access is gathered and compared once.
+
+    The lengths in it are those of `bound`, as numbers. A graph that `takes_lengths` has an argument for each length
+    that it needs instead, after its tensors, and so runs on tensors of any lengths.
+    """
+
+    def __init__(self, bound: Bound, padded: frozenset[str], takes_lengths: bool = False) -> None:
         self.bound, self.padded = bound, padded
         self.graph = fx.Graph()
+        self.large_gathers = large_gathers(bound)
         names = placeholders(bound)
-        self.tensors = {name: self.argument(name, names) for name in names}
+        self.lengths: dict[str | int, Length] = dict(lengths_of(bound))
+        targets = {key: fresh_name(f"length{number}_", names) for number, key in enumerate(self.lengths)}
+        taken = (*names, *targets.values()) if takes_lengths else names
+        self.tensors = {name: self.argument(name, taken) for name in names}
+        if takes_lengths:
+            self.lengths = {key: self.argument(target, taken) for key, target in targets.items()}
         self.gathered: dict[Access, Value] = {}
         self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
 
@@ -93,7 +123,7 @@ class Gathers:
         if len(pointing) == 1:
             (dim,) = pointing
             index, without = indices[dim], frozenset[fx.Node]()
-            if isinstance(index, Access) and self.is_worth_a_zero(access, indices, index):
+            if isinstance(index, Access) and self.is_worth_a_zero(access, index):
                 node, position, mask = self.with_a_zero(node, dim, index)
                 without = frozenset({mask.node})
             else:
@@ -114,14 +144,10 @@ class Gathers:
         node = self.call(torch.ops.aten.index.Tensor, node, positions)
         return Value(node, joint + tuple(str(indices[dim]) for dim in rest))
 
-    def is_worth_a_zero(self, access: Access, indices: Sequence[Index], index: Access) -> bool:
+    def is_worth_a_zero(self, access: Access, index: Access) -> bool:
         """Reading -1 as one more row, of zeros, costs a copy of the tensor; masking costs one of what is gathered."""
-        is_value = access in self.bound.statement.accesses
-        names = dict.fromkeys(n for item in indices for n in (item.names if isinstance(item, Access) else (str(item),)))
-        gathered = math.prod(self.bound.extents[name] for name in names)
-        size = math.prod(self.bound.shapes[access.name])
-        can_be_zero = is_value and self.bound.statement.is_sum
-        return can_be_zero and index.name in self.padded and not index.is_indirect and gathered >= size
+        can_be_zero = access in self.large_gathers and self.bound.statement.is_sum
+        return can_be_zero and index.name in self.padded and not index.is_indirect
 
     def with_a_zero(self, node: fx.Node, dim: int, index: Access) -> tuple[fx.Node, Value, Value]:
         """The tensor with a row of zeros at its end, positions that point -1 there, and the mask that this obeys."""
@@ -144,10 +170,8 @@ class Gathers:
     def position(self, index: Index) -> Value:
         """Where an index points, as a tensor of positions that are safe to read."""
         if isinstance(index, Var):
-            return Value(
-                self.call(torch.arange, self.bound.extents[index.name], device=self.bound.device),
-                (index.name,),
-            )
+            places = self.call(torch.arange, self.lengths[index.name], device=self.bound.device)
+            return Value(places, (index.name,))
         if isinstance(index, Const):
             return Value(self.call(torch.full, (), index.value, dtype=torch.int64, device=self.bound.device), ())
         value = self.gather(index)
@@ -169,7 +193,7 @@ class Gathers:
         own = tuple(axis for axis in axes if axis in value.axes)
         node = self.permute(value, own)
         if own != axes:
-            shape = tuple(self.bound.extents[axis] if axis in own else 1 for axis in axes)
+            shape = tuple(self.lengths[axis] if axis in own else 1 for axis in axes)
             node = self.call(torch.reshape, node, shape)
         return node
 
@@ -181,8 +205,25 @@ class Gathers:
     def flat(self, value: Value) -> fx.Node:
         return value.node if len(value.axes) == 1 else self.call(torch.reshape, value.node, (-1,))
 
-    def sizes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self.bound.extents[axis] for axis in axes)
+    def sizes(self, axes: tuple[str, ...]) -> tuple[Length, ...]:
+        return tuple(self.lengths[axis] for axis in axes)
+
+    @property
+    def size(self) -> tuple[Length, ...]:
+        """Of the output."""
+        own = enumerate(self.bound.statement.output.indices)
+        return tuple(self.lengths[index.name if isinstance(index, Var) else dim] for dim, index in own)
+
+    def product(self, lengths: Iterable[Length]) -> Length:
+        found: Length = 1
+        for length in lengths:
+            found = self.times(found, length)
+        return found
+
+    def times(self, one: Length, other: Length) -> Length:
+        if isinstance(one, int) and isinstance(other, int):
+            return one * other
+        return self.call(operator.mul, one, other) if one != 1 else other
 
     def masks(self, access: Access) -> dict[Access, Value]:
         """For each index of `access` that may hold -1: where it has an entry."""

@@ -1,4 +1,4 @@
-"""`Bound` -> `torch.fx.GraphModule`: gather what the factors point at, contract, scatter-add.
+"""`Bound` -> `torch.fx` graph: gather what the factors point at, contract, scatter-add.
 
 This is the meaning of a statement in plain torch. It runs anywhere, and every other backend is tested against it.
 """
@@ -6,21 +6,28 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import opt_einsum
 import torch
 from torch import fx
 from torch.nn.functional import embedding_bag
 
+from ..lru_cache import LRUCache
 from .bind import Bound
 from .errors import UnsupportedError
 from .extremes import Extremes
-from .gathers import Value, placeholders
+from .gathers import Value, large_gathers, lengths_of, placeholders
 from .ir import Access, Var
 
-__all__ = ["lower", "placeholders"]
+__all__ = ["Program", "lower", "placeholders", "program_for"]
+
+PROGRAMS = 512  # a program is a few kB of byte code
+
+_programs: LRUCache[Program] = LRUCache(PROGRAMS)
 
 
 def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: bool = False) -> fx.GraphModule:
@@ -30,11 +37,76 @@ def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: boo
     """
     if padded is None:
         padded = frozenset(access.name for access in bound.statement.index_accesses)
-    return _Lowering(bound, padded).module(wants_winners)
+    graph = _Lowering(bound, padded).finished_graph(wants_winners)
+    return fx.GraphModule(torch.nn.Module(), graph, "Insum")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
+
+    function: Callable[..., Any]
+    lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
+
+    def lengths_in(self, bound: Bound) -> list[int]:
+        """The lengths that the function takes where it stands for this bound statement."""
+        known = lengths_of(bound)
+        return [known[key] for key in self.lengths]
+
+
+def program_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> Program:
+    """The program of a bound statement, which those share that differ in lengths alone.
+
+    Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
+    are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
+    """
+    winner_dtype = bound.winner_dtype if wants_winners else None
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), _contraction_path(bound)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded
+    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+    program = _programs.get(key)
+    if program is None:
+        lowering = _Lowering(bound, padded, takes_lengths=True)
+        code = lowering.finished_graph(wants_winners).python_code("self")
+        # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
+        exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
+        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.lengths_taken)
+    return program
+
+
+def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
+    """Which factors are contracted with each other, in order; none where there are no more than two."""
+    statement = bound.statement
+    if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
+        return ()
+    axes = [access.names for access in statement.accesses]
+    reached = tuple(name for name in statement.free if any(name in names for names in axes))
+    shapes = [tuple(bound.extents[name] for name in names) for names in axes]
+    path, _ = opt_einsum.contract_path(_equation(axes, reached), *shapes, shapes=True)
+    return tuple(path)
+
+
+def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:
+    """What torch.einsum calls a contraction of operands over these index names to `axes`."""
+    names = tuple(dict.fromkeys(name for operand in operands for name in operand))
+    if len(names) > len(string.ascii_letters):
+        raise UnsupportedError(
+            f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted"
+        )
+    short = {name: name for name in names if len(name) == 1 and name in string.ascii_letters}
+    spare = (letter for letter in string.ascii_letters if letter not in short)
+    letter = {name: short.get(name) or next(spare) for name in names}
+    terms = ("".join(letter[name] for name in operand) for operand in operands)
+    return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
 
 
 class _Lowering(Extremes):
-    def module(self, wants_winners: bool) -> fx.GraphModule:
+    @property
+    def lengths_taken(self) -> tuple[str | int, ...]:
+        """The lengths that are arguments of the finished graph, in order."""
+        return tuple(key for key, length in self.lengths.items() if isinstance(length, fx.Node))
+
+    def finished_graph(self, wants_winners: bool) -> fx.Graph:
         if self.bound.statement.is_sum:
             result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
         else:
@@ -42,8 +114,12 @@ class _Lowering(Extremes):
         if self.bound.compute_dtype != self.bound.dtype:
             result = self.call(torch.Tensor.to, result, self.bound.dtype)
         self.graph.output(result if winners is None else (result, winners))
+        for key, length in list(self.lengths.items()):
+            if isinstance(length, fx.Node) and not length.users:
+                self.graph.erase_node(length)
+                del self.lengths[key]
         self.graph.lint()
-        return fx.GraphModule(torch.nn.Module(), self.graph, "Insum")
+        return self.graph
 
     # contract
 
@@ -104,11 +180,11 @@ class _Lowering(Extremes):
             table, position, mask = self.with_a_zero(table, 0, index)
             hidden = self.call(torch.where, self.expand_to(mask, scales.axes), scales.node, 0)
             scales = Value(hidden, scales.axes)
-        shape = (-1, self.bound.extents[summed])
+        shape = (-1, self.lengths[summed])
         flat = [self.call(torch.reshape, self.permute(v, (*kept, summed)), shape) for v in (position, scales)]
         total = self.call(embedding_bag, flat[0], table, per_sample_weights=flat[1], mode="sum")
         if len(kept) != 1:
-            total = self.call(torch.reshape, total, (*self.sizes(kept), self.bound.extents[column]))
+            total = self.call(torch.reshape, total, (*self.sizes(kept), self.lengths[column]))
         return Value(self.permute(Value(total, (*kept, column)), self.bound.statement.free), self.bound.statement.free)
 
     def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
@@ -136,11 +212,7 @@ class _Lowering(Extremes):
         return [Value(node, tuple(name for name in joint if name in factor.axes))]
 
     def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
-        if len(operands) <= 2:
-            return self.pair(operands, axes)
-        equation = self.equation(operands, axes)
-        path, _ = opt_einsum.contract_path(equation, *(self.sizes(v.axes) for v in operands), shapes=True)
-        for chosen in path[:-1]:
+        for chosen in _contraction_path(self.bound)[:-1]:
             pair = [operands[at] for at in chosen]
             operands = [operand for at, operand in enumerate(operands) if at not in chosen]
             needed = set(axes).union(*(operand.axes for operand in operands))
@@ -159,24 +231,13 @@ class _Lowering(Extremes):
             kept = tuple(name for name in large.axes if name in axes)
             total = self.call(torch.sum, product, dims) if dims else product
             return Value(self.permute(Value(total, kept), axes), axes)
-        return Value(self.call(torch.einsum, self.equation(operands, axes), *(v.node for v in operands)), axes)
+        equation = _equation([operand.axes for operand in operands], axes)
+        return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """One operand scales the other, entry by entry: as a batched product of rows it is many times slower."""
         small, *rest = sorted((set(operand.axes) for operand in operands), key=len)
         return len(rest) == 1 and small <= rest[0] and bool(small & set(axes))
-
-    def equation(self, operands: list[Value], axes: tuple[str, ...]) -> str:
-        names = tuple(dict.fromkeys(name for operand in operands for name in operand.axes))
-        if len(names) > len(string.ascii_letters):
-            raise UnsupportedError(
-                f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted"
-            )
-        short = {name: name for name in names if len(name) == 1 and name in string.ascii_letters}
-        spare = (letter for letter in string.ascii_letters if letter not in short)
-        letter = {name: short.get(name) or next(spare) for name in names}
-        terms = ("".join(letter[name] for name in operand.axes) for operand in operands)
-        return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
 
     # scatter
 
@@ -185,7 +246,7 @@ class _Lowering(Extremes):
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
             return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
-        return self.call(torch.zeros, self.bound.size, dtype=self.bound.compute_dtype, device=self.bound.device)
+        return self.call(torch.zeros, self.size, dtype=self.bound.compute_dtype, device=self.bound.device)
 
     def scatter(self, result: Value) -> fx.Node:
         """The result added to the start at the positions on the left."""

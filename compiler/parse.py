@@ -39,7 +39,7 @@ def parse(text: str) -> Statement:
     return _parse(text)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _parse(text: str) -> Statement:
     text = text.strip()
     if not text:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..lru_cache import LRUCache
 from .autotune import Timing, alike, alike_at, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
@@ -20,7 +21,7 @@ from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
 from .launch import INTERPRETED, is_capturing
-from .lower import lower, placeholders
+from .lower import placeholders, program_for
 from .parse import parse
 from .problem import Candidate, Problem, candidates, is_uneven, rough
 from .ranges import check_ranges, remembered_range, segment_lengths
@@ -42,7 +43,8 @@ __all__ = [
     "ways_of",
 ]
 
-PLANS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
+PLANS = 2048  # kept, of about 5 kB each
+KINS = 1024  # kept, of about 3 kB each
 HALF = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
@@ -50,8 +52,8 @@ OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 _fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
 _bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 
-_plans: dict[object, Plan] = {}
-_kins: dict[object, Kin] = {}
+_plans: LRUCache[Plan] = LRUCache(PLANS)
+_kins: LRUCache[Kin] = LRUCache(KINS)
 _warned: set[str] = set()  # statements of which it was said that no kernel runs them
 
 
@@ -92,8 +94,6 @@ def plan_for(
     key = (*call, None if size is None else tuple(size), *layouts)
     plan = _plans.get(key)
     if plan is None:
-        if len(_plans) >= PLANS:
-            _plans.clear()
         rougher = _rougher(call, tensors)
         kin = _kins.get(rougher) or _kin(rougher, expr, names, size, tensors)
         bound = sized(kin.statement, kin.kinds, dict(zip(kin.names, tensors)), size)
@@ -141,8 +141,6 @@ def _variant_kin(
 
 def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Kin:
     """The first of its kin: what later ones need not look at is checked."""
-    if len(_kins) >= PLANS:
-        _kins.clear()
     statement, order = parse(expr), tuple(names.split(",")) if names else ()
     kin = _kins[key] = Kin(statement, order, kinds_of(statement, dict(zip(order, tensors)), size))
     return kin
@@ -266,10 +264,10 @@ class Plan:
 
     def graph(self, padded: frozenset[str]) -> Runner:
         """The statement's meaning in plain torch."""
-        # hooks of all modules are not for it: they may ask for a graph, and there is none in an autograd function
-        run = lower(self.bound, padded, self.wants_winners).forward
+        program = program_for(self.bound, padded, self.wants_winners)
+        function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        return lambda tensors, facts: run(*(tensors[at] for at in order))
+        return lambda tensors, facts: function(*[tensors[at] for at in order], *lengths)
 
     def ordered(self, key: Any) -> Runner:
         """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter.
@@ -289,13 +287,15 @@ class Plan:
         made = Meta(inner, bind(first, {own: known[own] for own in first.tensor_names}, inner).dtype, bound.device)
         rest = [own for own in placeholders(bound) if own in (*second.tensor_names, statement.output.name)]
         scatter = bind(second, {**{own: known[own] for own in rest}, name: made}, bound.size)
-        add_up = lower(scatter).forward
+        program = program_for(scatter, frozenset(access.name for access in second.index_accesses))
+        add_up, lengths = program.function, program.lengths_in(scatter)
 
         def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
             named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
             read = {own: named[own] for own in first.tensor_names}
             named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
-            return add_up(*(named[own] for own in placeholders(scatter))).to(bound.dtype)  # type: ignore[no-any-return]
+            summed: Tensor = add_up(*[named[own] for own in placeholders(scatter)], *lengths)
+            return summed.to(bound.dtype)
 
         return runner
 

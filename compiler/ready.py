@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from ..lru_cache import LRUCache
 from .errors import UnsupportedError
 from .express import PLAIN, Key, is_free, look_up, may_autocast, modes, remember_call, transforms
 from .pipeline import plan_for, run_alike
@@ -35,13 +36,12 @@ __all__ = [
     "is_transformed",
     "is_watched",
     "is_wrapped",
-    "keep",
     "may_autocast",
     "outside_transforms",
     "pinned",
     "remember",
     "remember_backward",
-    "remember_kept",
+    "remember_call",
     "remember_pinned",
     "remember_sparse",
     "remember_values_gradient",
@@ -49,15 +49,16 @@ __all__ = [
     "wants_gradient",
 ]
 
-CALLS = 4096  # kept before starting afresh, so that a new nnz every call does not fill memory
+CALLS = 2048  # over plain tensors that are kept, of about 7 kB each with their plans
+CALLS_ONCE = 1024  # that are known to have come once, by a number each
 
 _dtype = torch.get_default_dtype  # of a statement without a factor
 
 # what runs the call, its format, and the tensors that it takes in the caller's order
 Found = tuple[Any, "SparseFormat | None", list[Tensor]]
 
-_plans: dict[object, PlainCall] = {}
-_once: set[object] = set()  # calls that came once, by who expects no second one
+_plans: LRUCache[PlainCall] = LRUCache(CALLS)
+_once: LRUCache[bool] = LRUCache(CALLS_ONCE)  # hashes of calls that came once, by who expects no second one
 
 
 def is_watched() -> bool:
@@ -154,16 +155,14 @@ def find_like(
 def run_like(key: Key, expr: str, tensors: Mapping[str, Tensor], size: tuple[int, ...], given: list[Tensor]) -> Tensor:
     """A call that `find_like` did not find, remembered when its sizes come a second time: most never do."""
     names = ",".join(tensors)
-    if key not in _once:
-        if len(_once) >= CALLS:
-            _once.clear()
-        _once.add(key)
+    if not _once.get(hash(key)):
+        _once[hash(key)] = True
         made = run_alike(expr, names, size, given)
         if made is not None:
             return made
         return plan_for(expr, names, size, given, "")(given, [])  # type: ignore[return-value]
     plan = plan_for(expr, names, size, given, "")
-    keep(_plans, key, PlainCall(plan, [None] * len(given), []))
+    remember_call(_plans, key, PlainCall(plan, [None] * len(given), []))
     return plan(given, [])  # type: ignore[return-value]
 
 
@@ -173,7 +172,7 @@ def remember(expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | Non
     key, _ = look_up(memory, marks, given)
     if key is not None and form is None:
         plan = plan_for(expr, ",".join(tensors), size, given, "")
-        keep(memory, key, PlainCall(plan, [None] * len(given), []))
+        remember_call(memory, key, PlainCall(plan, [None] * len(given), []))
 
 
 def remember_sparse(
@@ -191,7 +190,7 @@ def remember_sparse(
     if key is None or form is None:
         return
     plan = plan_for(how.text, ",".join(tensors), how.size, list(tensors.values()), how.fact)
-    keep(memory, key, SparseCall(plan, how, group_dim, tensors, operands, facts))
+    remember_call(memory, key, SparseCall(plan, how, group_dim, tensors, operands, facts))
 
 
 def find_values_gradient(
@@ -216,7 +215,7 @@ def remember_values_gradient(
     """`derived` over `needed` is the gradient of the values; `operands` are dense ones and the upstream gradient."""
     size = tuple(form.values.shape)
     plan = plan_for(derived, ",".join(needed), size, list(needed.values()), fact)
-    keep(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
+    remember_call(form.memory, key, ValuesGradient(plan, how, upstream_as, needed, operands, size))
 
 
 def find_backward(
@@ -229,7 +228,7 @@ def find_backward(
 
 
 def remember_backward(key: Key, form: SparseFormat, backward: Backward) -> None:
-    keep(form.memory, key, backward)
+    remember_call(form.memory, key, backward)
 
 
 def find_pinned(
@@ -242,14 +241,10 @@ def find_pinned(
     return *look_up(memory, ("pinned", expr), tensors), tensors
 
 
-def find_kept(memory: dict[Any, Any], marks: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[object, Any]:
+def find_kept(memory: dict[Any, Any], marks: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Key | None, Any]:
     """What tensors like these are remembered by, None: no kernel can read one of them; and what is remembered."""
     given = [tensor for tensor in tensors if tensor is not None]
     return look_up(memory, ("kept", *marks, *[tensor is None for tensor in tensors]), given)
-
-
-def remember_kept(memory: dict[Any, Any], key: Any, kept: object) -> None:
-    remember_call(memory, key, kept)
 
 
 def remember_pinned(
@@ -263,7 +258,7 @@ def remember_pinned(
     facts: list[Tensor] | None = None,
 ) -> PlainCall:
     call = pinned(expr, moving, fixed, size, fact, facts)
-    keep(memory, key, call)
+    remember_call(memory, key, call)
     return call
 
 
@@ -279,12 +274,6 @@ def pinned(
     tensors = {**moving, **fixed}
     plan = plan_for(expr, ",".join(tensors), size, list(tensors.values()), fact)
     return PlainCall(plan, [*[None] * len(moving), *fixed.values()], facts or [])
-
-
-def keep(memory: dict[Any, Any], key: Key, call: object) -> None:
-    if len(memory) >= CALLS:
-        memory.clear()
-    remember_call(memory, key, call)
 
 
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:

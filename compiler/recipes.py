@@ -41,7 +41,7 @@ def _numbers(size: Sequence[int]) -> tuple[int, ...]:
     return tuple([index(extent) for extent in size]) if torch.compiler.is_compiling() else tuple(size)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _known_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
     statement, own = parse(expr), Kind(*kind)
     tensors: dict[str, TensorLike] = {key: Meta(shape, dtype, device) for key, shape, dtype, device, _ in others}
@@ -54,7 +54,7 @@ def _recipe(*key: Any) -> tuple[Any, ...]:
     return _known_recipe(*key)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
     statement = parse(expr)
     found = [access for access in statement.accesses if access.name in sparse]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..lru_cache import LRUCache
 from .convert import Gather
 from .facts import RowFacts
 from .guard import may_keep
@@ -15,6 +17,8 @@ from .stamp import Stamp
 from .walks import Walk
 
 __all__ = ["Known", "Regrouped"]
+
+CALLS = 256  # over one pattern that are kept, of about 10 kB each
 
 
 @dataclass(eq=False)
@@ -33,7 +37,7 @@ class Known:
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
-    memory: dict[Any, Any] = field(default_factory=dict)  # how calls over the pattern run: the compiler's own
+    memory: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # how they run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
     refusal: str = ""  # what to tell who has overwritten the coordinates; "": they may change
     successor: ClassVar[Known | None] = None  # of one whose coordinates have changed: what is known of them since
@@ -59,7 +63,7 @@ class Known:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: kernels stay behind."""
-        return {name: part for name, part in vars(self).items() if name != "successor"} | {"memory": {}}
+        return {name: part for name, part in vars(self).items() if name != "successor"} | {"memory": LRUCache(CALLS)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.express import PLAIN, again
 from .compiler.gradients import gradients_of
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import find, followed, is_transformed, keep, may_autocast, outside_transforms
+from .compiler.ready import find, followed, is_transformed, may_autocast, outside_transforms, remember_call
 from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
@@ -138,7 +138,7 @@ def _again(A: Any, B: Tensor, reduce: str) -> Tensor | None:
     if key is not None and reduce in STATEMENTS and 0 < B.ndim <= 3:
         found = find(STATEMENTS[reduce][B.ndim - 1], {"A": form, "B": B}, None)
         if found is not None:
-            keep(memory, key, found[0])
+            remember_call(memory, key, found[0])
     return None
 
 

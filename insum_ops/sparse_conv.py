@@ -12,7 +12,7 @@ from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError
 from .compiler.express import Key, again
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import as_autocast, followed, is_transformed, keep, may_autocast, pinned
+from .compiler.ready import as_autocast, followed, is_transformed, may_autocast, pinned, remember_call
 from .compiler.ready_call import PlainCall
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
@@ -32,9 +32,11 @@ from .kernel_views import (
     refuse_freed,
     statement_weight,
 )
+from .lru_cache import LRUCache
 
 __all__ = ["convolve", "sparse_conv3d"]
 
+CALLS = 64  # over one map that are kept
 FIRST = "first"  # marks the memory of a call that was made once
 
 
@@ -145,7 +147,7 @@ def _pinned(call: _Call, known: Key | None, moving: dict[str, Tensor]) -> Tensor
         made: PlainCall | None = call.memory.get(known)
         if made is None:
             made = pinned(call.statement, moving, call.operands, call.shape, fact, call.facts)
-            keep(call.memory, known, made)
+            remember_call(call.memory, known, made)
         return made(list(moving.values()))
     if call.facts:
         return insum_owned(call.memory, call.statement, call.operands, call.shape, fact, call.facts, **moving)
@@ -190,7 +192,7 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, facts = operands_of(kernel_map, *way)
-    return _Call(way.form[kind], shape, operands, {}, facts, awaits)
+    return _Call(way.form[kind], shape, operands, LRUCache(CALLS), facts, awaits)
 
 
 class _Convolution(torch.autograd.Function):
@@ -258,7 +260,9 @@ def _sums(
     operands = maps(kernel_map, group_size)
     if torch.compiler.is_compiling():
         return insum(statement, size=size, **given, **operands)
-    memory = kernel_map.memory.setdefault(("sums", group_size), {})
+    memory: LRUCache[Any] | None = kernel_map.memory.get(("sums", group_size))
+    if memory is None:
+        memory = kernel_map.memory["sums", group_size] = LRUCache(CALLS)
     if (FIRST, size) in memory:
         return insum_beside(memory, statement, operands, size, **given)
     if may_keep():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from .formats.errors import FormatError
 from .formats.guard import may_keep
 from .formats.sources import torch_entries
 from .formats.sparse_format import SparseFormat
+from .lru_cache import LRUCache
 from .remember import ByIdentity
 
 __all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
 
+CALLS = 64  # over one tensor that are kept
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -35,7 +38,7 @@ class SparseSource:
     place: int | None = None  # of a COO tensor's values: it alone has a `.data` to set, which counts no version
     held: Any = None  # that memory, so that no other values can have its address
     filled: SparseFormat | None = None  # with the values of that version
-    calls: dict[Any, Any] = field(default_factory=dict)  # over those values
+    calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
 
     def __post_init__(self) -> None:
         pattern = self.arranged.pattern.values

@@ -67,7 +67,7 @@ def plans(monkeypatch):
     asked = []
     plan_for = ready.plan_for
     monkeypatch.setattr(ready, "plan_for", lambda *given: asked.append(given[1]) or plan_for(*given))
-    monkeypatch.setattr(ready, "_once", set())
+    monkeypatch.setattr(ready, "_once", {})
     monkeypatch.setattr(ready, "_plans", {})
     monkeypatch.setattr(pipeline, "_plans", {})
     monkeypatch.setattr(pipeline, "_kins", {})

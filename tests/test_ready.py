@@ -164,17 +164,6 @@ def test_autocast_takes_the_long_way():
         assert insum(SPMM, A=A, B=B).dtype == torch.bfloat16
 
 
-def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(ready, "CALLS", 3)
-    ready._plans.clear()
-    A = GroupCOO.from_dense(torch.eye(3))
-    for columns in range(1, 9):
-        insum(SPMM, A=torch.eye(3), B=torch.ones(3, columns))
-        insum(SPMM, A=A, B=torch.ones(3, columns))
-        assert len(ready._plans) <= 3
-        assert len(A.memory) <= 3
-
-
 def test_a_mistake_is_never_remembered():
     for _ in range(2):
         with pytest.raises(ShapeError):

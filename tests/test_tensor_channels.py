@@ -17,6 +17,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 
 UVU = ("4x0e + 4x1o", "0e + 1o", "4x0e + 4x1o + 4x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)])
@@ -267,11 +268,10 @@ def test_many_entries_are_left_to_the_format(monkeypatch, made):
     assert not made
 
 
-def test_few_sizes_are_kept(monkeypatch):
-    monkeypatch.setattr(channels_module, "NUMBERS_OF_ROWS", 2)
-    side = channels_module.Side({}, "", {})
+def test_few_sizes_are_kept():
+    side = channels_module.Side({}, "", LRUCache(8))
     first = side.memory(3)
     assert side.memory(3) is first
-    side.memory(4)
-    side.memory(5)
-    assert side.memories == {5: {}}
+    for rows in range(100):
+        side.memory(rows)
+        assert len(side.memories) <= 8

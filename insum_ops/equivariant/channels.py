@@ -25,11 +25,13 @@ from ..compiler.one_by_one import one_by_one
 from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum_owned
+from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
 
 __all__ = ["ALL_APART", "APART", "MIXED", "Channels", "statement"]
 
-NUMBERS_OF_ROWS = 64  # kept before starting afresh, so that graphs of ever other sizes do not fill memory
+NUMBERS_OF_ROWS = 64  # that are kept
+CALLS = 64  # for each of them
 LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
 Along = tuple[str, str, str, str]  # the channels of Z, X, Y and W
 APART: Along = ("u", "u", "", "u")  # they never mix
@@ -42,14 +44,12 @@ class Side(NamedTuple):
 
     fixed: dict[str, Tensor]
     fact: str
-    memories: dict[int, dict[Any, Any]]  # of how they were used: by how many rows were added to, -1 without such
+    memories: LRUCache[LRUCache[Any]]  # of how they were used: by how many rows were added to, -1 without such
 
-    def memory(self, rows: int) -> dict[Any, Any]:
+    def memory(self, rows: int) -> LRUCache[Any]:
         found = self.memories.get(rows)
         if found is None:
-            if len(self.memories) >= NUMBERS_OF_ROWS:
-                self.memories.clear()
-            found = self.memories[rows] = {}
+            found = self.memories[rows] = LRUCache(CALLS)
         return found
 
 
@@ -76,7 +76,9 @@ class Channels:
         form = self.CG.regroup(dim)
         tables = {f"CG{letter.upper()}": at for letter, at in zip(LETTERS.values(), form.coords) if at is not None}
         tables["CGV"] = form.values.to(dtype)
-        return Side({name: table.to(device) for name, table in tables.items()}, known(tables), {})
+        return Side(
+            {name: table.to(device) for name, table in tables.items()}, known(tables), LRUCache(NUMBERS_OF_ROWS)
+        )
 
     def __call__(
         self, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]

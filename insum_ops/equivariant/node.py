@@ -17,7 +17,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_kept
+from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_call
 from .format_steps import shared_step, single_step
 from .shared import SharedTerm
 from .singles import SingleTerm
@@ -28,8 +28,6 @@ from .terms import PathTerm
 from .whole import Whole, Work, writes_parts
 
 __all__ = ["evaluate_whole", "find_whole"]
-
-LAYOUTS = 1024  # kept for a plan before starting afresh, so that a new batch size every call does not fill memory
 
 
 class Composition(Protocol):
@@ -64,16 +62,14 @@ def find_whole(
         return found or None
     x, _, weight, src, _ = given
     (first, second, out), work = plan.slots, plan.work(weight)
-    if len(memory) >= LAYOUTS:
-        memory.clear()
     steps = _steps(memory, work, x, weight, src is not None)
     if second is None or any(step is None for step in steps):
-        remember_kept(memory, key, False)
+        remember_call(memory, key, False)
         return None
     plan.prepare(weight, x.device, x.dtype)
     with torch.no_grad():
         whole = Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
-    remember_kept(memory, key, whole)
+    remember_call(memory, key, whole)
     return whole
 
 
@@ -114,10 +110,8 @@ class _Product(torch.autograd.Function):
             key, calls = find_kept(whole.backwards, wanted, (upstream,))
             if key is not None:
                 if calls is None:
-                    if len(whole.backwards) >= LAYOUTS:
-                        whole.backwards.clear()
                     calls = {}
-                    remember_kept(whole.backwards, key, calls)
+                    remember_call(whole.backwards, key, calls)
                 return None, None, *whole.backward(calls, kept, (src, dst), upstream, wanted), None, None
         grads = _composed(ctx.plan, (x, y, weight), wanted, (src, dst, whole.num_rows), upstream)
         return None, None, *grads, None, None

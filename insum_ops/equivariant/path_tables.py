@@ -27,6 +27,7 @@ from ..compiler.ready import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
 from ..formats.guard import may_keep
 from ..functional import OWNED, insum, insum_beside, insum_owned
+from ..lru_cache import LRUCache
 from .channels import Channels
 from .constants import Constants, Memory, cast_from
 
@@ -43,6 +44,7 @@ __all__ = [
     "product_texts",
 ]
 
+CALLS = 64  # over the tables of one device that are kept
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
 # One H200, 10,000 samples, microseconds of Z, dX, dY and dW by kernels that hold the coefficients:
@@ -132,7 +134,7 @@ class Tables:
                 tables = self.constants.on(device, own)
                 fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
                 fact = known(self.constants.on(CPU, own)) if self.is_known else OWNED
-                made = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], {})
+                made = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], LRUCache(CALLS))
                 found = found or made
                 if may_keep(*tables.values()):
                     self.copies.setdefault((device, own), made)

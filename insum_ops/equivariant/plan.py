@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain, groupby
 from math import gcd, prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from torch import Tensor
 from ..compiler.ready import followed, is_transformed, outside_transforms
 from ..formats import GroupCOO
 from ..functional import insum
+from ..lru_cache import LRUCache
 from .clebsch_gordan import Irreps
-from .constants import Constants, Memory
+from .constants import Constants
 from .kinds import KindsTerm, kinds_term
 from .node import evaluate_whole, find_whole
 from .paths import Instruction
@@ -31,6 +33,7 @@ from .whole import SCATTER
 __all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
 
 Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
+LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
 MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one program holds on chip
 # components of blocks whose columns kernels find one by one; wider ones are put in order before and after. One H200,
 # 10,000 samples, lmax 1, full float32: .028 ms at 16 channels, in order .037, at 64 .164 and .187; lmax 2 at 32: .231
@@ -85,7 +88,8 @@ class TensorPlan:
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
     flat: TensorPlan | None = None  # the same for `each` where kernels run and nothing learns: tables name columns
-    memory: Memory = field(default_factory=Memory, repr=False, compare=False)  # by layouts of tensors
+    # by layouts of tensors
+    memory: LRUCache[Any] = field(default_factory=partial(LRUCache, LAYOUTS), repr=False, compare=False)
 
     def __call__(
         self,

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..lru_cache import LRUCache
 from .pieces import Piece
 from .slots import Slots
 from .steps import Calls, Parts, Statement, Step, run
 
 __all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 
+BACKWARDS = 16  # layouts of one product's gradient that are kept
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
 # [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
@@ -50,7 +52,7 @@ class Whole:
         self.slots, self.work, self.num_rows = slots, work, num_rows
         self.is_ordered, pieces = work.pieces[writes_parts(weight)]
         self.calls: Calls = {}
-        self.backwards: dict[Any, Calls] = {}
+        self.backwards: LRUCache[Calls] = LRUCache(BACKWARDS)
         self.kept_strides: list[Any] | None = None  # of what forward keeps
         keys = [piece.term.key[3] for piece in pieces]
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]

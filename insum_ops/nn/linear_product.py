@@ -12,7 +12,7 @@ from ..compiler.carried import owned
 from ..compiler.express import again, is_free, look_up
 from ..compiler.gradients import gradients_of
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import find, keep
+from ..compiler.ready import find, remember_call
 from ..compiler.ready_call import Standing, contiguous
 from ..formats import BlockCOO
 from ..functional import insum
@@ -57,7 +57,7 @@ def _run(x: Tensor, W: Any, bias: Tensor | None) -> Tensor:
     if key is not None and known is None and (x.ndim == 2 or x.is_contiguous()):
         found = find(EXPR, _operands(x, W, bias), None)
         if found is not None and found[0].is_direct:  # a kernel reads memory, whatever the shape of what stands there
-            keep(W.memory, key, Standing(found[0], contiguous(tuple(result.shape))))
+            remember_call(W.memory, key, Standing(found[0], contiguous(tuple(result.shape))))
     return result
 
 

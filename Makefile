@@ -53,12 +53,12 @@ test-gpu: $(SET_UP)
 FUZZ_KERNELS ?= 2000
 FUZZ_SEED ?= 0
 fuzz: $(SET_UP)
-	$(RUN) tests/cross/fuzz.py --kernels $(FUZZ_KERNELS) --seed $(FUZZ_SEED) --jobs $(JOBS)
+	PYTHONPATH=. $(RUN) tests/cross/fuzz.py --kernels $(FUZZ_KERNELS) --seed $(FUZZ_SEED) --jobs $(JOBS)
 
 # Kernels under NVIDIA's compute-sanitizer, and the same calls again and again.
 SANITIZER_TOOLS ?= memcheck racecheck
 sanitize: $(SET_UP)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
+	PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
 
 # Do the tests bite? Half an hour on two idle cores. STAGES=compiler/bind.py tries one file.
 STAGES ?=

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +18,11 @@ from .walks import Walk
 __all__ = ["Known", "Regrouped"]
 
 CALLS = 256  # over one pattern that are kept, of about 10 kB each
+
+
+def _memory() -> Any:
+    """For how calls run; nothing of what a tracer works out is kept, and it can't look into a cache."""
+    return {} if torch.compiler.is_compiling() else LRUCache(CALLS)
 
 
 @dataclass(eq=False)
@@ -37,7 +41,7 @@ class Known:
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
-    memory: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # how they run: the compiler's own
+    memory: LRUCache[Any] = field(default_factory=_memory)  # how they run: the compiler's own
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
     refusal: str = ""  # what to tell who has overwritten the coordinates; "": they may change
     successor: ClassVar[Known | None] = None  # of one whose coordinates have changed: what is known of them since

@@ -14,6 +14,8 @@ ASKS = 3  # for a newcomer before it is kept: whoever makes an entry may ask for
 
 Value = TypeVar("Value")
 
+_lock = RLock()  # of all who write; letting go of a value may run code that writes too
+
 
 class LRUCache(dict[Any, Value]):
     """At most `limit` entries, none of which is None.
@@ -38,7 +40,7 @@ class LRUCache(dict[Any, Value]):
     (1, 99, None, 2)
     """
 
-    __slots__ = ("_asks", "_half", "_known_hashes", "_lock", "_newcomers", "_old", "_places", "limit")
+    __slots__ = ("_asks", "_half", "_known_hashes", "_newcomers", "_old", "_places", "limit")
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -46,7 +48,6 @@ class LRUCache(dict[Any, Value]):
         self.limit = limit
         self._places = max(limit // NEWCOMERS, 1)  # of newcomers
         self._half = (limit - self._places) // 2
-        self._lock = RLock()  # of those who write; letting go of a value may run code that writes too
         self._newcomers: OrderedDict[Any, Value] = OrderedDict()
         self._asks: dict[Any, int] = {}  # how often newcomers were asked for
         self._known_hashes: OrderedDict[int, None] = OrderedDict()  # of keys that were forgotten as newcomers
@@ -62,7 +63,7 @@ class LRUCache(dict[Any, Value]):
     def __missing__(self, key: Hashable) -> Value | None:
         if key not in self._old and key not in self._newcomers:
             return None
-        with self._lock:
+        with _lock:
             asks = self._asks.get(key, 0) + 1
             if key in self._newcomers and asks < ASKS:
                 self._asks[key] = asks
@@ -74,7 +75,7 @@ class LRUCache(dict[Any, Value]):
             return value
 
     def __setitem__(self, key: Hashable, value: Value) -> None:
-        with self._lock:
+        with _lock:
             is_kept = super().__contains__(key) or key in self._old or hash(key) in self._known_hashes
             self._taken(key)
             if is_kept:
@@ -102,7 +103,7 @@ class LRUCache(dict[Any, Value]):
         return new if old is None else old
 
     def pop(self, key: Hashable, default: Any = None) -> Any:
-        with self._lock:
+        with _lock:
             young, other = super().pop(key, None), self._taken(key)
             value = other if young is None else young
             return default if value is None else value
@@ -112,7 +113,7 @@ class LRUCache(dict[Any, Value]):
             raise KeyError(key)
 
     def clear(self) -> None:
-        with self._lock:
+        with _lock:
             super().clear()
             self._newcomers.clear()
             self._asks.clear()
@@ -121,7 +122,7 @@ class LRUCache(dict[Any, Value]):
 
     def items(self) -> ItemsView[Any, Value]:  # type: ignore[override]
         """The entries at this moment."""
-        with self._lock:
+        with _lock:
             return {**self._newcomers, **self._old, **dict(super().items())}.items()
 
     def keys(self) -> KeysView[Any]:  # type: ignore[override]

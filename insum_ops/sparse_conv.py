@@ -192,7 +192,8 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, facts = operands_of(kernel_map, *way)
-    return _Call(way.form[kind], shape, operands, LRUCache(CALLS), facts, awaits)
+    memory: Any = {} if torch.compiler.is_compiling() else LRUCache(CALLS)  # a tracer keeps nothing
+    return _Call(way.form[kind], shape, operands, memory, facts, awaits)
 
 
 class _Convolution(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, wraps
@@ -40,9 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @cache
-def _default_device(path: Path) -> str:
+def _default_device(path: Path) -> str | None:
     """Where a file's tests make their tensors: in a file that names no device, on the one that is tested."""
-    return "cpu" if "DEVICE" in path.read_text(encoding="utf-8") else DEVICE
+    return None if re.search("DEVICE|cuda", path.read_text(encoding="utf-8")) else DEVICE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,8 +61,9 @@ if DEVICE.startswith("cuda"):
 
     @pytest.fixture(autouse=True)
     def _on_the_device(request: pytest.FixtureRequest) -> Iterator[None]:
-        with torch.device(_default_device(request.path)):
-            yield
+        torch.set_default_device(_default_device(request.path))
+        yield
+        torch.set_default_device(None)
 
 
 @pytest.fixture(autouse=True)

@@ -123,6 +123,7 @@ def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
     assert chosen(problem) == sources(problem)[0]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_with_tuning_off_the_first_candidate_runs_that_can_be_built(problem, error, monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")

@@ -24,7 +24,10 @@ from insum_ops.nn import (
     SubMConv3d,
 )
 
-pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of steps, of which each is slow there")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of steps, of which each is slow there"),
+]
 
 STEPS = 40
 OBJECTS = 30  # a step: a plan and its key are as many, and without bounds each step below left from 300 to 3,000

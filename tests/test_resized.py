@@ -248,13 +248,6 @@ def test_a_mistake_beside_kin_is_still_told():
         insum(GATHER, X=X, E=E)
 
 
-def test_kin_do_not_fill_memory(monkeypatch):
-    monkeypatch.setattr(pipeline, "PLANS", 3)
-    for columns in range(1, 8):
-        gather(2001, columns)
-        assert len(pipeline._kins) <= 3
-
-
 @pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
     def call(rows):

@@ -10,6 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
+from .errors import FormatError
+from .guard import is_real
+
 __all__ = ["FixedKernel"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -30,6 +33,11 @@ class FixedKernel:
     def __call__(
         self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
+        if not all([is_real(tensor) for tensor in tensors]):
+            raise FormatError(
+                "voxels without memory have no kernel map, as under FakeTensorMode or while a program is traced; "
+                "call the layer once on real voxels first"
+            )
         if INTERPRETED:
             self.function[grid](*tensors, *numbers, *constants)
             return

@@ -64,6 +64,7 @@ def test_a_state_dict_of_another_pattern_size_is_refused():
     assert torch.equal(target.to_dense(), source.to_dense())
 
 
+@pytest.mark.cpu
 def test_a_model_made_without_memory_takes_the_patterns_of_a_state_dict():
     source = BlockSparseLinear(32, 48, 16, 1.0)
     target = BlockSparseLinear(32, 48, 16, 0.5, device="meta")
@@ -173,6 +174,7 @@ def test_a_parametrized_layer_loads_its_own_state():
 # memory without a pattern
 
 
+@pytest.mark.cpu
 def test_reset_parameters_draws_a_pattern_where_there_is_none():
     """A layer made on the meta device becomes what the same seed makes elsewhere."""
     for options in ({"density": 0.3}, {"density": 0.1, "allow_empty_rows": True}, {"density": 0.01}):
@@ -194,6 +196,7 @@ def test_reset_parameters_draws_a_pattern_where_there_is_none():
     assert layer.coords.shape == (2, 0)
 
 
+@pytest.mark.cpu
 def test_a_pattern_that_was_set_after_to_empty_stays():
     source = BlockSparseLinear(64, 64, 16, 0.25)
     for fill in (
@@ -244,6 +247,7 @@ def test_copies_and_pickles_work_and_share_nothing():
     assert torch.equal(layer(x), expected)
 
 
+@pytest.mark.cpu
 def test_it_follows_to_and_half_and_double():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
     x = torch.randn(3, 32)
@@ -256,6 +260,7 @@ def test_it_follows_to_and_half_and_double():
     assert_matches(layer(x.half()), x.half().double() @ dense_weight(layer).T + layer.bias.double())
 
 
+@pytest.mark.cpu
 def test_a_layer_on_the_meta_device_is_filled_by_a_state_dict():
     source = BlockSparseLinear(32, 48, 16, 0.5)
     layer = BlockSparseLinear(32, 48, 16, 0.5, device="meta")
@@ -266,6 +271,7 @@ def test_a_layer_on_the_meta_device_is_filled_by_a_state_dict():
     assert torch.equal(layer(x), source(x))
 
 
+@pytest.mark.cpu
 def test_another_parameter_may_take_the_weights_place():
     layer = BlockSparseLinear(32, 48, 16, 0.5, dtype=torch.float64)
     x = torch.randn(3, 32, dtype=torch.float64)
@@ -276,6 +282,7 @@ def test_another_parameter_may_take_the_weights_place():
     assert layer.weight.grad is not None
 
 
+@pytest.mark.cpu
 def test_a_pattern_written_over_itself_is_kept_and_another_one_refused():
     """As DistributedDataParallel writes it: at every step, mostly what was there."""
     layer = BlockSparseLinear(8, 8, 2, pattern=torch.eye(4, dtype=torch.bool), dtype=torch.float64)

@@ -92,6 +92,7 @@ def test_dtype_and_bias_are_as_asked(dtype):
 # from and to dense weights
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(64, 96), (50, 37)])
 def test_from_dense_keeps_the_largest_blocks(shape, dtype):
@@ -156,6 +157,7 @@ def test_a_share_may_be_a_number_of_numpy():
     assert BlockSparseLinear.from_dense(torch.ones(4, 4), 2, threshold=numpy.float64(9.0)).density == 0
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(64, 48), (50, 37)])
 def test_to_dense_and_to_linear(shape, bias):
@@ -185,6 +187,7 @@ def test_the_repr_shows_sizes_density_and_the_statement():
 # changing the pattern
 
 
+@pytest.mark.cpu
 def test_set_pattern_keeps_kept_blocks_and_starts_new_ones_at_zero():
     old = torch.tensor([[True, True, False], [False, True, True]])
     new = torch.tensor([[False, True, True], [True, True, False]])
@@ -222,6 +225,7 @@ def test_prune_keeps_the_largest_blocks_counting_only_what_is_in_the_matrix():
     assert torch.equal(layer.weight, same)
 
 
+@pytest.mark.cpu
 def test_a_layer_can_lose_and_regain_all_its_blocks():
     layer = BlockSparseLinear(8, 8, 2, 0.5, dtype=torch.float64)
     x = torch.randn(3, 8, dtype=torch.float64)
@@ -369,6 +373,7 @@ def test_a_loss_from_before_a_change_of_pattern_is_refused():
         assert x.grad is None
 
 
+@pytest.mark.cpu
 def test_a_pattern_changed_in_inference_mode_trains():
     layer, x = BlockSparseLinear(8, 8, 2, 0.5), torch.randn(3, 8)
     with torch.inference_mode():
@@ -448,12 +453,14 @@ CONSTRUCTOR = [
 ]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("options", "error", "words"), CONSTRUCTOR)
 def test_a_layer_that_can_not_be_is_refused(options, error, words):
     given = {"in_features": 100, "out_features": 48, "block_size": 16, **options}
     assert_says(error, words, lambda: BlockSparseLinear(**given))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("x", "error", "words"),
     [
@@ -582,11 +589,13 @@ FROM_DENSE = [
 ]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("options", "error", "words"), FROM_DENSE)
 def test_a_dense_weight_that_can_not_be_taken_is_refused(options, error, words):
     assert_says(error, words, lambda: BlockSparseLinear.from_dense(**{"dense": WEIGHT, "block_size": 16, **options}))
 
 
+@pytest.mark.cpu
 def test_a_change_that_can_not_be_made_changes_nothing():
     layer = BlockSparseLinear(32, 48, 16, 0.5)
     other = torch.optim.Adam([nn.Parameter(torch.ones(2))])

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 import wrapped_training
 from tolerances import TOLERANCE
@@ -16,6 +17,7 @@ VIEWS = "error:FSDP2-wrapped module:UserWarning"  # of outputs on which a hook m
 TIMEOUT = 300  # seconds; all cases take some twenty on two idle cores
 
 
+@pytest.mark.cpu
 def test_two_processes_train_as_one(tmp_path):
     """One test for all cases, so that no more than two processes are started, whoever runs it."""
     script = Path(wrapped_training.__file__)

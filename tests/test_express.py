@@ -313,18 +313,18 @@ def test_a_layers_buffers_that_are_replaced_are_read(lane):
 
 def outside(kind):
     """What is said of a column 9: by the format that it is a part of, or of an index tensor."""
-    if kind in ("layer", "format"):
+    if kind == "format":
         words = r"is 9; along dimension 1 it is -1 for padding, or at least 0 and less than 5$"
         return pytest.raises(FormatError, match=words)
     return pytest.raises(IndexRangeError, match=r"is 9, outside B dimension 0, which has size 5;")
 
 
-@pytest.mark.parametrize("kind", ["layer", "format", "raw", "beside"])
+@pytest.mark.parametrize("kind", ["format", "raw", "beside"])  # a layer refuses to be overwritten
 @pytest.mark.parametrize("how", ["in place", "data"])
 def test_coordinates_that_change_are_noticed(lane, kind, how):
     case, B = Case(kind, torch.eye(6, device=DEVICE)[:, :5]), drawn(5, 4)
     case.warm(lane, B)
-    columns = case.layer.AK if kind == "layer" else case.format.AK
+    columns = case.format.AK
     places = columns.clone()
     places[columns == 0] = 3
     if how == "data":
@@ -342,11 +342,11 @@ def test_coordinates_that_change_are_noticed(lane, kind, how):
         case(B)
 
 
-@pytest.mark.parametrize("kind", ["layer", "format", "raw", "beside"])
+@pytest.mark.parametrize("kind", ["format", "raw", "beside"])  # a layer refuses to be overwritten
 def test_coordinates_in_other_memory_are_checked(lane, kind):
     case, B = Case(kind), drawn(5, 4)
     case.warm(lane, B)
-    columns = case.layer.AK if kind == "layer" else case.format.AK
+    columns = case.format.AK
     columns.data = torch.where(columns == 3, 9, columns)
     with lane.avoided(), outside(kind):
         case(B)

@@ -266,6 +266,7 @@ def test_two_versions_share_a_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     assert cache_size(cache_dir())[0] == 2
 
 
+@pytest.mark.cpu
 def test_a_forked_child_computes_what_its_parent_does(folder: Path) -> None:
     E, X = torch.tensor([1, 0, 1]), torch.randn(3, 4)
     expected = torch.stack([X[1], X[0] + X[2]])

@@ -156,6 +156,7 @@ def test_what_is_frozen_stays_frozen():
     assert nn.from_spconv(layer).weight.shape == layer.weight.shape
 
 
+@pytest.mark.cpu
 def test_what_is_shared_stays_shared():
     act, conv = torch.nn.ReLU(), Convolution(3, (4, 4), 3, subm=True)
     tied = Convolution(3, (4, 4), 3, subm=True, bias=False)
@@ -360,6 +361,7 @@ def mmdet3d(monkeypatch):
     monkeypatch.setattr(nn.SparseModule, "_version", 2)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("channels", "kernel"), [((4, 8), 3), ((3, 3), 3), ((2, 5), 1), ((5, 5), (1, 3, 2))], ids=str)
 @pytest.mark.parametrize("make", [nn.SparseConv3d, nn.SubMConv3d])
 @pytest.mark.usefixtures("mmdet3d")

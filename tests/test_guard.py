@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.formats.errors import FormatError
 from insum_ops.formats.guard import is_real, may_keep
 
 NAMES = [
@@ -29,7 +30,7 @@ NAMES = [
 ]
 # What a tracer that comes first is refused, by torch or by us: numbers that fake tensors do not have (RuntimeError and
 # its kin), real tensors among fake ones (AssertionError), symbols as sizes (TypeError), a graph (UnsupportedError).
-REFUSED = (RuntimeError, AssertionError, TypeError, UnsupportedError)
+REFUSED = (RuntimeError, AssertionError, TypeError, UnsupportedError, FormatError)
 
 pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="kernels take no part in it")
 

@@ -9,8 +9,10 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from insum_ops.formats import launches, voxel_hash, voxel_pairs, voxel_tiles
+from insum_ops.formats.errors import FormatError
 from insum_ops.formats.launches import FixedKernel
 
 compiled_only = pytest.mark.skipif(launches.INTERPRETED, reason="the interpreter compiles nothing")
@@ -112,3 +114,16 @@ def test_a_kernel_is_compiled_once_and_gets_pointers_numbers_and_constants(monke
     kernel((3, 2), (first[1:], second), (7,), (27,))  # not aligned
     kernel((3, 2), (first, second), (2**31,), (27,))
     assert len(stub.built) == 3
+
+
+def test_tensors_without_memory_are_refused():
+    """Under FakeTensorMode a GPU's kernel would read and write wherever such a tensor claims to lie."""
+    kernel, tensors, numbers, constants = KERNELS["swap"]
+    with FakeTensorMode():
+        fake = [torch.zeros(8, dtype=torch.int32) for _ in range(tensors)]
+    with pytest.raises(FormatError) as refused:
+        kernel((1, 1), fake, [8] * numbers, constants)
+    assert str(refused.value) == (
+        "voxels without memory have no kernel map, as under FakeTensorMode or while a program is traced; "
+        "call the layer once on real voxels first"
+    )

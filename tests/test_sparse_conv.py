@@ -247,6 +247,7 @@ def test_four_axes_have_strides_and_padding_and_an_inverse(make):
     assert_matches(back(y).features, adjoint)  # with channels swapped, the inverse is the gradient of the inputs
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("layer", ["SubMConv2d", "SparseConv2d", "SparseConvTranspose2d"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -280,6 +281,7 @@ def test_deterministic_mode_computes_the_same():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.cpu
 def test_a_deterministic_weight_gradient_scatters_nothing(monkeypatch):
     """Long groups are summed, then the groups of each tap; as many tiles are kept as there are groups."""
     seen = []
@@ -326,6 +328,7 @@ def test_every_precision_is_as_near_as_it_can_be(dtype):
     assert_matches(y.features, picked(dense_result(x, layer), y.indices))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_under_autocast_layers_take_its_type_and_gradients_that_of_their_tensors(dtype):
     x = cloud(4, dtype=torch.float32)
@@ -364,6 +367,7 @@ def test_types_that_differ_are_promoted_whatever_the_kernel(kernel, groups, bias
         assert all(parameter.grad.dtype == parameter.dtype for parameter in layer.parameters())
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_under_autocast_a_layer_takes_its_type_but_for_float64(kernel, groups):
@@ -426,6 +430,7 @@ def test_a_nan_in_one_voxel_reaches_its_neighbours_alone():
     assert y.isnan().all(1).tolist() == [True, True, False, False]
 
 
+@pytest.mark.cpu
 def test_the_function_takes_any_map_and_gives_what_the_layer_gives():
     x = cloud(4)
     layer = nn.SparseConv3d(4, 6, 3, 2, 1).double()

@@ -97,6 +97,7 @@ def test_memory_is_freed_without_the_cycle_collector():
         gc.enable()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("make", [lambda: nn.SubMConv3d(4, 4, 3), lambda: nn.SparseConv3d(4, 4, 2, 2)])
 def test_indices_changed_in_place_get_another_map(make):
     x, layer = cloud(), make().double()
@@ -107,6 +108,7 @@ def test_indices_changed_in_place_get_another_map(make):
     assert torch.equal(layer(x).dense(), dense)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("make", [lambda: nn.SparseConv3d(4, 4, 2, 2), lambda: nn.SparseMaxPool3d(2)])
 def test_outputs_changed_in_place_are_made_again(make):
     x, layer = cloud(), make().double()
@@ -119,6 +121,7 @@ def test_outputs_changed_in_place_are_made_again(make):
     assert layer(x).indices is again.indices
 
 
+@pytest.mark.cpu
 def test_a_key_that_leads_to_outputs_changed_in_place_is_refused_and_its_inverse_is_not():
     x = cloud()
     down = nn.SparseConv3d(4, 4, 2, 2, indice_key="a").double()
@@ -138,6 +141,7 @@ def test_a_key_that_leads_to_outputs_changed_in_place_is_refused_and_its_inverse
         assert torch.equal(same(y).features, same(fresh).features), "changed before they were used"
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_takes_its_maps_along(copied):
     x = cloud()
@@ -218,6 +222,7 @@ def test_a_key_stands_for_one_layout_and_one_set_of_voxels():
     )
 
 
+@pytest.mark.cpu
 def test_equal_voxels_in_another_tensor_reuse_a_key():
     x = cloud()
     layer = nn.SubMConv3d(4, 4, 3, indice_key="a").double()
@@ -279,6 +284,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("call", "kind", "message"), MISTAKES, ids=[message[:40] for *_, message in MISTAKES])
 def test_a_mistake_is_named(call, kind, message):
     with pytest.raises(kind) as caught:

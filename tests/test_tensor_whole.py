@@ -187,6 +187,14 @@ def test_copies_and_pickles_know_nothing_yet():
         assert_matches(copied(*given), expected)
 
 
+def test_layouts_that_come_once_are_not_kept_for_ever():
+    ours = CASES["each"].built()
+    for rows in range(1, 11):
+        given, _ = operands(CASES["each"], ours, rows)
+        assert_matches(ours(*given), composed(ours, *given))
+    assert len(ours._product.plan.memory) < 10
+
+
 def test_alike_paths_whose_weights_are_equally_far_apart_share_a_statement():
     plan = CASES["apart"].built()._product.plan
     in_place, pieces = plan.each.pieces[True]

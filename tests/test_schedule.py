@@ -661,7 +661,7 @@ def test_what_is_held_on_chip_is_an_axis() -> None:
     plain = scheduled(own, "on-chip", use_dot=False)
     assert dict(plain.roles) == {"b": "grid", "s": "tile", "w": "tile", "p": "loop"}
     along = problem("Z[b,E[p]] += V[b,p]", {"E": positions(50), "V": values(256, 50)}, (256, 64))
-    assert dict(scheduled(along, "on-chip").roles) == {"b": "tile", "s": "tile", "p": "loop"}
+    assert dict(scheduled(along, "on-chip", use_dot=False).roles) == {"b": "tile", "s": "tile", "p": "loop"}
 
 
 def test_a_statement_without_tensors_has_tiles_too() -> None:

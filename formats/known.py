@@ -42,6 +42,7 @@ class Known:
     regrouped: dict[tuple[int, int | None], Regrouped] = field(default_factory=dict)
     walks: dict[tuple[int, int], Walk] = field(default_factory=dict)  # by the dimension of rows, and rows to a set
     memory: LRUCache[Any] = field(default_factory=_memory)  # how they run: the compiler's own
+    shares: dict[torch.dtype, Tensor] = field(default_factory=dict)  # 1 / how many entries each row of a matrix holds
     transposed: dict[frozenset[int], Known] = field(default_factory=dict)
     refusal: str = ""  # what to tell who has overwritten the coordinates; "": they may change
     successor: ClassVar[Known | None] = None  # of one whose coordinates have changed: what is known of them since

@@ -180,14 +180,14 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
     Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
     """
     dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
-    memory = form.known.memory  # `form.memory`, for a tracer too
-    shares: Tensor | None = memory.get(("shares", dtype))
+    known = form.known
+    shares = known.shares.get(dtype)
     if shares is None:
         with outside_transforms():
             counts = _entry_counts(form).to(dtype)
             shares = torch.where(counts > 0, 1 / counts, 0)
         if may_keep(shares):
-            memory["shares", dtype] = shares
+            known.shares[dtype] = shares
     return shares
 
 

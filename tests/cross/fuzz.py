@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import re
@@ -60,6 +61,7 @@ TOLD_EACH = 50  # statements
 SIZES = (1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 65, 128, 130, 256, 300)
 LONG = (1000, 4096, 5000, 70_000)  # of a first dimension, which varies from call to call
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float32, torch.float64)
+LARGEST_TENSOR = 2**40  # elements: no GPU holds more, and torch does not count them
 MOST_NUMBERS = 48  # of tables that a source may hold
 PATTERNS = (  # that random statements seldom have: dots of every kind, sums that programs share, chains, maxima
     "C[i,j] += A[i,k] * B[k,j]",
@@ -184,6 +186,8 @@ def _enlarged(
     shapes = _sizes(statement, random)
     size = shapes.pop("")
     if statement.output.name in shapes and statement.output.name not in dtypes:
+        return None
+    if max(map(math.prod, shapes.values()), default=0) > LARGEST_TENSOR:
         return None
     one = random.choice(FLOATS)
     is_mixed = random.random() < 0.15 and bool(dtypes)

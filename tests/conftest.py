@@ -85,7 +85,9 @@ def _nan_in_fresh_memory() -> Iterator[None]:
         @wraps(make)
         def make_filled(*args: object, **kwargs: object) -> Tensor:
             tensor = make(*args, **kwargs)
-            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+            if tensor.is_floating_point():
+                tensor.detach().fill_(float("nan"))
+            return tensor
 
         return make_filled
 

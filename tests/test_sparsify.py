@@ -21,6 +21,7 @@ def reasons(result: Sparsified) -> dict[str, str]:
     return {layer.name: layer.skipped for layer in result.layers}
 
 
+@pytest.mark.cpu
 def test_linear_layers_become_block_sparse_in_place_with_their_largest_blocks():
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Sequential(nn.Linear(48, 64, bias=False)))
     dense = [model[0].weight.detach().clone(), model[2][0].weight.detach().clone()]
@@ -171,6 +172,7 @@ def test_nothing_that_was_added_to_a_layer_is_lost():
     assert model["attribute"].scale == 5
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_the_layers_of_a_compiled_model_are_swapped_for_its_next_call():
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU()).double()

@@ -63,6 +63,7 @@ def test_gradients_are_those_of_the_statements(name, wanted):
             assert_matches(one, reference)
 
 
+@pytest.mark.cpu
 @pytest.mark.skipif(IS_INTERPRETED, reason="thousands of products")
 @pytest.mark.parametrize("name", ["edges, small", "modes"])
 def test_gradients_of_first_and_second_order(name):

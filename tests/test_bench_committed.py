@@ -22,7 +22,7 @@ RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 GRAPHS = ("cora", "pubmed", "PROTEINS", "DD", "REDDIT-BINARY", "blogcatalog3", "fb-Cornell5", "ogbl-ddi", "gowalla-bip")
 CLOUDS = ("kitti_000000", "pcl_room_scan1", "s3dis_room", "scannet_scene0000", "spconv_benchmark")
 # rows that a GPU should have and the committed run has not: take out what a new run adds, and add nothing
-LACKING: set[str] = {"test_roof.py::test_copy"}
+LACKING: set[str] = set()
 # cases that skip themselves on a GPU, or whose peer does
 SKIPPED = (
     r"test_structured_spmm\[.*-torch\.sparse\]",

@@ -484,6 +484,14 @@ nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
 nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
     C[i] = 0b1 *
                 ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = 1e+3 *
+                 ^
+
+nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
+    C[i] = 1E-3 *
+                 ^
 """
 )
 

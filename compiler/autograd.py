@@ -2,72 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..lru_cache import LRUCache
 from .carried import as_memory, owned
-from .express import again, look_up
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
 from .one_by_one import one_by_one
 from .op import run_plain, run_plain_with_winners
 from .pipeline import has_kernels
-from .ready import (
+from .recipes import grouping, recipe_for
+from .runtime.plan_cache import planned
+from .runtime.torch_state import (
+    PLAIN,
     as_autocast,
     followed,
-    in_order,
     is_free,
     is_transformed,
     is_watched,
     may_autocast,
-    remember,
-    remember_sparse,
     wants_gradient,
 )
-from .ready_call import PlainCall, SparseCall
-from .recipes import grouping, recipe_for
 from .sparse import SparseFormat, check_pattern, fact_tensors, is_sparse, pattern_of
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 from .walks import walked
 
-__all__ = ["evaluate", "evaluate_anew", "grouped", "recall"]
+__all__ = ["evaluate", "evaluate_anew", "gradients", "grouped"]
 
 Operand = Any  # a Tensor or a SparseFormat
+PARAMETERS = 5  # of an autograd function before the tensors
+NONE = (None,) * PARAMETERS  # their gradients
+PLANS = 4096  # of calls over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
+
+_plans: LRUCache[Any] = LRUCache(PLANS)
 
 
-def evaluate(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None = None) -> Tensor:
-    """A statement over tensors and at most one sparse format, differentiable in all of them."""
-    known = recall(expr, operands, size)
-    return evaluate_anew(expr, operands, size) if known is None else known
+def _unchecked(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Sequence[int] | None:
+    return size
 
 
-def recall(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor | None:
-    """The result of a call like one before, without a second look at it; None: it has to be worked out."""
-    if torch.compiler.is_compiling() or not isinstance(expr, str):
-        return None
+def evaluate(
+    expr: str,
+    operands: Mapping[str, Operand],
+    size: Sequence[int] | None = None,
+    check: Callable[..., Sequence[int] | None] = _unchecked,
+) -> Tensor:
+    """Return the value of a statement over tensors and at most one sparse format, differentiable in all of them.
+
+    A call like one before is replayed from its launch plan. Any other goes to `evaluate_anew`; `check` looks at its
+    operands first, and returns the size as whole numbers.
+    """
+    if torch.compiler.is_compiling():
+        return evaluate_anew(expr, operands, check(expr, operands, size))
     try:
-        memory, marks, form, tensors = in_order(expr, operands, size)
+        cache, marks, form, tensors, numbers = _arguments(expr, operands, size)
         learns = wants_gradient(tensors)
-    except (AttributeError, TypeError):  # no tensor, no size: others say so
-        return None
-    if not learns:
-        _, call, result = again(memory, marks, tensors, tensors)
-        if result is not None or call is None:
-            return result
-        return call.anew(tensors) if form is None else call.anew(form, tensors)  # type: ignore[no-any-return]
-    call = look_up(memory, marks, tensors)[1] if is_free() else None
-    if call is None or not call.is_sum:
-        return None
+    except (AttributeError, TypeError):  # no tensor, no size: `check` says so
+        return evaluate_anew(expr, operands, check(expr, operands, size))
+    if learns:
+        size = check(expr, operands, size)
+        if not is_free() or not is_sum(expr):
+            return evaluate_anew(expr, operands, size)
+        if form is None:
+            return _Plain.apply(expr, ",".join(operands), size, "", [], *tensors)  # type: ignore[no-any-return]
+        name = next(name for name, operand in operands.items() if operand is form)
+        dense = [tensor for tensor, operand in zip(tensors, operands.values()) if operand is not form]
+        return _Sparse.apply(expr, name, form, size, tuple(operands), form.values, *dense)  # type: ignore[no-any-return]
+
+    def anew(*_: Tensor) -> Tensor:
+        return evaluate_anew(expr, operands, check(expr, operands, size))
+
     if form is None:
-        return _Plain.apply(expr, ",".join(operands), size, "", [], call, *tensors)  # type: ignore[no-any-return]
-    dense = {name: operand for name, operand in operands.items() if operand is not form}
-    return _Sparse.apply(expr, call.name, form, size, tuple(operands), call, form.values, *dense.values())  # type: ignore[no-any-return]
+        return planned(cache, marks, anew, tensors, numbers, varies=True)  # type: ignore[no-any-return]
+    return planned(cache, marks, anew, tensors, numbers, owned=form.coords)  # type: ignore[no-any-return]
+
+
+def _arguments(
+    expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
+) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor], tuple[int, ...]]:
+    """Return where the plans of a call are kept and by what; its format, its tensors and its size.
+
+    The tensors are the operands in the caller's order, a format's values in its place.
+    """
+    form: SparseFormat | None = None
+    place = -1
+    tensors: list[Tensor] = []
+    for operand in operands.values():
+        if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
+            # the values are asked each time: a Parameter stays the same object when its dtype or device changes
+            form, place, operand = operand, len(tensors), operand.values
+        tensors.append(operand)
+    numbers = None if size is None else _whole_numbers(size)
+    if form is None:
+        marks = expr, numbers is None, torch.get_default_dtype(), *operands
+        return _plans, marks, None, tensors, numbers or ()
+    return form.memory, (expr, numbers is None, place, *operands), form, tensors, numbers or ()
+
+
+def _whole_numbers(size: object) -> tuple[int, ...]:
+    """Return a size as integers: what equals one, such as 3.0 or True, is refused all the same."""
+    if type(size) is tuple:
+        for extent in size:
+            if type(extent) is not int:
+                break
+        else:
+            return size
+    if not isinstance(size, (tuple, list)):
+        raise TypeError
+    return tuple(map(index, size))
 
 
 def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
-    """`evaluate` for a call that is not remembered."""
+    """Evaluate a statement without a plan, however torch follows, casts or transforms the call."""
     if (torch.compiler.is_compiling() or may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
         if torch.is_autocast_enabled(kind):
@@ -81,10 +131,7 @@ def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if sparse:
         return _evaluate_sparse(expr, operands, sparse, size)
-    result = _evaluate_plain(expr, operands, size)
-    if not is_watched():
-        remember(expr, operands, size)
-    return result
+    return _evaluate_plain(expr, operands, size)
 
 
 def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
@@ -107,7 +154,7 @@ def _evaluate_plain(
         return transformed(_evaluate_plain, expr, names, size, values, fact, list(facts))
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         function = _Plain if is_sum(expr) else _Extremum
-        return function.apply(expr, names, size, fact, list(facts), None, *values)  # type: ignore[no-any-return]
+        return function.apply(expr, names, size, fact, list(facts), *values)  # type: ignore[no-any-return]
     return run_plain(expr, names, size, values, fact, list(facts))
 
 
@@ -116,23 +163,26 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        expr: str,
-        names: str,
-        size: Sequence[int] | None,
-        fact: str,
-        facts: list[Tensor],
-        call: PlainCall | None,
-        *tensors: Tensor,
+        ctx: Any, expr: str, names: str, size: Sequence[int] | None, fact: str, facts: list[Tensor], *tensors: Tensor
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        return owned(run_plain(expr, names, size, list(tensors), fact, facts) if call is None else call(tensors))
+        if fact or torch.compiler.is_compiling():
+            return owned(run_plain(expr, names, size, list(tensors), fact, facts))
+        return owned(evaluate(expr, dict(zip(names.split(","), tensors)), size))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        return _gradients(ctx, dict(zip(ctx.names.split(","), ctx.saved_tensors)), upstream)
+        wanted, names = ctx.needs_input_grad[PARAMETERS:], ctx.names.split(",")
+
+        def gradients(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            return _gradients(ctx.expr, names, wanted, dict(zip(names, tensors)), upstream)
+
+        tensors = (upstream, *ctx.saved_tensors)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return *NONE, *gradients(*tensors)
+        return *NONE, *planned(_plans, ("gradients", ctx.expr, ctx.names, wanted), gradients, tensors, varies=True)
 
 
 class _Extremum(torch.autograd.Function):
@@ -146,7 +196,6 @@ class _Extremum(torch.autograd.Function):
         size: Sequence[int] | None,
         fact: str,
         facts: list[Tensor],
-        call: PlainCall | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
@@ -158,17 +207,22 @@ class _Extremum(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         won, *saved = ctx.saved_tensors
-        tensors = dict(zip(ctx.names.split(","), saved))
-        return _gradients(ctx, {**tensors, **winner_places(ctx.expr, won, tensors)}, upstream)
+        names = ctx.names.split(",")
+        tensors = dict(zip(names, saved))
+        operands = {**tensors, **winner_places(ctx.expr, won, tensors)}
+        return *NONE, *_gradients(ctx.expr, names, ctx.needs_input_grad[PARAMETERS:], operands, upstream)
 
 
-def _gradients(ctx: Any, operands: Mapping[str, Tensor], upstream: Tensor) -> Any:
-    wanted = ctx.needs_input_grad[6:]
-    grads = [
-        gradient_of(evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
-        for at, name in enumerate(ctx.names.split(","))
-    ]
-    return None, None, None, None, None, None, *grads
+def _gradients(
+    expr: str, names: Sequence[str], wanted: Sequence[bool], operands: Mapping[str, Tensor], upstream: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each tensor that is wanted; None for the others."""
+    return tuple(
+        [
+            gradient_of(evaluate, expr, name, operands, upstream) if is_wanted else None
+            for name, is_wanted in zip(names, wanted)
+        ]
+    )
 
 
 def _evaluate_sparse(
@@ -184,14 +238,11 @@ def _evaluate_sparse(
             return transformed_sparse(evaluate, expr, name, form, size, dense)
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1 and not is_transformed()
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and is_sum(expr):
-        return _Sparse.apply(expr, name, form, size, tuple(operands), None, form.values, *dense.values())  # type: ignore[no-any-return]
+        return _Sparse.apply(expr, name, form, size, tuple(operands), form.values, *dense.values())  # type: ignore[no-any-return]
     form = grouped(expr, size, name, form, group_dim, dense)
     how = recipe_for(expr, size, name, form, dense)
     tensors, facts = how.tensors(form, dense), fact_tensors(form.facts) if how.fact else []
-    result = how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
-    if not is_watched():
-        remember_sparse(expr, operands, size, form.group_dim, how, tensors, facts)
-    return result
+    return how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
 
 
 def grouped(
@@ -219,24 +270,41 @@ class _Sparse(torch.autograd.Function):
         form: SparseFormat,
         size: Sequence[int] | None,
         names: tuple[str, ...],
-        call: SparseCall | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.name, ctx.form, ctx.pattern = expr, name, form, pattern_of(form)
         ctx.names = [other for other in names if other != name]
         ctx.save_for_backward(*tensors)
         dense = dict(zip(ctx.names, tensors[1:]))
-        known = None if call is None else call(form, [dense.get(other, tensors[0]) for other in names])
-        if known is None:  # in the caller's order, by which the call is remembered
-            known = evaluate(expr, {other: dense.get(other, form) for other in names}, size)
-        return owned(known)
+        return owned(evaluate(expr, {other: dense.get(other, form) for other in names}, size))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.pattern, ctx.name)
-        values, *rest = ctx.saved_tensors
-        form = ctx.form if ctx.form.values is values else ctx.form.with_values(values)
-        wanted = ctx.needs_input_grad[6:]
-        grads = gradients_of(evaluate, ctx.expr, ctx.name, form, dict(zip(ctx.names, rest)), upstream, wanted)
-        return None, None, None, None, None, None, *grads
+        form, wanted = ctx.form, ctx.needs_input_grad[PARAMETERS:]
+        return *NONE, *gradients(ctx.expr, ctx.name, form, ctx.names, ctx.saved_tensors, upstream, wanted)
+
+
+def gradients(
+    expr: str,
+    name: str,
+    form: SparseFormat,
+    names: Sequence[str],
+    saved: Sequence[Tensor],
+    upstream: Tensor,
+    wanted: Sequence[bool],
+) -> Sequence[Tensor | None]:
+    """Return the gradients of a format's values and of the dense tensors `names`, those that are wanted.
+
+    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan.
+    """
+
+    def run(upstream: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
+        own = form if form.values is values else form.with_values(values)
+        return tuple(gradients_of(evaluate, expr, name, own, dict(zip(names, dense)), upstream, tuple(wanted)))
+
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return run(upstream, *saved)
+    marks = "gradients", expr, name, *names, *wanted
+    return planned(form.memory, marks, run, (upstream, *saved), owned=form.coords)  # type: ignore[no-any-return]

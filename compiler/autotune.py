@@ -22,7 +22,7 @@ from .launch import INTERPRETED, Launcher, on_device, reason_of
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .settings import tuning_mode
 
-__all__ = ["HOST", "Timing", "alike", "alike_at", "choose", "fastest", "recall", "refusals", "tune"]
+__all__ = ["HOST", "Timing", "alike", "choose", "fastest", "recall", "refusals", "tune"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
@@ -73,11 +73,6 @@ def alike(kin: object, bound: Bound, fact: str) -> Launcher | None:
     """The launcher that was chosen for an equal `kin`, resized."""
     known = _launchers.get(kin)
     return None if known is None else resize(known, bound, fact)
-
-
-def alike_at(kin: object) -> Launcher | None:
-    """The same at the sizes for which it was chosen."""
-    return _launchers.get(kin)
 
 
 def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], kin: object = None) -> Launcher:

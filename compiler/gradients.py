@@ -13,9 +13,8 @@ from .op import run_plain
 from .parse import parse
 from .pipeline import has_kernels, ways_of
 from .ranges import remember_range
-from .ready import find, find_backward, find_values_gradient, remember_backward, remember_values_gradient
-from .ready_call import Backward, SparseCall
 from .recipes import recipe_for
+from .runtime.torch_state import is_watched
 from .scatter import written_once
 from .schedule import NARROW
 from .sparse import Recipe, SparseFormat
@@ -101,22 +100,14 @@ def values_gradient(
     evaluate: Evaluate, expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
 ) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
-    key, known = find_values_gradient(expr, form, dense, upstream)
-    if known is not None:
-        return _as_type(known({**dense, known.upstream: upstream}), form.values.dtype)
     size = tuple(form.values.shape)
-    sampled = None if key is None else _side_by_side(expr, name, form, dense, upstream)
+    may_run = not is_watched() and not torch.is_grad_enabled()
+    sampled = _side_by_side(expr, name, form, dense, upstream) if may_run else None
     if sampled is None:
         sampled = _sampled(expr, name, form, dense, upstream)
-        result = evaluate(sampled.text, sampled.tensors, size)
-    else:
-        names, tensors = ",".join(sampled.tensors), list(sampled.tensors.values())
-        result = run_plain(sampled.text, names, size, tensors, sampled.fact, [])
-    if key is not None:
-        operands = {**dense, sampled.upstream: upstream}
-        how, tensors_of = sampled.how, sampled.tensors
-        remember_values_gradient(key, form, sampled.text, how, tensors_of, sampled.upstream, operands, sampled.fact)
-    return _as_type(result, form.values.dtype)
+        return _as_type(evaluate(sampled.text, sampled.tensors, size), form.values.dtype)
+    names, tensors = ",".join(sampled.tensors), list(sampled.tensors.values())
+    return _as_type(run_plain(sampled.text, names, size, tensors, sampled.fact, []), form.values.dtype)
 
 
 class _Sampled(NamedTuple):
@@ -167,50 +158,13 @@ def gradients_of(
     wanted: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """d loss / d values of the format `name`, then d loss / d each dense tensor; None where it is not wanted."""
-    key, known = find_backward(expr, form, dense, upstream, wanted)
-    found = None if known is None else known(form, dense, upstream)
-    if found is not None:
-        return found
     d_values = values_gradient(evaluate, expr, name, form, dense, upstream) if wanted[0] else None
     operands = {name: form, **dense}
     grads = [
         gradient_of(evaluate, expr, other, operands, upstream) if is_wanted else None
         for other, is_wanted in zip(dense, wanted[1:])
     ]
-    if key is not None:
-        backward = _backward(expr, name, form, dense, upstream, wanted)
-        if backward is not None:
-            remember_backward(key, form, backward)
     return [d_values, *grads]
-
-
-def _backward(
-    expr: str,
-    name: str,
-    form: SparseFormat,
-    dense: Mapping[str, Tensor],
-    upstream: Tensor,
-    wanted: tuple[bool, ...],
-) -> Backward | None:
-    """The calls that gave the gradients, found again; None: one of them is no single call."""
-    values = find_values_gradient(expr, form, dense, upstream)[1] if wanted[0] else None
-    if wanted[0] and values is None:
-        return None
-    operands, calls = {name: form, **dense}, list[tuple[SparseCall | None, str] | None]()
-    for other, is_wanted in zip(dense, wanted[1:]):
-        parts, is_seed = _terms(expr, other) if is_wanted else ((), False)
-        if not is_wanted or (is_seed and not parts):
-            calls.append((None, "") if is_wanted else None)
-            continue
-        if is_seed or len(parts) != 1:
-            return None
-        derived, upstream_as, others = parts[0]
-        needed = {upstream_as: upstream, **{key: operands[key] for key in others}}
-        found = find(derived, needed, tuple(dense[other].shape))
-        if found is None or found[1] is None:
-            return None
-        calls.append((found[0], upstream_as))
-    return Backward(values, calls, (form.values.dtype, *[tensor.dtype for tensor in dense.values()]))
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

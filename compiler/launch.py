@@ -28,6 +28,8 @@ from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
 from .ir import Statement
 from .kernel import NUMBERS, Kernel, Parameter
+from .runtime.recording import active
+from .runtime.torch_state import is_capturing
 from .schedule import Schedule
 
 __all__ = [
@@ -35,7 +37,6 @@ __all__ = [
     "SEVERAL_GPUS",
     "TRITON_VERSION",
     "Launcher",
-    "is_capturing",
     "launcher",
     "load",
     "misaligned",
@@ -51,8 +52,6 @@ SMALL = 8 * 2**20
 FACTS = ("pointers", "order", "is_shared", "rows_to_zero")  # as they arrive after the tensors; some know the first two
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
-# whether calls are recorded into a CUDA graph; asked at every call, so without the Python function around it
-is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
 
 # What Triton raises where it can't build a kernel: its own classes, among them those for too much shared memory and for
@@ -118,7 +117,7 @@ class Launcher:
     sum_dtype: torch.dtype
     order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, *winners, output)
     numbers: tuple[int, ...]  # extents and strides, fixed for this launcher
-    programs: int
+    grid: tuple[tuple[int, int], ...]  # (extent, block) of each axis that programs are laid out along
     scatter_dim: int  # the scattered dimension of the output
     seed: int  # the output tensor's number among the tensors, -1 without a seed
     wants_winners: bool = False  # a second result: where each of a max's or min's winners is
@@ -130,10 +129,16 @@ class Launcher:
     captured: Launcher | None = None
 
     def __post_init__(self) -> None:
+        self.programs = self.kernel.parts * math.prod([-(-extent // block) for extent, block in self.grid])
+        if self.programs >= LARGEST_GRID:
+            raise UnsupportedError(
+                f"{self.bound.statement} needs {self.programs} programs, more than one launch can have"
+            )
         self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
         # what sums start from could be the output itself
         self.adds_in_place = self.bound.is_seeded and self.schedule.strategy == "atomic" and not self.is_wide
-        self.is_alone = self.is_covered and not self.wants_winners  # all it takes is memory for one output
+        # all it takes is memory for one output, which may be a part of another tensor
+        self.can_be_placed = self.is_covered and not self.wants_winners and not self.is_wide
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
         self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
@@ -146,27 +151,15 @@ class Launcher:
 
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
         """The same kernel for tensors of other lengths and equal strides."""
-        programs, numbers = self.at(extents)
-        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners, self.refused
-        return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, programs, *same)
-
-    def at(self, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
-        """How many programs other lengths take, and which numbers."""
         numbers = tuple(
             [
                 extents[number.name] if number.kind == "extent" else own
                 for number, own in zip(self.kernel.numbers, self.numbers)
             ]
         )
-        return _programs(self.kernel, extents, self.bound), numbers
-
-    def once(self, size: tuple[int, ...], extents: Mapping[str, int], tensors: Sequence[Tensor]) -> Tensor:
-        """The result of a kernel that is plain for tensors of other lengths, with nothing kept for the next time."""
-        output = torch.empty_strided(size, row_major(size), dtype=self.sum_dtype, device=self.device)
-        if not self.is_covered:
-            output.zero_()
-        self.launch((*tensors, output), *self.at(extents))
-        return output
+        same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners, self.refused
+        grid = _grid(self.kernel, extents)
+        return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, grid, *same)
 
     def placed(self, strides: tuple[int, ...]) -> Launcher | None:
         """The same kernel for an output that is a part of a larger tensor; None: its source has a stride in it."""
@@ -179,27 +172,16 @@ class Launcher:
                 return None
         # Triton specialises on strides
         runners = self.placed_runners.setdefault(strides, {})
-        same = self.order, tuple(numbers), self.programs, self.scatter_dim, self.seed, self.wants_winners, runners
+        same = self.order, tuple(numbers), self.grid, self.scatter_dim, self.seed, self.wants_winners, runners
         return Launcher(self.bound, self.schedule, self.kernel, self.sum_dtype, *same)
 
-    def into(
-        self, size: tuple[int, ...], strides: tuple[int, ...], tensors: Sequence[Tensor], facts: Sequence[Tensor]
-    ) -> Tensor | None:
-        """The result of a kernel that is plain, in a shape of the caller's choice with as many elements.
-
-        None: what is captured instead of it takes more, as a copy of what sums start from, in its own shape.
-        """
-        if self.captured is not None and is_capturing():
-            return self.captured.into(size, strides, tensors, facts) if self.captured.is_plain else None
-        output = torch.empty_strided(size, strides, dtype=self.sum_dtype, device=self.device)
-        if not self.is_covered:
-            output.zero_()
-        self.launch((*tensors, *facts, output))
-        return output
-
     def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor | tuple[Tensor, Tensor]:
-        if self.captured is not None and is_capturing():
-            return self.captured(tensors, facts)
+        if self.captured is not None:
+            if is_capturing():
+                return self.captured(tensors, facts)
+            recording = active()
+            if recording is not None:
+                recording.is_for_eager_calls = True
         if self.is_covered:
             output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
         else:
@@ -228,8 +210,8 @@ class Launcher:
         winners = torch.empty(self.bound.size, dtype=self.bound.winner_dtype, device=self.bound.device)
         return winners if self.schedule.covers_output else winners.fill_(-1)
 
-    def launch(self, pool: Sequence[Tensor], programs: int = 0, numbers: tuple[int, ...] | None = None) -> None:
-        programs, numbers = (self.programs, self.numbers) if numbers is None else (programs, numbers)
+    def launch(self, pool: Sequence[Tensor]) -> None:
+        """Run the kernel on `pool`: the tensors, the facts, the winners if it stores them, and the output."""
         # Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here
         pointers: list[Any] = [pool[position].data_ptr() for position in self.order]
         bits = 0
@@ -240,22 +222,27 @@ class Launcher:
         if runner is None:
             runner = self.built(unaligned, [pool[position] for position in self.order])
         if runner is None:
-            self.launch_aligned(unaligned, pool, programs, numbers)
+            self.launch_aligned(unaligned, pool)
             return
+        recording = active()
+        if recording is not None:
+            given = [pool[position] for position in self.order]
+            writes = [pool[-1], *([pool[-2]] if self.wants_winners else [])]
+            recording.launch(self.runners, unaligned, self.grid, self.kernel.parts, given, self.numbers, writes)
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
-        arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *numbers]
+        arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *self.numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):
-                runner(programs, arguments)
+                runner(self.programs, arguments)
         else:
-            runner(programs, arguments)
+            runner(self.programs, arguments)
 
-    def launch_aligned(self, unaligned: int, pool: Sequence[Tensor], programs: int, numbers: tuple[int, ...]) -> None:
+    def launch_aligned(self, unaligned: int, pool: Sequence[Tensor]) -> None:
         """The same by a kernel that could be built for other pointers: what it takes to be aligned is copied."""
         known = next(iter(self.runners))
         places = {place % len(pool) for at, place in enumerate(self.order) if (unaligned & ~known) >> at & 1}
         copies = [_moved(tensor) if at in places else tensor for at, tensor in enumerate(pool)]
-        self.launch(copies, programs, numbers)
+        self.launch(copies)
         for at in places:
             if at == len(pool) - 1 or (self.wants_winners and at == len(pool) - 2):  # what the kernel writes
                 pool[at].copy_(copies[at])
@@ -334,19 +321,14 @@ def launcher(
         schedule.extents[number.name] if number.kind == "extent" else strides[number.name][number.dim]
         for number in kernel.numbers
     )
-    programs = _programs(kernel, schedule.extents, bound)
+    grid = _grid(kernel, schedule.extents)
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    facts = order, numbers, programs, bound.statement.scatter_dim, seed, wants_winners
+    facts = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
     return Launcher(bound, schedule, kernel, sum_dtype, *facts)
 
 
-def _programs(kernel: Kernel, extents: Mapping[str, int], bound: Bound) -> int:
-    programs = kernel.parts
-    for name, block in kernel.grid:
-        programs *= -(-extents[name] // block)
-    if programs >= LARGEST_GRID:
-        raise UnsupportedError(f"{bound.statement} needs {programs} programs, more than one launch can have")
-    return programs
+def _grid(kernel: Kernel, extents: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    return tuple([(extents[name], block) for name, block in kernel.grid])
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

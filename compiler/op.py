@@ -17,7 +17,7 @@ from .bind import bind
 from .errors import UnsupportedError
 from .parse import parse
 from .pipeline import run, run_with_winners
-from .ready import PLAIN, is_watched
+from .runtime.torch_state import PLAIN, is_watched
 from .scatter import tensors_of
 
 __all__ = ["batch_call", "call", "call_with_winners", "run_plain", "run_plain_with_winners"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..lru_cache import LRUCache
-from .autotune import Timing, alike, alike_at, choose
+from .autotune import Timing, alike, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
@@ -20,37 +20,32 @@ from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
-from .launch import INTERPRETED, is_capturing
+from .launch import INTERPRETED, Launcher
 from .lower import placeholders, program_for
 from .parse import parse
 from .problem import Candidate, Problem, candidates, is_uneven, rough
 from .ranges import check_ranges, remembered_range, segment_lengths
+from .runtime.plan import EPOCH
+from .runtime.recording import active, paused
+from .runtime.torch_state import HALF, is_capturing, is_deterministic, may_round_sums, rounds_float32
 from .scatter import strategies
-from .schedule import resized_extents
-from .settings import rounds_float32, tuning_mode
+from .settings import tuning_mode
 
 __all__ = [
     "Plan",
     "has_kernels",
-    "may_round_sums",
     "plan_for",
     "problem_for",
     "run",
-    "run_alike",
+    "run_in_place",
     "run_with_winners",
     "tune",
-    "uses_tensor_cores",
     "ways_of",
 ]
 
 PLANS = 2048  # kept, of about 5 kB each
 KINS = 1024  # kept, of about 3 kB each
-HALF = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
-
-# torch.backends.cuda.matmul.allow_*_reduced_precision_reduction, without the Python around them
-_fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
-_bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 
 _plans: LRUCache[Plan] = LRUCache(PLANS)
 _kins: LRUCache[Kin] = LRUCache(KINS)
@@ -69,6 +64,40 @@ def run_with_winners(
 ) -> tuple[Tensor, Tensor]:
     """The same for a `max` or `min`, and for each output element the position of the product that won; -1: none."""
     return plan_for(expr, names, size, tensors, fact, True)(tensors, facts)  # type: ignore[return-value]
+
+
+def run_in_place(
+    expr: str,
+    names: str,
+    size: tuple[int, ...],
+    tensors: list[Tensor],
+    fact: str,
+    facts: list[Tensor],
+    total: Tensor | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
+    """Evaluate a statement into memory of the caller's, where a kernel can; the result tells where it is.
+
+    `total` is the output tensor among `tensors`, which the caller gives away: a kernel that adds atomically adds to it
+    where it is, any other makes a new tensor. `place` may be a part of a larger tensor, of less than 2**31 bytes: a
+    kernel that writes all of its output writes it there; what another one makes is copied.
+    """
+    plan = plan_for(expr, names, size, tensors, fact)
+    runner: Any = plan.runner_of(tensors, facts)
+    adds = total is not None and type(runner) is Launcher and runner.adds_in_place
+    if total is not None and adds and total.stride() == runner.strides:
+        runner.launch((*tensors, *facts, total))
+        return total
+    if place is None:
+        return runner(tensors, facts)  # type: ignore[no-any-return]
+    placed = runner.placed(place.stride()) if type(runner) is Launcher and runner.can_be_placed else None
+    if placed is not None:
+        try:
+            placed.launch((*tensors, *facts, place))
+            return place
+        except UnsupportedError:  # for an output that lies like this it can't be built
+            pass
+    return place.copy_(runner(tensors, facts))
 
 
 def ways_of(
@@ -101,42 +130,15 @@ def plan_for(
     return plan
 
 
-def run_alike(expr: str, names: str, size: tuple[int, ...], tensors: list[Tensor]) -> Tensor | None:
-    """`run` by a kernel that ran for tensors of other lengths, which are known to fit; None: there is none."""
-    kin = _kins.get(_rougher(_call(expr, names, "", False), tensors))
-    if kin is None or not kin.statement.is_sum:
-        return None
-    padded: tuple[bool, ...] = ()
-    for number, into, dim in kin.pointed:
-        low, high = remembered_range(tensors[number])
-        if high >= (size if into < 0 else tensors[into].shape)[dim]:
-            return None  # and others say so
-        padded += (low < 0,)
-    dtype = kin.kinds.dtype
-    variant = (padded, may_round_sums(dtype)) if dtype in HALF else padded
-    known = alike_at(_variant_kin(kin, variant, size))
-    if known is None or not known.is_plain or (known.captured is not None and is_capturing()):
-        return None
-    extents = {name: (size if number < 0 else tensors[number].shape)[dim] for name, number, dim in kin.lengths}
-    return known.once(size, resized_extents(known.schedule, extents), tensors)
-
-
 def _call(expr: str, names: str, fact: str, wants_winners: bool) -> tuple[object, ...]:
     """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
-    settings = rounds_float32(), torch.are_deterministic_algorithms_enabled()
+    settings = rounds_float32(), is_deterministic()
     return expr, names, wants_winners, fact, *settings, torch.get_default_dtype()
 
 
 def _rougher(call: tuple[object, ...], tensors: list[Tensor]) -> tuple[object, ...]:
     """Equal for calls whose tensors differ in the lengths of long first dimensions alone."""
     return (*call, *[(rough(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
-
-
-def _variant_kin(
-    kin: Kin, variant: object, size: tuple[int, ...], winners: torch.dtype | None = None, *facts: int
-) -> tuple[object, ...]:
-    """By which a launcher is found that ran for other lengths; `facts` is what counts of those, none without them."""
-    return kin, variant, tuning_mode(), rough(size, row_major(size)), winners, *facts
 
 
 def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Kin:
@@ -150,6 +152,7 @@ def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = Fa
     """Time the ways to run a plan on these tensors and let it take the best from now on."""
     timings, best = time_all(plan.problem(tensors, facts), tensors, facts, full)
     plan.runners[plan.variant(tensors)] = best
+    EPOCH.number += 1  # launch plans hold the kernels that were chosen before
     return timings
 
 
@@ -166,13 +169,9 @@ class Kin:
     kinds: Kinds
 
     def __post_init__(self) -> None:
-        """Where index tensors point and lengths are read: a tensor's number, -1 for the output, and a dimension."""
-        place, statement, own = self.names.index, self.statement, self.statement.output
+        """Where index tensors point: a tensor's number, -1 for the output, and a dimension."""
+        place, statement = self.names.index, self.statement
         self.pointed = [(place(p.name), -1 if p.is_output else place(p.into), p.dim) for p in statement.pointings]
-        found: dict[str, tuple[int, int]] = {}
-        for number, access in [(-1, own), *[(place(access.name), access) for access in statement.reads]]:
-            found.update({at.name: (number, dim) for dim, at in enumerate(access.indices) if isinstance(at, Var)})
-        self.lengths = [(name, *where) for name, where in found.items()]
 
 
 @dataclass
@@ -195,9 +194,12 @@ class Plan:
         self.is_sum = self.bound.statement.is_sum
 
     def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
+        return self.runner_of(tensors, facts)(tensors, facts)
+
+    def runner_of(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+        """Return what runs the statement on these tensors; raise if an index is out of range."""
         key = self.variant(tensors)
-        runner = self.runners.get(key) or self.new_runner(key, tensors, facts)
-        return runner(tensors, facts)
+        return self.runners.get(key) or self.new_runner(key, tensors, facts)
 
     def new_runner(self, key: Any, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
         """What runs from now on; what is found while a graph is captured, when nothing is tuned, runs for it alone."""
@@ -217,6 +219,10 @@ class Plan:
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
             flags += (low < 0,)
+        recording = active()
+        if recording is not None:
+            for (number, extent), is_padded in zip(self.pointed, flags):
+                recording.ranged(tensors[number], extent, is_padded)
         return flags
 
     def with_rounding(self, padded: tuple[bool, ...]) -> object:
@@ -235,7 +241,7 @@ class Plan:
             kin = self.variant_kin(key, facts)
             launcher = alike(kin, self.bound, self.fact)
             if launcher is None:
-                if not strategies(self.bound, self.fact, torch.are_deterministic_algorithms_enabled()):
+                if not strategies(self.bound, self.fact, is_deterministic()):
                     return self.ordered(key) if self.is_sum else self.graph(self.padding(key))
                 launcher = choose(self.problem(tensors, facts), tensors, facts, kin)
             launcher.build(tensors, facts)
@@ -251,11 +257,12 @@ class Plan:
         """Equal for two plans only where their problems' signatures are, and worked out without a problem."""
         bound = self.bound
         winners = None if self.is_sum else bound.winner_dtype
+        known = self.kin, key, tuning_mode(), rough(bound.size, row_major(bound.size)), winners
         if not facts:
-            return _variant_kin(self.kin, key, bound.size, winners)
+            return known
         rows = segment_lengths(facts[0])
         uneven = len(facts) > 1 and is_uneven(bound, self.fact, rows)
-        return _variant_kin(self.kin, key, bound.size, winners, *map(bucket, rows), len(facts), uneven)
+        return *known, *map(bucket, rows), len(facts), uneven
 
     def padding(self, key: Any) -> frozenset[str]:
         """The index tensors that hold a -1 in a variant."""
@@ -267,7 +274,7 @@ class Plan:
         program = program_for(self.bound, padded, self.wants_winners)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        return lambda tensors, facts: function(*[tensors[at] for at in order], *lengths)
+        return lambda tensors, facts: _noted(function, *[tensors[at] for at in order], *lengths)
 
     def ordered(self, key: Any) -> Runner:
         """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter.
@@ -294,25 +301,21 @@ class Plan:
             named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
             read = {own: named[own] for own in first.tensor_names}
             named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
-            summed: Tensor = add_up(*[named[own] for own in placeholders(scatter)], *lengths)
+            summed: Tensor = _noted(add_up, *[named[own] for own in placeholders(scatter)], *lengths)
             return summed.to(bound.dtype)
 
         return runner
 
 
-def may_round_sums(dtype: torch.dtype) -> bool:
-    """torch's flag for its own split-K: partial sums may meet in half precision."""
-    allowed = _fp16_reduction() if dtype == torch.float16 else _bf16_reduction()
-    return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
-
-
-def uses_tensor_cores(dtype: torch.dtype) -> bool:
-    """Products in half precision, and in float32 where torch may round to tf32; all others are multiply-adds."""
-    return dtype.itemsize == 2 or (dtype == torch.float32 and rounds_float32())
-
-
-# a tracer asks once and keeps the answer: torch's own function returns a word, which it can't hold
-setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+def _noted(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function of torch operations; for a launch plan it is one step."""
+    recording = active()
+    if recording is None:
+        return function(*given)
+    with paused():
+        result = function(*given)
+    recording.call(function, given, {}, result)
+    return result
 
 
 @cache
@@ -355,6 +358,6 @@ def problem_for(
     strides[""] = row_major(bound.size)
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic = is_deterministic()
     rows = segment_lengths(facts[0]) if facts else (0, 0)
     return Problem(bound, strides, tuple(tensors), fact, flags, deterministic, rows, len(facts) > 1)

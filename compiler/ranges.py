@@ -13,10 +13,11 @@ from torch import Tensor
 from ..formats.guard import may_keep
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
+from .runtime.recording import paused
+from .runtime.torch_state import is_capturing, is_wrapped
 
 __all__ = [
     "check_ranges",
-    "is_wrapped",
     "known_version",
     "remember_range",
     "remembered_range",
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 _REMEMBERED, _SEGMENTS = "_insum_value_range", "_insum_segments"
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 
 
 class _Read(NamedTuple):
@@ -48,8 +48,9 @@ def value_range(index: Tensor) -> tuple[int, int]:
     if index.numel() == 0:
         found = (0, -1)
     else:
-        low, high = torch.aminmax(index)
-        found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
+        with paused():
+            low, high = torch.aminmax(index)
+            found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
     _keep(index, found)
     return found
 
@@ -92,7 +93,7 @@ def remembered_range(index: Tensor) -> tuple[int, int]:
     known = _known(index)
     if known is not None:
         return known
-    if (index.is_cuda and torch.cuda.is_current_stream_capturing()) or index.is_meta:
+    if (index.is_cuda and is_capturing()) or index.is_meta:
         return -1, -1
     return value_range(index)
 
@@ -101,9 +102,10 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
     """How many segments there are and the longest one's length, read once; 0 during a capture."""
     known = getattr(pointers, _SEGMENTS, None)
     if known is None:
-        if pointers.is_cuda and torch.cuda.is_current_stream_capturing():
+        if pointers.is_cuda and is_capturing():
             return len(pointers) - 1, 0
-        longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
+        with paused():
+            longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
         known = (len(pointers) - 1, longest)
         if may_keep():
             setattr(pointers, _SEGMENTS, known)

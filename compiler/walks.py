@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from .launch import is_capturing
 from .pipeline import ways_of
 from .recipes import recipe_for
+from .runtime.torch_state import is_capturing
 from .sparse import SparseFormat, fact_tensors
 
 __all__ = ["walked"]

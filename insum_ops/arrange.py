@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import is_transformed, outside_transforms
+from .compiler.runtime.torch_state import is_transformed, outside_transforms
 from .formats import BlockCOO, GroupCOO
 from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
 from .formats.guard import may_keep

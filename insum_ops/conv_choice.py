@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .compiler.autotune import HOST, fastest
 from .compiler.cache import Key, bucket
-from .compiler.express import is_free
 from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
 from .compiler.problem import device_name, generator_version
+from .compiler.runtime.torch_state import is_free
 from .compiler.settings import tuning_mode
 from .conv_forms import (
     GROUP_SIZE,

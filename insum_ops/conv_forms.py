@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .compiler.pipeline import may_round_sums, uses_tensor_cores
+from .compiler.runtime.torch_state import may_round_sums, uses_tensor_cores
 from .formats.kernel_map import MOST_TAPS, KernelMap
 
 __all__ = [

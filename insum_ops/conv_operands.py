@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .compiler.ranges import remember_range, remember_segments
-from .compiler.ready import outside_transforms
+from .compiler.runtime.torch_state import outside_transforms
 from .conv_forms import STATIONARY, TILED, Form
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
-from .compiler.ready import is_wrapped, outside_transforms
+from .compiler.runtime.torch_state import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.autograd import evaluate_anew, recall
+from .compiler.autograd import evaluate
 from .compiler.bind import bind
 from .compiler.errors import OperandError, ShapeError
 from .compiler.explain import Explanation, Tuning
@@ -18,10 +18,11 @@ from .compiler.explain import tune as _tune
 from .compiler.ir import walk
 from .compiler.op import run_plain
 from .compiler.parse import parse
-from .compiler.ready import find_like, find_pinned, remember_pinned, run_like
+from .compiler.runtime.plan_cache import planned
+from .compiler.runtime.torch_state import is_free, wants_gradient
 from .compiler.sparse import is_sparse
 
-__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_once", "insum_owned", "tune"]
+__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 OWNED = "ROW.TILE"  # each value of TILE owns the rows of the output that ROW holds there
@@ -54,12 +55,8 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
     >>> insum("C[i] = max(A[i,k] * B[k])", A=A, B=B)
     tensor([40., 80.])
     """
-    known = recall(expr, tensors, size)
-    if known is not None:
-        return known
-    size = _checked(expr, tensors, size)
     try:
-        return evaluate_anew(expr, tensors, size)
+        return evaluate(expr, tensors, size, _checked)
     except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
         bind(parse(expr), tensors, size)
         raise
@@ -68,27 +65,18 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
 Insum = insum
 
 
-def insum_once(expr: str, size: tuple[int, ...], tensors: Mapping[str, Tensor]) -> Tensor:
-    """`insum` over tensors that are known to fit, by who expects other sizes the next time: little is put in place."""
-    key, call, given = find_like(expr, tensors, size)
-    if call is not None:
-        return call(given)
-    return insum(expr, size=size, **tensors) if key is None else run_like(key, expr, tensors, size, given)
-
-
 def insum_beside(
     memory: dict[Any, Any], expr: str, fixed: Mapping[str, Tensor], size: Sequence[int] | None = None, **tensors: Tensor
 ) -> Tensor:
-    """`insum` over tensors of which the `fixed` ones are always the same with this `memory`: only others are compared.
+    """`insum` over tensors of which the `fixed` ones are always the same with this `memory`: its plan pins them.
 
     A change in place of an index tensor among them is still noticed.
     """
-    key, call, moving = find_pinned(memory, expr, tensors)
-    if call is not None:
-        return call(moving)
-    if key is None:
+    given = list(tensors.values())
+    if torch.compiler.is_compiling() or wants_gradient(given):
         return insum(expr, size=size, **tensors, **fixed)
-    return remember_pinned(memory, key, expr, tensors, fixed, size)(moving)
+    run = lambda *_: insum(expr, size=size, **tensors, **fixed)
+    return planned(memory, ("pinned", expr, size), run, given)  # type: ignore[no-any-return]
 
 
 def insum_owned(
@@ -103,16 +91,14 @@ def insum_owned(
     """`insum_beside` for who knows a fact: which program owns which rows (`scatter.owned_by`), or all numbers of the
     fixed tensors (`known`); asks for no gradient.
     """
-    key, call, moving = find_pinned(memory, expr, tensors)
-    if call is not None:
-        return call(moving)
-    if key is not None:
-        return remember_pinned(memory, key, expr, tensors, fixed, size, fact, facts)(moving)
     given = {**tensors, **fixed}
-    wants_grad = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given.values()])
-    if wants_grad or not torch.compiler.is_compiling():  # the statement means the same without
+    wants_grad = wants_gradient(list(given.values()))
+    if wants_grad or not (is_free() or torch.compiler.is_compiling()):  # the statement means the same without
         return insum(expr, size=size, **given)
-    return run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
+    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
+    if torch.compiler.is_compiling():
+        return run()
+    return planned(memory, ("pinned", expr, size, fact), run, list(tensors.values()))  # type: ignore[no-any-return]
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

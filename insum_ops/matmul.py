@@ -12,10 +12,17 @@ from torch.nn.functional import pad
 from .compiler.autograd import evaluate
 from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
-from .compiler.express import PLAIN, again
 from .compiler.gradients import gradients_of
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import find, followed, is_transformed, may_autocast, outside_transforms, remember_call
+from .compiler.runtime.plan_cache import planned
+from .compiler.runtime.torch_state import (
+    PLAIN,
+    followed,
+    is_transformed,
+    may_autocast,
+    outside_transforms,
+    wants_gradient,
+)
 from .compiler.sparse import check_pattern, pattern_of
 from .edges import edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
@@ -72,9 +79,20 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
             [ 0.,  0.],
             [ 2., 20.]])
     """
-    known = _again(A, B, reduce) if isinstance(reduce, str) else None
-    if known is not None:
-        return known
+    if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
+        return _spmm(A, B, reduce)
+    if type(A) is Tensor:
+        source = remembered_source(A)
+        if source is not None and not wants_gradient((A, B)):  # the values are the source's own
+            return planned(source.calls, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
+    elif type(A) in FORMATS and not wants_gradient((A.values, B)):
+        tensors = (A.values, B)
+        return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
+    return _spmm(A, B, reduce)
+
+
+def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
+    """Check and convert the operands of a product, and evaluate its statement."""
     statements = STATEMENTS.get(reduce) if isinstance(reduce, str) else None
     if statements is None:
         raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
@@ -103,7 +121,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
                 "they must agree",
                 *(MANY, MANY.rindex("k")),
             )
-        C = spmm(form, B.flatten(0, -3), reduce)
+        C = _spmm(form, B.flatten(0, -3), reduce)
         return C.view(*B.shape[:-2], *C.shape[1:])
     statement = statements[B.ndim - 1]
     if reduce != "mean":
@@ -112,34 +130,6 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
         return C.to(torch.promote_types(form.dtype, B.dtype))
     return C
-
-
-def _again(A: Any, B: Tensor, reduce: str) -> Tensor | None:
-    """The product of a torch tensor or a format that has been multiplied like this before; None: it has not."""
-    if type(B) not in PLAIN or reduce == "mean" or is_compiling() or (B.requires_grad and torch.is_grad_enabled()):
-        return None
-    if type(A) is Tensor:
-        source = remembered_source(A)
-        if source is None or (A.requires_grad and torch.is_grad_enabled()):
-            return None
-        form: Any = source.filled
-        values, memory = form.values, source.calls
-        tensors: tuple[Tensor, ...] = (B,)  # the values are the source's own
-    elif type(A) in FORMATS:
-        form, values, memory = A, A.values, A.memory
-        tensors = (values, B)
-        if values.requires_grad and torch.is_grad_enabled():
-            return None
-    else:
-        return None
-    key, call, result = again(memory, reduce, tensors, (values, B))
-    if call is not None:
-        return call.anew(form, (values, B)) if result is None else result
-    if key is not None and reduce in STATEMENTS and 0 < B.ndim <= 3:
-        found = find(STATEMENTS[reduce][B.ndim - 1], {"A": form, "B": B}, None)
-        if found is not None:
-            remember_call(memory, key, found[0])
-    return None
 
 
 class _Trained(torch.autograd.Function):

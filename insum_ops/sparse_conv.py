@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,34 +11,19 @@ from torch import Tensor
 from . import conv_forms as forms
 from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError
-from .compiler.express import Key, again
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import as_autocast, followed, is_transformed, may_autocast, pinned, remember_call
-from .compiler.ready_call import PlainCall
+from .compiler.op import run_plain
+from .compiler.runtime.plan_cache import planned
+from .compiler.runtime.recording import active
+from .compiler.runtime.torch_state import as_autocast, followed, is_transformed, may_autocast, wants_gradient
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
-from .functional import OWNED, insum, insum_beside, insum_once, insum_owned
-from .kernel_views import (
-    DENSE,
-    IN_GROUPS,
-    ONE_BY_ONE,
-    CallKey,
-    KeptViews,
-    KernelViews,
-    as_weight,
-    call_key,
-    channel_kind,
-    refuse_freed,
-    statement_weight,
-)
-from .lru_cache import LRUCache
+from .functional import OWNED, insum
+from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, refuse_freed, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
-
-CALLS = 64  # over one map that are kept
-FIRST = "first"  # marks the memory of a call that was made once
 
 
 def sparse_conv3d(
@@ -58,100 +44,54 @@ def sparse_conv3d(
     return convolve(features, weight, kernel_map, bias, groups)
 
 
-def convolve(
-    features: Tensor,
-    weight: Tensor,
-    kernel_map: KernelMap,
-    bias: Tensor | None,
-    groups: int,
-    kept: KeptViews | None = None,
-) -> Tensor:
-    """The same; `kept` are the views that a layer keeps of its own weight and bias."""
-    views = None if kept is None else kept.get(weight, bias)
-    if views is None or features.shape[0] != kernel_map.num_inputs:
-        _check(features, weight, kernel_map, bias, groups)
-        if views is None and kept is not None:
-            views = kept.make(weight, bias, groups)
+def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> Tensor:
+    """The same for tensors and a kernel map, which are known to be those."""
     if torch.compiler.is_compiling():
+        _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
-    if (views is None and torch.compiler.is_compiling()) or may_autocast():  # a layer that is traced has no views
-        device = features.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
-            seed = None if bias is None else as_autocast(bias, dtype)
-            with torch.autocast(device, enabled=False):
-                return _convolve(features, weight, seed, kernel_map, groups, False, None)
-    function = _convolve if torch.is_grad_enabled() else _run
-    return function(features, weight, bias, kernel_map, groups, False, views)
+    elif not may_autocast():
+        return _convolve(features, weight, bias, kernel_map, groups, False)
+    device = features.device.type
+    if torch.is_autocast_enabled(device):
+        _check(features, weight, kernel_map, bias, groups)
+        dtype = torch.get_autocast_dtype(device)
+        features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
+        seed = None if bias is None else as_autocast(bias, dtype)
+        with torch.autocast(device, enabled=False):
+            return _convolve(features, weight, seed, kernel_map, groups, False)
+    return _convolve(features, weight, bias, kernel_map, groups, False)
 
 
 def _convolve(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kernel_map: KernelMap,
-    groups: int,
-    is_swapped: bool,
-    views: KernelViews | None,
+    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
 ) -> Tensor:
     """`is_swapped`: from the weight's output channels to its input channels."""
-    wants_grad = features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    if wants_grad and torch.is_grad_enabled() and not is_transformed():
-        return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped, views)  # type: ignore[no-any-return]
-    return _run(features, weight, bias, kernel_map, groups, is_swapped, views)
+    tensors = (features, weight) if bias is None else (features, weight, bias)
+    if wants_gradient(tensors) and not is_transformed():
+        return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
+    run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
+    if torch.compiler.is_compiling():
+        return run()
+    return planned(kernel_map.memory, ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
 
 
 def _run(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kernel_map: KernelMap,
-    groups: int,
-    is_swapped: bool,
-    views: KernelViews | None,
+    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
 ) -> Tensor:
-    """One statement; the bias is what its sums start from."""
-    if views is None:
-        Weight = statement_weight(weight, groups, is_swapped)
-        key = call_key(Weight)
-    else:
-        Weight, key = (views.swapped, views.swapped_key) if is_swapped else (views.plain, views.plain_key)
-    call = _call_for(features, Weight, kernel_map, key)
-    tensors = (features, Weight) if bias is None else (features, Weight, bias)
+    """Check the tensors and evaluate one statement; the bias is what its sums start from."""
+    if not is_swapped:
+        _check(features, weight, kernel_map, bias, groups)
+    Weight = statement_weight(weight, groups, is_swapped)
+    call = _call_for(features, Weight, kernel_map)
     is_flat = len(call.shape) == 2
-    is_first = not call.memory
-    known, Out = None, None
-    if not (is_first or torch.compiler.is_compiling()):
-        # they stand for views of them: a kernel reads memory alone
-        known, _, Out = again(call.memory, "standing", tensors, tensors)
-    if Out is None:
-        moving = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight}
-        if bias is not None:
-            moving["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-        Out = _first(call, moving) if is_first and not call.facts else _pinned(call, known, moving)
+    given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
+    if bias is not None:
+        given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
+    if call.facts and not wants_gradient(list(given.values())):
+        Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), OWNED, call.facts)
+    else:
+        Out = insum(call.statement, size=call.shape, **given)
     return Out if is_flat else Out.flatten(1)
-
-
-def _first(call: _Call, moving: dict[str, Tensor]) -> Tensor:
-    """A map's first use, perhaps its last: nothing is put in place for the next, and others' like it are remembered."""
-    if may_keep():
-        call.memory[FIRST] = True
-    return insum_once(call.statement, call.shape, {**moving, **call.operands})
-
-
-def _pinned(call: _Call, known: Key | None, moving: dict[str, Tensor]) -> Tensor:
-    """With the map's tensors in place from now on; `known`: by which the next call finds it, None: somebody watches."""
-    fact = OWNED if call.facts else ""
-    if known is not None:
-        made: PlainCall | None = call.memory.get(known)
-        if made is None:
-            made = pinned(call.statement, moving, call.operands, call.shape, fact, call.facts)
-            remember_call(call.memory, known, made)
-        return made(list(moving.values()))
-    if call.facts:
-        return insum_owned(call.memory, call.statement, call.operands, call.shape, fact, call.facts, **moving)
-    return insum_beside(call.memory, call.statement, call.operands, call.shape, **moving)
 
 
 class _Call(NamedTuple):
@@ -160,23 +100,25 @@ class _Call(NamedTuple):
     statement: str
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
-    memory: dict[Any, Any]  # of how it runs
     facts: list[Tensor]  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
     awaits: str  # made anew once that pays
 
 
-def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap, key: CallKey) -> _Call:
+def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     """What all weights of one shape share over a map, in one setting; a tracer works it out itself."""
     if torch.compiler.is_compiling():
         return _prepare(features, Weight, kernel_map)
-    settings = forms.settings_of(features.dtype)
-    call: _Call | None = kernel_map.memory.get((key, settings))
+    key = "statement", Weight.shape, *forms.settings_of(features.dtype)
+    call: _Call | None = kernel_map.memory.get(key)
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
         call = _prepare(features, Weight, kernel_map)
         if may_keep(*call.operands.values(), *call.facts):
-            kernel_map.memory[key, settings] = call
+            kernel_map.memory[key] = call
     if call.awaits:
         kernel_map.count_use()
+        recording = active()
+        if recording is not None:
+            recording.postpone()  # a plan would not count uses
     return call
 
 
@@ -192,8 +134,7 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, facts = operands_of(kernel_map, *way)
-    memory: Any = {} if torch.compiler.is_compiling() else LRUCache(CALLS)  # a tracer keeps nothing
-    return _Call(way.form[kind], shape, operands, memory, facts, awaits)
+    return _Call(way.form[kind], shape, operands, facts, awaits)
 
 
 class _Convolution(torch.autograd.Function):
@@ -208,34 +149,51 @@ class _Convolution(torch.autograd.Function):
         kernel_map: KernelMap,
         groups: int,
         is_swapped: bool,
-        views: KernelViews | None,
     ) -> Tensor:
         ctx.save_for_backward(features, weight)
-        ctx.rest = kernel_map, groups, is_swapped, views
+        ctx.rest = kernel_map, groups, is_swapped
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return owned(_run(features, weight, bias, kernel_map, groups, is_swapped, views))
+        return owned(_convolve(features, weight, bias, kernel_map, groups, is_swapped))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        features, weight = ctx.saved_tensors
-        kernel_map, groups, is_swapped, views = ctx.rest
-        wants_features, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        d_features = d_weight = d_bias = None
-        if wants_features:
-            if views is not None and not views.is_of(weight):
-                refuse_freed("weight", weight)
-                views = None
-            d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, views)
-            d_features = _as_type(d_features, features.dtype)
-        if wants_weight:
-            if is_swapped:  # what came in has the weight's output channels
-                d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
-            else:
-                d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
-        if wants_bias:
-            d_bias = _as_type(upstream.sum(0), ctx.bias_dtype)
-        return d_features, d_weight, d_bias, None, None, None, None
+        kernel_map, groups, is_swapped = ctx.rest
+        wanted, bias_dtype = ctx.needs_input_grad[:3], ctx.bias_dtype
+        tensors = (upstream, *ctx.saved_tensors)
+        run = lambda dOut, features, weight: _gradients(
+            dOut, features, weight, kernel_map, groups, is_swapped, wanted, bias_dtype
+        )
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return *run(*tensors), None, None, None
+        refuse_freed("weight", tensors[2])
+        marks = "gradients", groups, is_swapped, *wanted, bias_dtype
+        return *planned(kernel_map.memory, marks, run, tensors), None, None, None
+
+
+def _gradients(
+    upstream: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    wanted: Sequence[bool],
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of the features, the weight and the bias, those that are wanted."""
+    d_features = d_weight = d_bias = None
+    if wanted[0]:
+        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped)
+        d_features = _as_type(d_features, features.dtype)
+    if wanted[1]:
+        if is_swapped:  # what came in has the weight's output channels
+            d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
+        else:
+            d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
+    if wanted[2]:
+        d_bias = _as_type(upstream.sum(0), bias_dtype or upstream.dtype)
+    return d_features, d_weight, d_bias
 
 
 def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
@@ -250,25 +208,9 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
         channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
         size = (kernel_map.volume, *channels)
         group_size = size_of_sums(In, dOut, kernel_map, kind, size)
-        dWeight = _sums(forms.WEIGHT_GRADIENT[kind], kernel_map, group_size, size, {"In": In, "dOut": dOut})
+        statement = forms.WEIGHT_GRADIENT[kind]
+        dWeight = insum(statement, size=size, In=In, dOut=dOut, **maps(kernel_map, group_size))
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
-
-
-def _sums(
-    statement: str, kernel_map: KernelMap, group_size: int, size: tuple[int, ...], given: dict[str, Tensor]
-) -> Tensor:
-    """A weight's gradient by groups of one size, with a memory of their own: others may be the fastest later."""
-    operands = maps(kernel_map, group_size)
-    if torch.compiler.is_compiling():
-        return insum(statement, size=size, **given, **operands)
-    memory: LRUCache[Any] | None = kernel_map.memory.get(("sums", group_size))
-    if memory is None:
-        memory = kernel_map.memory["sums", group_size] = LRUCache(CALLS)
-    if (FIRST, size) in memory:
-        return insum_beside(memory, statement, operands, size, **given)
-    if may_keep():
-        memory[FIRST, size] = True
-    return insum_once(statement, size, {**given, **operands})
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

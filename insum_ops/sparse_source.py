@@ -12,7 +12,7 @@ from torch import Tensor
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.one_by_one import one_by_one
-from .compiler.ready import is_wrapped, outside_transforms
+from .compiler.runtime.torch_state import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.errors import FormatError

@@ -10,7 +10,7 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler import autograd, gradients, ready
 from insum_ops.compiler.errors import IndexRangeError, OperandError
-from insum_ops.compiler.ready import outside_transforms
+from insum_ops.compiler.runtime.torch_state import outside_transforms
 from insum_ops.formats import BlockCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
 from insum_ops.functional import insum_beside, insum_once

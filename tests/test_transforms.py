@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 from insum_ops import insum, nn, sddmm, sparse_conv3d, spmm
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.op import call, call_with_winners
-from insum_ops.compiler.ready import followed
+from insum_ops.compiler.runtime.torch_state import followed
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO, kernel_map
 
 # torch's own, when forward mode is first used

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..compiler.carried import owned
 from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import as_autocast, is_watched, may_autocast, outside_transforms
+from ..compiler.runtime.torch_state import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
 from ..functional import insum_owned
 from ..lru_cache import LRUCache

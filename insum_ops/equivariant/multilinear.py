@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import as_autocast, is_transformed, may_autocast, outside_transforms
+from ..compiler.runtime.torch_state import as_autocast, is_transformed, may_autocast, outside_transforms
 from ..formats import ELL
 from ..formats.guard import may_keep
 from ..functional import insum

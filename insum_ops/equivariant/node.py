@@ -17,7 +17,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import find_kept, is_free, may_autocast, outside_transforms, remember_call
+from ..compiler.runtime.plan_cache import planned
+from ..compiler.runtime.torch_state import is_free, may_autocast, outside_transforms, wants_gradient
 from .format_steps import shared_step, single_step
 from .shared import SharedTerm
 from .singles import SingleTerm
@@ -27,7 +28,7 @@ from .tables import ColumnTerm, TableTerm
 from .terms import PathTerm
 from .whole import Whole, Work, writes_parts
 
-__all__ = ["evaluate_whole", "find_whole"]
+__all__ = ["evaluate_whole"]
 
 
 class Composition(Protocol):
@@ -48,38 +49,29 @@ class Composition(Protocol):
     ) -> Tensor: ...
 
 
-def find_whole(
-    plan: Composition,
-    given: Sequence[Any],  # x, y, weight, src, dst
-    num_rows: int,
-) -> Whole | None:
-    """The plan for tensors like these; None: somebody watches, or a term can't do without a graph of its own."""
-    if not is_free():
+def evaluate_whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Tensor | None:
+    """Return the product of x, y and weights, with rows as `src` and `dst` say; None if a term needs its own graph.
+
+    `given` is x, y, weight, src, dst, of which the last three may be None. None too if torch watches the call.
+    """
+    x, _, weight, src, _ = given
+    if not is_free() or plan.slots[1] is None or None in _steps(plan, x, weight, src is not None):
         return None
-    memory = plan.memory
-    key, found = find_kept(memory, (num_rows,), given)
-    if key is None or found is not None:
-        return found or None
+    tensors = [tensor for tensor in given if tensor is not None]
+    if wants_gradient(tensors):
+        return _Product.apply(plan, num_rows, *given)  # type: ignore[no-any-return]
+    run = lambda *_: _whole(plan, given, num_rows).forward(*given)[0]
+    marks = "product", *[tensor is None for tensor in given]
+    return planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
+
+
+def _whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Whole:
+    """Return all terms of a product for tensors like these."""
     x, _, weight, src, _ = given
     (first, second, out), work = plan.slots, plan.work(weight)
-    steps = _steps(memory, work, x, weight, src is not None)
-    if second is None or any(step is None for step in steps):
-        remember_call(memory, key, False)
-        return None
-    plan.prepare(weight, x.device, x.dtype)
-    with torch.no_grad():
-        whole = Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
-    remember_call(memory, key, whole)
-    return whole
-
-
-def evaluate_whole(plan: Composition, whole: Whole, given: Sequence[Any]) -> Tensor:
-    """The product of x, y and weights, with rows as `src` and `dst` say."""
-    x, y, weight, _, _ = given
-    learns = x.requires_grad or y.requires_grad or (weight is not None and weight.requires_grad)
-    if learns and torch.is_grad_enabled():
-        return _Product.apply(plan, whole, *given)  # type: ignore[no-any-return]
-    return whole.forward(*given)[0]
+    assert second is not None
+    steps = _steps(plan, x, weight, src is not None)
+    return Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
 
 
 class _Product(torch.autograd.Function):
@@ -89,32 +81,40 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any,
         plan: Composition,
-        whole: Whole,
+        num_rows: int,
         x: Tensor,
         y: Tensor,
         weight: Tensor | None,
         src: Tensor | None,
         dst: Tensor | None,
     ) -> Tensor:
-        z, kept = whole.forward(x, y, weight, src, dst)
-        ctx.plan, ctx.whole = plan, whole
-        ctx.save_for_backward(x, y, weight, src, dst, *kept)
+        given = (x, y, weight, src, dst)
+
+        def run(*_: Tensor) -> tuple[Tensor | None, ...]:
+            z, kept = _whole(plan, given, num_rows).forward(*given)
+            return z, *kept
+
+        tensors = [tensor for tensor in given if tensor is not None]
+        marks = "product to learn", *[tensor is None for tensor in given]
+        z, *kept = planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)
+        ctx.plan, ctx.num_rows = plan, num_rows
+        ctx.save_for_backward(*given, *kept)
         return owned(z)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        x, y, weight, src, dst, *kept = ctx.saved_tensors
-        wanted, whole = ctx.needs_input_grad[2:5], ctx.whole
-        if is_free() and not torch.is_grad_enabled() and whole.kept_as_made(kept):
-            key, calls = find_kept(whole.backwards, wanted, (upstream,))
-            if key is not None:
-                if calls is None:
-                    calls = {}
-                    remember_call(whole.backwards, key, calls)
-                return None, None, *whole.backward(calls, kept, (src, dst), upstream, wanted), None, None
-        grads = _composed(ctx.plan, (x, y, weight), wanted, (src, dst, whole.num_rows), upstream)
-        return None, None, *grads, None, None
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
+        given, num_rows = saved[:5], ctx.num_rows
+        if not is_free() or torch.is_grad_enabled():
+            return None, None, *_composed(ctx.plan, given[:3], wanted, (*given[3:], num_rows), upstream), None, None
+
+        def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+            return _whole(ctx.plan, given, num_rows).backward(saved[5:], given[3:], upstream, wanted)
+
+        tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
+        marks = "gradients of a product", *wanted, *[tensor is None for tensor in saved]
+        return None, None, *planned(ctx.plan.memory, marks, run, tensors, (num_rows,), varies=True), None, None
 
 
 def _composed(
@@ -135,34 +135,34 @@ def _composed(
     return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
-def _steps(
-    memory: dict[Any, Any], work: Work, x: Tensor, weight: Tensor | None, is_gathered: bool
-) -> list[Step | None]:
-    """The same for any number of rows."""
+def _steps(plan: Composition, x: Tensor, weight: Tensor | None, is_gathered: bool) -> list[Step | None]:
+    """Return the terms for tensors of this kind, whatever their sizes; None for one that needs a graph of its own."""
     is_merged, dims = writes_parts(weight), 0 if weight is None else weight.dim()
     key = ("steps", x.device, x.dtype, is_merged, dims, is_gathered)
-    steps: list[Step | None] | None = memory.get(key)
+    steps: list[Step | None] | None = plan.memory.get(key)
     if steps is None:
-        _, pieces = work.pieces[is_merged]
-        steps = [_step(piece.term, number, x, weight, is_gathered) for number, piece in enumerate(pieces)]
-        memory[key] = steps
+        _, pieces = plan.work(weight).pieces[is_merged]
+        steps = [_step(piece.term, x, weight, is_gathered) for piece in pieces]
+        if None not in steps:
+            plan.prepare(weight, x.device, x.dtype)
+        plan.memory[key] = steps
     return steps
 
 
-def _step(term: object, number: int, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step | None:
+def _step(term: object, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step | None:
     """The term for tensors like these; None: it can do no better than `insum` call by call."""
     if isinstance(term, ColumnTerm):
-        return column_step(term, number, x, is_gathered)
+        return column_step(term, x, is_gathered)
     if isinstance(term, TableTerm):
         if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
-            return table_step(term, number, x, is_gathered)
+            return table_step(term, x, is_gathered)
         term = term.plain
     if isinstance(term, SingleTerm):
         if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
-            return None if is_gathered else single_step(term, number, x)
+            return None if is_gathered else single_step(term, x)
         term = term.plain
     if isinstance(term, SharedTerm):
-        return shared_step(term, number, x, is_gathered)
+        return shared_step(term, x, is_gathered)
     if isinstance(term, PathTerm) and term.key[0] != "uvuv":
-        return path_step(term, number, x, weight, is_gathered)
+        return path_step(term, x, weight, is_gathered)
     return None

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..compiler.carried import owned
 from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import is_watched, may_autocast
+from ..compiler.runtime.torch_state import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
 from ..formats.guard import may_keep
 from ..functional import OWNED, insum, insum_beside, insum_owned

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.ready import followed, is_transformed, outside_transforms
+from ..compiler.runtime.torch_state import followed, is_transformed, outside_transforms
 from ..formats import GroupCOO
 from ..functional import insum
 from ..lru_cache import LRUCache
 from .clebsch_gordan import Irreps
 from .constants import Constants
 from .kinds import KindsTerm, kinds_term
-from .node import evaluate_whole, find_whole
+from .node import evaluate_whole
 from .paths import Instruction
 from .pieces import Piece, pieces_of
 from .scalars import ScalarTerm, scalar_term
@@ -108,10 +108,9 @@ class TensorPlan:
         if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
             # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
             # where a node would have to run the statement again
-            given = (x, y, weight, src, dst)
-            whole = find_whole(self, given, num_rows)
-            if whole is not None:
-                return evaluate_whole(self, whole, given)
+            z = evaluate_whole(self, (x, y, weight, src, dst), num_rows)
+            if z is not None:
+                return z
         return self.composed(x, y, weight, src, dst, num_rows)
 
     def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 from ..compiler.misfit import INDEX_DTYPES
 from ..compiler.ranges import remembered_range
-from ..compiler.ready import is_watched
+from ..compiler.runtime.torch_state import is_watched
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from .clebsch_gordan import Irreps, read_irreps

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.pipeline import has_kernels
-from ..compiler.ready import is_transformed
+from ..compiler.runtime.torch_state import is_transformed
 from ..formats import ELL
 from .clebsch_gordan import Irreps
 from .multilinear import Multilinear

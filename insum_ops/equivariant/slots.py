@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..compiler.errors import OperandError
 from ..compiler.one_by_one import one_by_one
-from ..compiler.ready import is_transformed
+from ..compiler.runtime.torch_state import is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants
 

@@ -1,7 +1,6 @@
-"""What a term of a tensor product does in one call, forward and backward, with nothing left to work out.
+"""What a term of a tensor product does in one call, forward and backward: a statement each.
 
-A statement of a term is the same in every call with tensors of the same layout, so it is made ready once and then
-given its tensors by their places. No graph is recorded here: gradients are statements too, asked for one by one.
+No graph is recorded here: gradients are statements too, asked for one by one.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from torch import Tensor
 
 from ..compiler.differentiate import terms
 from ..compiler.parse import parse
-from ..compiler.ready import pinned
-from ..compiler.ready_call import PlainCall
+from ..compiler.pipeline import run_in_place
 from ..functional import OWNED
 from .channels import MIXED, statement
 from .path_tables import TEXTS
 from .tables import ColumnTerm, TableTerm
 from .terms import PathTerm, path_statement
 
-__all__ = ["Calls", "Parts", "Statement", "Step", "Wanted", "column_step", "path_step", "run", "table_step"]
+__all__ = ["Parts", "Statement", "Step", "Wanted", "column_step", "path_step", "run", "table_step"]
 
-Calls = dict[Any, Any]  # statements that are ready, and the places of their tensors, by step, result and whether added
 Wanted = Sequence[bool]  # of X, Y and W
 
 
@@ -48,14 +45,11 @@ class Step(Protocol):
     def weight_shape(self) -> tuple[int, ...]:
         """Of the weights of one sample."""
 
-    def forward(
-        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """Z with the term added, and what to keep for backward."""
 
     def backward(
         self,
-        calls: Calls,
         parts: Parts,
         kept: Tensor | None,
         dZ: Tensor,
@@ -82,34 +76,25 @@ PLACES = {"Z": DZ, "X": X, "Y": Y, "W": W}
 
 
 def run(
-    calls: Calls,
-    key: object,
     statement: Statement,
     size: Sequence[int],
     given: Sequence[Any],
     total: Tensor | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
-    """The statement; added to `total`, which is ours to change, or written to `place`."""
-    reads = statement.reads
-    call: PlainCall | None = calls.get((key, total is None))
-    if call is None:
-        moving = {name: given[at] for name, at in reads}
-        if total is not None:
-            moving[parse(statement.text).output.name] = total
-        text, _, fixed, fact, facts = statement
-        call = calls[key, total is None] = pinned(text, moving, fixed, size, fact, list(facts))
-    tensors = [given[at] for _, at in reads]
-    if place is not None:
-        return call.write_to(place, tensors)
-    return call(tensors) if total is None else call.add_to(total, tensors)
+    """Return the statement's value, added to `total`, which is ours to change, or written to `place`."""
+    text, reads, fixed, fact, facts = statement
+    tensors = {**{name: given[at] for name, at in reads}, **fixed}
+    if total is not None:
+        tensors[parse(text).output.name] = total
+    names, values = ",".join(tensors), list(tensors.values())
+    return run_in_place(text, names, tuple(size), values, fact, list(facts), total, place)
 
 
 @dataclass(frozen=True)
 class StatedStep:
     """A term that is one statement, and one for each gradient."""
 
-    number: int  # of the term in its plan
     has_v: bool
     weight_shape: tuple[int, ...]
     product: Statement
@@ -117,14 +102,11 @@ class StatedStep:
     scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
     reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
 
-    def forward(
-        self, calls: Calls, parts: Parts, Z: Tensor | None, size: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        return run(calls, self.number, self.product, size, parts, Z), None
+    def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        return run(self.product, size, parts, Z), None
 
     def backward(
         self,
-        calls: Calls,
         parts: Parts,
         kept: Tensor | None,
         dZ: Tensor,
@@ -133,23 +115,23 @@ class StatedStep:
         dY: Tensor | None,
         place: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        given, number, dW = (*parts, dZ), self.number, None
+        given, dW = (*parts, dZ), None
         if wanted[0]:
             turned = (*given, parts.W.mT) if self.reads_turned and parts.W is not None else given
             if self.scatter is None:
-                dX = run(calls, (number, X), self.gradients[X], parts.X.shape, turned, dX)
+                dX = run(self.gradients[X], parts.X.shape, turned, dX)
             else:
                 rows = (len(dZ), *parts.X.shape[1:])
-                own = run(calls, (number, X), self.gradients[X], rows, turned)
-                dX = run(calls, (number, SRC), self.scatter, parts.X.shape, (own, parts.SRC), dX)
+                own = run(self.gradients[X], rows, turned)
+                dX = run(self.scatter, parts.X.shape, (own, parts.SRC), dX)
         if wanted[1]:
-            dY = run(calls, (number, Y), self.gradients[Y], parts.Y.shape, given, dY)
+            dY = run(self.gradients[Y], parts.Y.shape, given, dY)
         if wanted[2] and parts.W is not None:
-            dW = run(calls, (number, W), self.gradients[W], parts.W.shape, given, None, place)
+            dW = run(self.gradients[W], parts.W.shape, given, None, place)
         return dX, dY, dW
 
 
-def path_step(term: PathTerm, number: int, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
+def path_step(term: PathTerm, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
     mode, muls, is_weighted, _ = term.key
     has_v = muls[1] > 1 or mode not in ("uvw", "uvu")
     is_each = weight is not None and weight.dim() == 2
@@ -162,7 +144,7 @@ def path_step(term: PathTerm, number: int, x: Tensor, weight: Tensor | None, is_
         gradients.append(_statement(derived, {upstream: DZ, **known}, others, tables, upstream))
     letters = term.weight_shape if has_v else (muls[0], *term.weight_shape[2:])
     product = _statement(text, known, (*known, *tables), tables)
-    return StatedStep(number, has_v, (term.num_paths, *letters), product, tuple(gradients))
+    return StatedStep(has_v, (term.num_paths, *letters), product, tuple(gradients))
 
 
 def _statement(
@@ -173,12 +155,12 @@ def _statement(
     return Statement(text, tuple((name, at) for name, at in places.items() if name in read), fixed)
 
 
-def table_step(term: TableTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
+def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
     term.tables.prepare(x.device, x.dtype)
     product, *gradients = (_path_statement(term, name, x, is_gathered) for name in PLACES)
     scatter = Statement(TEXTS.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
     shape = term.tables.shapes["W"]
-    return StatedStep(number, False, shape, product, tuple(gradients), scatter, reads_turned=True)
+    return StatedStep(False, shape, product, tuple(gradients), scatter, reads_turned=True)
 
 
 def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) -> Statement:
@@ -202,8 +184,8 @@ def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) ->
     return Statement(TEXTS.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights.fixed)
 
 
-def column_step(term: ColumnTerm, number: int, x: Tensor, is_gathered: bool) -> Step:
+def column_step(term: ColumnTerm, x: Tensor, is_gathered: bool) -> Step:
     fixed, fact, facts, _ = term.side.on(x.device, x.dtype)
     reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
     product = Statement(term.texts[int(is_gathered)], reads, fixed, fact, facts)
-    return StatedStep(number, False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())
+    return StatedStep(False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())

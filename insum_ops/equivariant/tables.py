@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..compiler.contract import SHORT
 from ..compiler.pipeline import has_kernels
-from ..compiler.ready import as_autocast, is_transformed, may_autocast
+from ..compiler.runtime.torch_state import as_autocast, is_transformed, may_autocast
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL
 from .channels import MIXED, Channels

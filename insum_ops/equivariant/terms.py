@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.pipeline import has_kernels
-from ..compiler.ready import is_transformed
+from ..compiler.runtime.torch_state import is_transformed
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL, GroupCOO
 from ..functional import insum

@@ -9,14 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..lru_cache import LRUCache
 from .pieces import Piece
 from .slots import Slots
-from .steps import Calls, Parts, Statement, Step, run
+from .steps import Parts, Statement, Step, run
 
 __all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
 
-BACKWARDS = 16  # layouts of one product's gradient that are kept
 LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
 # [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
@@ -51,9 +49,6 @@ class Whole:
         first, second, out = slots
         self.slots, self.work, self.num_rows = slots, work, num_rows
         self.is_ordered, pieces = work.pieces[writes_parts(weight)]
-        self.calls: Calls = {}
-        self.backwards: LRUCache[Calls] = LRUCache(BACKWARDS)
-        self.kept_strides: list[Any] | None = None  # of what forward keeps
         keys = [piece.term.key[3] for piece in pieces]
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
         variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
@@ -99,16 +94,10 @@ class Whole:
         Zs: list[Tensor | None] = [None] * len(self.sizes)
         kept: list[Tensor | None] = [x, y, weight]
         for (step, at1, at2, at3), W in zip(self.steps, Ws):
-            Zs[at3], own = step.forward(self.calls, Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
+            Zs[at3], own = step.forward(Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
             kept.append(own)
-        if self.kept_strides is None:
-            self.kept_strides = [None if own is None else own.stride() for own in kept]
         flat = [self.finished(at, Z, x, dst) for at, Z in enumerate(Zs)]
         return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), kept
-
-    def kept_as_made(self, kept: Sequence[Tensor | None]) -> bool:
-        """What forward kept lies as it did: hooks of saved tensors may have moved a slice of rows together."""
-        return [None if own is None else own.stride() for own in kept] == self.kept_strides
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
         """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
@@ -116,12 +105,11 @@ class Whole:
         if Z is None:
             return x.new_zeros(self.num_rows, out.sizes[at])
         if dst is not None:
-            Z = run(self.calls, ("Z", at), SCATTER[out.is_flat], out.shape(self.num_rows, at), (Z, dst))
+            Z = run(SCATTER[out.is_flat], out.shape(self.num_rows, at), (Z, dst))
         return Z if out.is_flat else Z.view(self.num_rows, out.sizes[at])
 
     def backward(
         self,
-        calls: Calls,
         kept: Sequence[Tensor | None],
         given: Sequence[Tensor | None],
         upstream: Tensor,
@@ -132,14 +120,9 @@ class Whole:
         assert x is not None
         assert y is not None
         dz = out.ordered(upstream)
-        views = calls.get("views")
-        if views is None:
-            views = calls["views"] = _views_of(out.spread(dz), dz)
-        dZs = _views(dz, views)
+        dZs = _views(dz, _views_of(out.spread(dz), dz))
         if dst is not None:
-            dZs = [
-                run(calls, ("dZ", at), GATHER, size, (dZ, dst)) for at, (dZ, size) in enumerate(zip(dZs, self.sizes))
-            ]
+            dZs = [run(GATHER, size, (dZ, dst)) for dZ, size in zip(dZs, self.sizes)]
         Xs, Ys, Ws = self.parts(x, y, weight)
         dXs: list[Tensor | None] = [None] * len(Xs)
         dYs: list[Tensor | None] = [None] * len(Ys)
@@ -151,7 +134,7 @@ class Whole:
         for (step, at1, at2, at3), W, saved in zip(self.steps, Ws, own):
             parts = Parts(Xs[at1], Ys[at2], W, src)
             place = places[len(dWs)] if places and W is not None else None
-            dXs[at1], dYs[at2], dW = step.backward(calls, parts, saved, dZs[at3], wanted, dXs[at1], dYs[at2], place)
+            dXs[at1], dYs[at2], dW = step.backward(parts, saved, dZs[at3], wanted, dXs[at1], dYs[at2], place)
             if dW is not None:
                 dWs.append(dW)
         dx = dy = None

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..compiler.errors import OperandError, ShapeError
-from ..compiler.ready import may_autocast
+from ..compiler.runtime.torch_state import may_autocast
 from ..formats import BlockCOO
 from ..formats.guard import may_keep
 from ..formats.stamp import Stamp
 from .known_weight import KnownWeight, known_weight
-from .linear_product import EXPR, known_product, product
+from .linear_product import EXPR, product
 from .patterns import (
     block_grid,
     block_norms,
@@ -199,9 +199,10 @@ Y[t,o] += X[t,i] * W[o,i])
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
         W, bias = self.as_format(), self._parameter("bias")
-        height, width = size = W.shape
-        if size == (self.out_features, self.in_features) and (known := known_product(x, W, bias)) is not None:
-            return known
+        return product(x, W, bias, lambda: self._product(x, W, bias))
+
+    def _product(self, x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
+        """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""
         if x.layout is not torch.strided:
             raise OperandError(f"x is a {x.layout} tensor; pass a dense one, as x.to_dense()")
         if x.ndim == 0 or x.shape[-1] != self.in_features:
@@ -215,6 +216,7 @@ Y[t,o] += X[t,i] * W[o,i])
             raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
         if x.device != W.device:
             raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
+        height, width = W.shape
         if width != self.in_features:
             x = pad(x, (0, width - self.in_features))
         rest = height - self.out_features

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, UnsupportedError
-from ..compiler.ready import is_wrapped, outside_transforms
+from ..compiler.runtime.torch_state import is_wrapped, outside_transforms
 from ..formats import BlockCOO
 from .patterns import is_pattern
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..compiler.errors import OperandError, ShapeError
-from ..compiler.ready import outside_transforms
+from ..compiler.runtime.torch_state import outside_transforms
 from ..formats.guard import may_keep
 from ..formats.kernel_map import KernelMap, map_on
 from ..formats.stamp import State

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, ShapeError
-from ..compiler.ready import is_watched
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
 from ..functional import insum
-from ..kernel_views import KeptViews
 from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
 
@@ -70,7 +68,6 @@ class SparseConvolution(SparseModule):
     kind: ClassVar[str]
     POINTWISE = "Out[x,g,m] += In[x,g,c] * Weight[g,c,m]"
     bias: nn.Parameter | None
-    _views: KeptViews | None = None
 
     def __init__(
         self,
@@ -133,24 +130,7 @@ class SparseConvolution(SparseModule):
             bias = self._parameters["bias"]
         except KeyError:  # parametrized
             weight, bias = self.weight, self.bias
-        views = self.views() if type(weight) is nn.Parameter and not is_watched() else None
-        return x.at(convolve(x.features, weight, kernel_map, bias, self.groups, views), voxels)
-
-    def views(self) -> KeptViews:
-        """Of the weight and the bias, kept from call to call."""
-        views = self._views
-        if views is None:
-            views = self._views = KeptViews()
-        return views
-
-    def _apply(self, *given: Any, **options: Any) -> Any:
-        """Parameters are about to move: what views hold of their old memory is let go."""
-        self._views = None
-        return super()._apply(*given, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but what can be worked out again."""
-        return {**vars(self), "_views": None}
+        return x.at(convolve(x.features, weight, kernel_map, bias, self.groups), voxels)
 
     def map(self, x: SparseConvTensor) -> tuple[KernelMap, Voxels]:
         return x.map(self.layout, self.indice_key)

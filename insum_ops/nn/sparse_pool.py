@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..compiler.ready import may_autocast
+from ..compiler.runtime.torch_state import may_autocast
 from ..conv_operands import neighbours
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap

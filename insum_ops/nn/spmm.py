@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, ShapeError, UnsupportedError
-from ..compiler.ready import is_wrapped, outside_transforms
+from ..compiler.runtime.torch_state import is_wrapped, outside_transforms
 from ..formats import GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError

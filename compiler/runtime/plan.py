@@ -1,0 +1,413 @@
+"""A launch plan: the steps of a recorded run as one Python function, which replays them on other tensors.
+
+The function is written out as text, a line for each step, since a loop over steps would cost more than the steps. It
+begins with the guards; where one fails it returns None, and whoever asked works the call out anew. A plan keeps no
+state of a call, so threads share it, and it holds the tensors that are pinned, not who owns them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .recording import Call, Launch, Range, Recording, Slice, Slot, Step, slots_in
+
+__all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_of"]
+
+
+class Epoch:
+    """Plans of an earlier epoch hold no longer: tuning has chosen other kernels since."""
+
+    number = 0
+
+
+EPOCH = Epoch()
+
+
+@dataclass(frozen=True)
+class Length:
+    """`factor` times a length that varies from call to call: the first dimension of an input, or a number."""
+
+    factor: int
+    place: int  # among the inputs' first dimensions, then the numbers
+
+    def __str__(self) -> str:
+        return f"n{self.place}" if self.factor == 1 else f"{self.factor} * n{self.place}"
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a replay asks at run time; who makes plans says how."""
+
+    is_interpreted: bool  # kernels take tensors, not pointers
+    has_several_devices: bool
+    is_capturing: Callable[[], bool]
+    range_of: Callable[[Tensor], tuple[int, int]]
+    rounds_sums: Callable[[torch.dtype], bool]
+    misaligned: Callable[[Sequence[int]], int]
+    empty_on: Callable[[torch.device], Callable[..., Tensor]]
+    current_device: Callable[[], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Steps under their guards; `replay` takes the inputs, and returns None if a guard fails."""
+
+    steps: tuple[Step, ...]
+    ranges: tuple[Range, ...]
+    pinned: Mapping[int, Tensor]
+    result: Any
+    source: str
+    replay: Callable[..., Any]
+
+    def __str__(self) -> str:
+        return self.source
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a plan is made of; its numbers may be Lengths."""
+
+    inputs: int
+    steps: tuple[Step, ...]
+    ranges: tuple[Range, ...]
+    pinned: Mapping[int, Tensor]
+    result: Any
+    dtypes: frozenset[torch.dtype]  # of half precision, whose sums torch's flags may round
+    device: torch.device
+    is_for_eager_calls: bool
+    owned: frozenset[int]  # ids of pinned tensors that the cache's owner guards
+
+    @classmethod
+    def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
+        count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
+        steps = tuple(_needed(recording.steps, result))
+        read = {slot.number for step in steps for slot in _reads(step)}
+        pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
+        ranges = tuple(
+            dict.fromkeys(r for r in recording.ranges if r.slot.number < count or r.slot.number in recording.pinned)
+        )
+        pinned |= {r.slot.number: recording.pinned[r.slot.number] for r in ranges if r.slot.number >= count}
+        dtypes = frozenset([tensor.dtype for tensor in recording.held if tensor.dtype in half])
+        device = recording.inputs[0].device
+        guarded = frozenset([id(tensor) for tensor in owned])
+        return cls(count, steps, ranges, pinned, result, dtypes, device, recording.is_for_eager_calls, guarded)
+
+
+def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
+    """Return the plan of recorded steps; None if a pinned index tensor does not tell when it changes.
+
+    `lengths` says of each length of a generalised plan what it must be: a number, or another one's place as a Length.
+    """
+    writer = _Writer(steps, services)
+    if not writer.write_guards(lengths):
+        return None
+    writer.write_steps()
+    source = "\n    ".join([writer.head(len(lengths)), *writer.lines])
+    scope: dict[str, Any] = dict(writer.constants)
+    exec(compile(source, "<launch plan>", "exec"), scope)
+    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, scope["replay"])
+
+
+def _reads(step: Step) -> list[Slot]:
+    if isinstance(step, Launch):
+        return [*step.tensors]
+    return slots_in((step.args, [value for _, value in step.kwargs]))
+
+
+def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
+    """Return the steps that a result depends on, or that write to a tensor."""
+    needed, kept = {slot.number for slot in slots_in(result)}, list[Step]()
+    for step in reversed(steps):
+        reads = {slot.number for slot in _reads(step)}
+        if isinstance(step, Call) and not step.has_effect:
+            made = {slot.number for slot in slots_in(step.results)}
+            if not made & needed or made <= reads:  # what returns its argument does nothing
+                continue
+        needed |= reads
+        kept.append(step)
+    return kept[::-1]
+
+
+class _Writer:
+    """The text of one replay, and the objects that it names."""
+
+    def __init__(self, steps: Steps, services: Services) -> None:
+        self.plan, self.services = steps, services
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = {}
+        self.names = {number: f"x{number}" for number in range(steps.inputs)}
+        self.pointers: dict[int, str] = {}
+        for number, tensor in steps.pinned.items():
+            self.names[number] = self.constant(tensor, "k")
+            if not services.is_interpreted:
+                self.pointers[number] = str(tensor.data_ptr())
+        self.is_view_only = set() if services.is_interpreted else self._view_only()
+
+    def constant(self, value: object, letter: str = "c") -> str:
+        for name, known in self.constants.items():
+            if known is value:
+                return name
+        name = f"{letter}{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def head(self, lengths: int) -> str:
+        return f"def replay({', '.join([*self.parameters(lengths), *([] if lengths else ['*_'])])}):"
+
+    def parameters(self, lengths: int) -> list[str]:
+        count = self.plan.inputs
+        return [*[f"x{at}" for at in range(count)], *[f"n{at}" for at in range(count, lengths)]]
+
+    def miss_if(self, condition: str) -> None:
+        self.lines += [f"if {condition}:", "    return None"]
+
+    def write_guards(self, lengths: Sequence[Any]) -> bool:
+        plan, services = self.plan, self.services
+        epoch = self.constant(EPOCH)
+        self.miss_if(f"{epoch}.number != {EPOCH.number}")
+        if plan.is_for_eager_calls:
+            self.miss_if(f"{self.constant(services.is_capturing)}()")
+        for dtype in plan.dtypes:
+            asked = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
+            self.miss_if(f"{asked} is not {services.rounds_sums(dtype)}")
+        if services.has_several_devices and plan.device.type == "cuda":
+            self.lines += [
+                f"if {self.constant(services.current_device)}() != {plan.device.index}:",
+                f"    with {self.constant(torch.cuda.device)}({plan.device.index}):",
+                f"        return replay({', '.join(self.parameters(len(lengths)))})",
+            ]
+        for number, tensor in plan.pinned.items():
+            if id(tensor) in plan.owned or tensor.is_floating_point() or tensor.dtype == torch.bool:
+                continue
+            if tensor.is_inference():
+                return False
+            name = self.names[number]
+            self.miss_if(f"{name}._version != {tensor._version} or {name}.data_ptr() != {tensor.data_ptr()}")
+        for at, length in enumerate(lengths):
+            if at < plan.inputs and length is not None:
+                self.lines.append(f"n{at} = x{at}.shape[0]")
+        for at, length in enumerate(lengths):
+            if length is not None and length != Length(1, at):
+                self.miss_if(f"n{at} != {length}")
+        for known in plan.ranges:
+            if known.slot.number < plan.inputs:
+                self.lines.append(f"low, high = {self.constant(services.range_of)}(x{known.slot.number})")
+                self.miss_if(f"high >= {known.extent} or (low < 0) is not {known.is_padded}")
+        return True
+
+    def _view_only(self) -> set[int]:
+        """Return the views that kernels alone read: they need no tensor, only an address."""
+        taken = {slot.number for slot in slots_in(self.plan.result)}
+        views = set[int]()
+        for step in reversed(self.plan.steps):
+            if isinstance(step, Call):
+                made = slots_in(step.results)
+                if step.base is not None and len(made) == 1 and made[0].number not in taken:
+                    views.add(made[0].number)
+                else:
+                    taken |= {slot.number for slot in _reads(step)}
+        return views
+
+    def write_steps(self) -> None:
+        last = self._last_uses()
+        for at, step in enumerate(self.plan.steps):
+            if isinstance(step, Launch):
+                self.write_launch(step)
+            elif step.base is not None and (made := step.results.number) in self.is_view_only:
+                self.pointers[made] = _sum(self.pointer(step.base.number), step.offset)
+            else:
+                self.write_call(step)
+            done = [self.names[number] for number in last.get(at, ()) if number in self.names]
+            if done and at + 1 < len(self.plan.steps):
+                self.lines.append(" = ".join([*done, "None"]))  # memory that the next step may have
+        self.lines.append(f"return {self.text(self.plan.result)}")
+
+    def _last_uses(self) -> dict[int, list[int]]:
+        """Return the tensors that no step after a given one reads, as a tensor or by an address into it."""
+        made = {slot.number for step in self.plan.steps if isinstance(step, Call) for slot in slots_in(step.results)}
+        returned = {slot.number for slot in slots_in(self.plan.result)}
+        bases = {
+            step.results.number: step.base.number
+            for step in self.plan.steps
+            if isinstance(step, Call) and step.base is not None
+        }
+        last: dict[int, int] = {}
+        for at, step in enumerate(self.plan.steps):
+            for slot in [*_reads(step), *(slots_in(step.results) if isinstance(step, Call) else ())]:
+                number: int | None = slot.number
+                while number is not None:
+                    last[number] = at
+                    number = bases.get(number)
+        found: dict[int, list[int]] = {}
+        for number, at in last.items():
+            if number in made and number not in returned and number >= self.plan.inputs:
+                found.setdefault(at, []).append(number)
+        return found
+
+    def pointer(self, number: int) -> str:
+        known = self.pointers.get(number)
+        if known is None:
+            known = self.pointers[number] = f"p{number}"
+            self.lines.append(f"p{number} = {self.names[number]}.data_ptr()")
+        return known
+
+    def write_call(self, step: Call) -> None:
+        args = ", ".join([*map(self.text, step.args), *[f"{key}={self.text(value)}" for key, value in step.kwargs]])
+        function = step.function
+        if function is torch.empty_strided and dict(step.kwargs).keys() == {"dtype", "device"}:
+            named = dict(step.kwargs)
+            function = self.services.empty_on(named["device"])
+            args = ", ".join([*map(self.text, step.args), self.text(named["dtype"])])
+        elif function is Tensor.as_strided and step.base is not None:  # not from where the recorded tensor began
+            base = self.names[step.base.number]
+            start = f"{base}.storage_offset() + {step.offset // step.itemsize}"
+            args = f"{', '.join(map(self.text, step.args[:3]))}, {start}"
+        self.lines.append(f"{self.target(step)}{self.constant(function, 'f')}({args})")
+
+    def target(self, step: Call) -> str:
+        if step.has_effect or not slots_in(step.results):
+            return ""
+        return f"{self.bound(step.results)} = "
+
+    def bound(self, results: Any) -> str:
+        if isinstance(results, Slot):
+            if results.number not in self.names:
+                self.names[results.number] = f"v{results.number}"
+            return self.names[results.number]
+        if isinstance(results, tuple):
+            return f"({', '.join([self.bound(part) for part in results])},)"
+        return "_"
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, Slot):
+            return self.names[value.number]
+        if isinstance(value, Slice):
+            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self.text, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self.text, value))}]"
+        if type(value) in (int, bool, type(None), str, Length) or (type(value) is float and math.isfinite(value)):
+            return str(value) if isinstance(value, Length) else repr(value)
+        return self.constant(value)
+
+    def write_launch(self, step: Launch) -> None:
+        services = self.services
+        fixed_blocks = [-(-extent // block) for extent, block in step.grid if not isinstance(extent, Length)]
+        varying = [f"-(-({extent}) // {block})" for extent, block in step.grid if isinstance(extent, Length)]
+        programs = " * ".join([str(math.prod([step.parts, *fixed_blocks])), *varying])
+        numbers = [str(number) for number in step.numbers]
+        kernels = self.constant(step.kernels)
+        usual = self.constant(step.kernels[step.unaligned])
+        if services.is_interpreted:
+            tensors = [self.names[slot.number] for slot in step.tensors]
+            self.lines.append(f"{usual}({programs}, [{', '.join([*tensors, *numbers])}])")
+            return
+        addresses = [self.pointer(slot.number) for slot in step.tensors]
+        moving = sorted({address for address in addresses if not address.isdigit()})
+        fixed = services.misaligned([int(address) if address.isdigit() else 0 for address in addresses])
+        self.lines.append(f"a = [{', '.join([*addresses, *numbers])}]")
+        kernel = usual
+        if moving:
+            found = f"{kernels}.get({self.constant(services.misaligned)}(a[:{len(addresses)}]))"
+            is_usual = fixed == step.unaligned
+            kernel = "kernel"
+            bits = " | ".join([f"({address})" if "+" in address else address for address in moving])
+            self.lines.append(
+                f"kernel = {usual} if not ({bits}) & 15 else {found}" if is_usual else f"kernel = {found}"
+            )
+            self.miss_if("kernel is None")
+        self.lines.append(f"{kernel}({programs}, a)")
+
+
+def _sum(pointer: str, offset: int) -> str:
+    if pointer.isdigit():
+        return str(int(pointer) + offset)
+    return pointer if offset == 0 else f"{pointer} + {offset}"
+
+
+def generalised(
+    one: Steps, other: Steps, lengths: Sequence[int | None], others: Sequence[int | None]
+) -> tuple[Steps, list[Any]] | None:
+    """Return steps that hold for both runs and all others of their kind, numbers that differ being Lengths.
+
+    `lengths` are the first dimensions of the inputs and the numbers of each call; None where a dimension is compared
+    anyway. A number that differs between the runs is a multiple of a length that differs likewise. Lengths that are
+    equal in both runs must be equal in each call, and one that has not changed must not change. Return None if the
+    runs took different steps or a number is no such multiple. With the steps comes what each length must be.
+    """
+    pairs = list(zip(lengths, others))
+    if not (one.inputs == other.inputs and len(one.steps) == len(other.steps) and len(one.ranges) == len(other.ranges)):
+        return None
+    if any(one.pinned.get(at) is not tensor for at, tensor in other.pinned.items()):
+        return None
+    joined = _Join(pairs)
+    steps = tuple([joined.step(own, their) for own, their in zip(one.steps, other.steps)])
+    ranges = tuple([joined.range(own, their) for own, their in zip(one.ranges, other.ranges)])
+    result = joined.value(one.result, other.result)
+    if joined.differs:
+        return None
+    conditions: list[Any] = []
+    for pair in pairs:
+        if pair[0] is None:
+            conditions.append(None)
+        else:
+            conditions.append(pair[0] if pair[0] == pair[1] else Length(1, pairs.index(pair)))
+    return replace(one, steps=steps, ranges=ranges, result=result), conditions
+
+
+class _Join:
+    """Two recorded runs, part by part."""
+
+    def __init__(self, pairs: Sequence[tuple[int | None, int | None]]) -> None:
+        self.varying = [(at, own, their) for at, (own, their) in enumerate(pairs) if own and their and own != their]
+        self.differs = False
+
+    def step(self, one: Step, other: Step) -> Step:
+        if isinstance(one, Launch) and isinstance(other, Launch):
+            if one.kernels is not other.kernels or len(one.grid) != len(other.grid) or one.tensors != other.tensors:
+                self.differs = True
+            same = (one.unaligned, one.parts) == (other.unaligned, other.parts)
+            self.differs |= not same
+            grid = tuple([(self.value(o[0], t[0]), o[1]) for o, t in zip(one.grid, other.grid)])
+            numbers = self.value(one.numbers, other.numbers)
+            return replace(one, grid=grid, numbers=numbers)
+        if isinstance(one, Call) and isinstance(other, Call):
+            self.differs |= one.function != other.function or one.results != other.results
+            self.differs |= (one.base, one.offset, one.has_effect) != (other.base, other.offset, other.has_effect)
+            args, kwargs = self.value(one.args, other.args), self.value(one.kwargs, other.kwargs)
+            return replace(one, args=args, kwargs=kwargs)
+        self.differs = True
+        return one
+
+    def range(self, one: Range, other: Range) -> Range:
+        self.differs |= (one.slot, one.is_padded) != (other.slot, other.is_padded)
+        return Range(one.slot, self.value(one.extent, other.extent), one.is_padded)
+
+    def value(self, one: Any, other: Any) -> Any:
+        if type(one) is not type(other):
+            self.differs = True
+            return one
+        if isinstance(one, (tuple, list)):
+            self.differs |= len(one) != len(other)
+            parts = [self.value(own, their) for own, their in zip(one, other)]
+            return tuple(parts) if isinstance(one, tuple) else parts
+        if isinstance(one, Slice):
+            parts = [self.value(getattr(one, part), getattr(other, part)) for part in ("start", "stop", "step")]
+            return Slice(*parts)
+        if type(one) is int and one != other:
+            found = {
+                (own, their): Length(one // own, at)
+                for at, own, their in reversed(self.varying)
+                if one % own == 0 and one // own * their == other
+            }
+            if len(found) == 1:  # of two that grow alike nobody knows which it is
+                return next(iter(found.values()))
+        self.differs |= bool(one != other)
+        return one

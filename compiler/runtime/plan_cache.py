@@ -1,0 +1,249 @@
+"""Which plan a call has: found by the layout of its tensors and torch's settings, made from one recorded run.
+
+    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third call of a kind on
+
+The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
+recorded, and its steps become a plan. Calls over plain tensors may differ in the lengths of first dimensions: of two
+recorded runs with other lengths a plan for all such lengths is made.
+
+A cache is a dictionary that its owner keeps as long as what `marks` and pinned tensors stand for: a format keeps one
+with its pattern, which is another one as soon as the pattern changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..launch import INTERPRETED, SEVERAL_GPUS, misaligned
+from ..problem import rough
+from ..ranges import remembered_range
+from .plan import Plan, Services, Steps, generalised, plan_of
+from .recording import Recording, active
+from .tensor_guard import recogniser
+from .torch_state import (
+    PLAIN,
+    current_device,
+    is_capturing,
+    is_deterministic,
+    may_autocast,
+    may_round_sums,
+    modes,
+    rounds_float32,
+    transforms,
+)
+
+__all__ = ["planned"]
+
+Cache = dict[Any, Any]
+RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
+VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
+ATTEMPTS = 8  # recorded runs of one kind
+
+# torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
+_guards = None if INTERPRETED else getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
+def _empty_on(device: torch.device) -> Callable[..., Tensor]:
+    """Return what makes uninitialised memory on `device` by size, strides and dtype."""
+    quick = getattr(_guards, f"_empty_strided_{device.type}", None)
+    if quick is not None:
+        return quick  # type: ignore[no-any-return]
+    return lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device)
+
+
+SERVICES = Services(
+    INTERPRETED, SEVERAL_GPUS, is_capturing, remembered_range, may_round_sums, misaligned, _empty_on, current_device
+)
+
+
+class _Kind:
+    """Calls of one layout: their plans, or that there are none yet."""
+
+    def __init__(self) -> None:
+        self.plans: tuple[Plan, ...] = ()
+        self.attempts = 0
+
+    def add(self, plan: Plan) -> None:
+        self.plans = (plan, *self.plans[: VARIANTS - 1])
+
+
+class _Family(_Kind):
+    """Calls whose tensors differ in the lengths of first dimensions: recorded runs, and plans for all lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[tuple[Steps, list[int | None]]] = []
+
+    def learn(self, steps: Steps, lengths: list[int | None]) -> None:
+        """Make a plan of this run and an earlier one, if they took the same steps."""
+        for other, others in self.samples:
+            joined = None if others == lengths else generalised(other, steps, others, lengths)
+            if joined is not None:
+                plan = plan_of(joined[0], SERVICES, joined[1])
+                if plan is not None:
+                    self.add(plan)
+                return
+        self.samples = [*self.samples[-VARIANTS + 1 :], (steps, lengths)]
+
+
+def planned(
+    cache: Cache,
+    marks: object,
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    numbers: tuple[int, ...] = (),
+    varies: bool = False,
+    owned: Sequence[Tensor | None] = (),
+) -> Any:
+    """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
+
+    Args:
+        cache: where plans of such calls are kept.
+        marks: all that the function depends on beside the tensors, the numbers and torch's settings; hashable.
+        function: plain torch code around statements; it asks for no gradient.
+        tensors: its arguments, in the order in which a plan takes them.
+        numbers: sizes on which the function depends, which may differ from call to call as lengths do.
+        varies: whether one plan may serve calls that differ in the lengths of first dimensions.
+        owned: tensors among those that the function pins which the cache's owner guards itself.
+    """
+    if modes() or forward_ad._current_level >= 0 or active() is not None:
+        return function(*tensors)
+    settings = (marks, numbers, len(tensors), rounds_float32(), is_deterministic())
+    recent = cache.get(settings)
+    if recent:
+        for recognises, kind in recent:
+            if recognises(*tensors):  # and so nobody casts or transforms them
+                for plan in kind.plans:
+                    result = plan.replay(*tensors)
+                    if result is not None:
+                        return result
+                return _recorded(kind, None, function, tensors, [], owned)
+    if transforms() is not None or may_autocast():
+        return function(*tensors)
+    return _by_key(cache, settings, recent, function, tensors, numbers, varies, owned)
+
+
+def _by_key(
+    cache: Cache,
+    settings: tuple[Any, ...],
+    recent: Any,
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    numbers: tuple[int, ...],
+    varies: bool,
+    owned: Sequence[Tensor | None],
+) -> Any:
+    """`planned` for a call that is none of the recent ones."""
+    key = _key(settings, tensors)
+    if key is None:
+        return function(*tensors)
+    kind: _Kind | None = cache.get(key)
+    if kind is not None:
+        if recent != ():
+            cache[settings] = _with_recent(recent or (), kind, tensors)
+        for plan in kind.plans:
+            result = plan.replay(*tensors)
+            if result is not None:
+                return result
+    family, lengths = None, list[int | None]()
+    if varies:
+        rougher, lengths = _family_of(settings, tensors, numbers)
+        family = cache.get(rougher)
+        if family is None:
+            family = cache[rougher] = _Family()
+        elif kind is None:
+            for plan in family.plans:
+                result = plan.replay(*tensors, *numbers)
+                if result is not None:
+                    return result
+    if kind is None:
+        if family is None or not family.plans:
+            cache[key] = _Kind()
+        if family is None or not family.attempts:
+            if family is not None:
+                family.attempts = 1
+            return function(*tensors)
+        kind = _Kind()
+    return _recorded(kind, family, function, tensors, lengths, owned)
+
+
+def _key(settings: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """Return settings and layouts; None if one of the tensors has no plain memory."""
+    key = settings
+    try:
+        for tensor in tensors:
+            if type(tensor) not in PLAIN or tensor.is_neg() or tensor.layout is not torch.strided:
+                return None
+            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    except RuntimeError:  # a tensor without strides
+        return None
+    if len({id(tensor) for tensor in tensors}) < len(tensors):  # one in two places, which a plan takes once
+        key += tuple([[id(other) for other in tensors].index(id(tensor)) for tensor in tensors])
+    return key
+
+
+def _family_of(
+    settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...]
+) -> tuple[tuple[Any, ...], list[int | None]]:
+    """Return what calls have in common that differ in the lengths of first dimensions, and the lengths."""
+    marks, _, *rest = settings
+    key: tuple[Any, ...] = ("any length", marks, *rest, *[rough((number,), (1,)) for number in numbers])
+    lengths = list[int | None]()
+    for tensor in tensors:
+        shape, strides = tensor.shape, tensor.stride()
+        alike = rough(shape, strides)
+        key += (alike, tensor.dtype, tensor.device)
+        lengths.append(None if alike[0] is shape else shape[0])
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        key += tuple([[id(other) for other in tensors].index(id(tensor)) for tensor in tensors])
+    return key, [*lengths, *numbers]
+
+
+def _recorded(
+    kind: _Kind,
+    family: _Family | None,
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    lengths: list[int | None],
+    owned: Sequence[Tensor | None],
+) -> Any:
+    """Run a function, and make a plan of what it does if one can be made now."""
+    if kind.attempts >= ATTEMPTS or (family is not None and family.attempts >= ATTEMPTS and not kind.plans):
+        return function(*tensors)
+    if tensors[0].is_cuda and is_capturing():  # when nothing is tuned, nor read
+        return function(*tensors)
+    kind.attempts += 1
+    with Recording(tensors) as recording:
+        result = function(*tensors)
+    stated = recording.result(result)
+    if recording.is_postponed:
+        kind.attempts -= 1
+        return result
+    if recording.refusal or not recording.steps:
+        kind.attempts = ATTEMPTS
+        return result
+    steps = Steps.of(recording, stated, owned)
+    plan = plan_of(steps, SERVICES)
+    if plan is not None:
+        kind.add(plan)
+    if family is not None:
+        family.attempts += 1
+        family.learn(steps, lengths)
+    return result
+
+
+def _with_recent(recent: tuple[Any, ...], kind: _Kind, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the few kinds that are recognised before any key is made; none of them where there are more than a few.
+
+    A recogniser compares all that a key does, and more, in a fraction of the time. One tensor in two places it never
+    takes for two, and that they are one says nothing of the calls to come.
+    """
+    if len({id(tensor) for tensor in tensors}) < len(tensors) or any([known is kind for _, known in recent]):
+        return recent
+    recognises = recogniser(tensors) if len(recent) < RECENT else None
+    return () if recognises is None else (*recent, (recognises, kind))

@@ -1,0 +1,258 @@
+"""One run of a function, noted step by step: the torch operations that it calls and the kernels that it launches.
+
+A function that is planned is plain torch code around launches. While a `Recording` is active in a thread, each torch
+function that returns a tensor becomes a `Call`, each kernel a `Launch`; a tensor that is neither an input nor made by
+a step is pinned: the plan keeps it. Whatever reads numbers out of a tensor would be fixed to those numbers, so that no
+plan is made of such a run, unless who reads them states a guard instead, as index ranges do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Call", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "active", "paused", "slots_in"]
+
+# what reads numbers out of tensors, or makes tensors whose shapes depend on numbers
+READS = {
+    *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
+    *("equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
+    *("bincount", "histc", "repeat_interleave"),
+}
+
+_thread = threading.local()
+
+
+def active() -> Recording | None:
+    """Return the recording of this thread, or None."""
+    return getattr(_thread, "recording", None)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Note nothing of what happens here: it is worked out once, or stated as a guard."""
+    recording = active()
+    _thread.recording = None
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _thread.recording = recording
+
+
+@dataclass(frozen=True)
+class Call:
+    """One torch function, or another function over tensors, with its arguments; tensors among them are `Slot`s."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: Any  # Slots, in the structure that the function returns
+    has_effect: bool  # it writes to one of its arguments
+    base: Slot | None = None  # the argument that its result is a view of
+    offset: int = 0  # of that view, in bytes behind its base
+    itemsize: int = 1  # bytes of an element of that view
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: which of its pointers are aligned decides between `kernels`, `usual` fits what was recorded."""
+
+    kernels: dict[int, Callable[[int, Sequence[Any]], None]]
+    unaligned: int
+    grid: tuple[tuple[int, int], ...]  # (extent, block) of each axis
+    parts: int
+    tensors: tuple[Slot, ...]
+    numbers: tuple[int, ...]
+    writes: tuple[Slot, ...]
+
+
+Step = Call | Launch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of a plan, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice among the arguments of a function."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """The positions in an index tensor are below `extent`, and some are negative if `is_padded`."""
+
+    slot: Slot
+    extent: int
+    is_padded: bool
+
+
+@dataclass
+class Recording(TorchFunctionMode):
+    """The steps of one run over `inputs`, and what a replay has to check."""
+
+    inputs: Sequence[Tensor]
+    steps: list[Step] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+    pinned: dict[int, Tensor] = field(default_factory=dict)  # by slot
+    refusal: str = ""  # why no plan can be made of this run
+    is_postponed: bool = False
+    is_for_eager_calls: bool = False  # while a CUDA graph is captured another kernel runs
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.held: list[Any] = []  # every tensor that was seen, so that no other one gets its id
+        self.slots: dict[int, Slot] = {}
+        for tensor in self.inputs:
+            self._new(tensor)
+
+    def __enter__(self) -> Recording:
+        _thread.recording = self
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *given: Any) -> None:
+        _thread.recording = None
+        super().__exit__(*given)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name in READS or (name == "__getitem__" and _has_mask(args[1])):
+            self.refuse(f"{name} reads numbers out of a tensor")
+        elif isinstance(result, Tensor) or name == "__setitem__" or _has_tensors(result):
+            self.call(function, args, kwargs, result)
+        return result
+
+    def refuse(self, why: str) -> None:
+        """State that no plan can be made of this run."""
+        self.refusal = self.refusal or why
+
+    def postpone(self) -> None:
+        """State that this run is not yet like those to come: a later one may be recorded."""
+        self.is_postponed = True
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Note a function that has been called."""
+        name = getattr(function, "__name__", "")
+        has_effect = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs
+        given = self._stated(tuple(args))
+        named = tuple((key, self._stated(value)) for key, value in kwargs.items())
+        base, offset = (None, 0) if has_effect or not isinstance(result, Tensor) else _view_of(result, args)
+        own = None if base is None else self._slot(base)
+        size = 1 if base is None else base.element_size()
+        self.steps.append(Call(function, given, named, self._made(result), has_effect, own, offset, size))
+
+    def launch(
+        self,
+        kernels: dict[int, Any],
+        unaligned: int,
+        grid: Sequence[tuple[int, int]],
+        parts: int,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[int],
+        writes: Sequence[Tensor],
+    ) -> None:
+        """Note a kernel that is launched."""
+        slots = tuple([self._slot(tensor) for tensor in tensors])
+        written = tuple([self._slot(tensor) for tensor in writes])
+        self.steps.append(Launch(kernels, unaligned, tuple(grid), parts, slots, tuple(numbers), written))
+
+    def ranged(self, index: Tensor, extent: int, is_padded: bool) -> None:
+        """Note that the range of an index tensor was compared with the dimension it points into."""
+        slot = self._slot(index)
+        made_by = self.maker_of(slot)
+        while isinstance(made_by, Call) and made_by.base is not None:  # a view holds no numbers that its base lacks
+            slot = made_by.base
+            made_by = self.maker_of(slot)
+        if made_by is None:  # an input or pinned; what a step makes is in range by how it is made
+            self.ranges.append(Range(slot, extent, is_padded))
+
+    def maker_of(self, slot: Slot) -> Step | None:
+        """Return the step that made a tensor; None for inputs and pinned tensors."""
+        for step in reversed(self.steps):
+            if isinstance(step, Call) and not step.has_effect and slot in slots_in(step.results):
+                return step
+        return None
+
+    def result(self, result: Any) -> Any:
+        """Return a function's result with Slots for its tensors; refuse one that is no tensor of a step or input."""
+        stated = self._stated(result)
+        for slot in slots_in(stated):
+            if slot.number in self.pinned:  # a replay would give the same memory to every caller
+                self.refuse("a tensor is returned that was made before")
+        return stated
+
+    def _slot(self, tensor: Tensor) -> Slot:
+        known = self.slots.get(id(tensor))
+        if known is None:
+            known = self._new(tensor)
+            self.pinned[known.number] = tensor
+        return known
+
+    def _new(self, tensor: Tensor) -> Slot:
+        slot = Slot(len(self.held))
+        self.held.append(tensor)
+        return self.slots.setdefault(id(tensor), slot)  # of a tensor that is given twice, the first place
+
+    def _made(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return self.slots.get(id(result)) or self._new(result)
+        if isinstance(result, (tuple, list)):
+            return tuple([self._made(part) for part in result])
+        return result
+
+    def _stated(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._slot(value)
+        if isinstance(value, (tuple, list)):
+            parts = [self._stated(part) for part in value]
+            return tuple(parts) if isinstance(value, tuple) else parts
+        if isinstance(value, slice):
+            return Slice(*[self._stated(part) for part in (value.start, value.stop, value.step)])
+        if isinstance(value, dict):
+            self.refuse("a function takes a dictionary")
+        return value
+
+
+def slots_in(stated: Any) -> list[Slot]:
+    """Return the Slots among stated arguments or results."""
+    if isinstance(stated, Slot):
+        return [stated]
+    if isinstance(stated, (tuple, list)):
+        return [slot for part in stated for slot in slots_in(part)]
+    return slots_in((stated.start, stated.stop, stated.step)) if isinstance(stated, Slice) else []
+
+
+def _has_tensors(result: Any) -> bool:
+    return isinstance(result, (tuple, list)) and any([isinstance(part, Tensor) for part in result])
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any([isinstance(part, Tensor) and part.dtype == torch.bool for part in parts])
+
+
+def _view_of(result: Tensor, args: Sequence[Any]) -> tuple[Tensor | None, int]:
+    """Return the argument whose memory a result is, and how many bytes behind it the result begins; or None."""
+    for tensor in args:
+        if not isinstance(tensor, Tensor) or tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
+            continue
+        if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
+            return tensor, result.data_ptr() - tensor.data_ptr()
+    return None, 0

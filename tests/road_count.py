@@ -54,7 +54,9 @@ BY_NAME = {module.name: module for module in MODULES}
 
 def folder_of(module: Module) -> str:
     """The folder of a module: `insum_ops` has only what is in neither of the others."""
-    return max((folder for folder, package in FOLDERS.items() if f"{module.name}.".startswith(f"{package}.")), key=_deep)
+    return max(
+        (folder for folder, package in FOLDERS.items() if f"{module.name}.".startswith(f"{package}.")), key=_deep
+    )
 
 
 def _deep(folder: str) -> int:
@@ -95,7 +97,11 @@ def by_file(count: Callable[[Module], int]) -> Counter[str]:
 def _print_places(title: str, places: Mapping[str, int]) -> None:
     print(f"\n{title}: {sum(places.values())} places in {len(places)} files")
     ordered = sorted(places.items(), key=lambda item: (-item[1], item[0]))
-    print(fill(", ".join(f"{name} {number}" for name, number in ordered), 110, initial_indent="  ", subsequent_indent="  "))
+    print(
+        fill(
+            ", ".join(f"{name} {number}" for name, number in ordered), 110, initial_indent="  ", subsequent_indent="  "
+        )
+    )
 
 
 def main() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
+from .compiler.express import modes
 from .compiler.one_by_one import one_by_one
 from .compiler.runtime.torch_state import is_wrapped, outside_transforms
 from .formats.check import VALUE_DTYPES
@@ -176,6 +178,9 @@ def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
 
 def _place(A: Tensor) -> int:
     """Where the values of a COO tensor lie."""
+    if modes() > 0:  # among fake tensors the values of a real one would be a fake one, which lies nowhere
+        with _disable_current_modes():
+            return A._values().data_ptr()
     try:
         return A._values().data_ptr()
     except RuntimeError:  # wrapped by a transform, which costs more to ask about beforehand

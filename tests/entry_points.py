@@ -35,6 +35,23 @@ class EntryPoint:
     inputs: Sequence[tuple[Tensor, ...]]  # of each caller
     parameters: Sequence[Tensor] = field(default=())  # that the function reads too
     owner: Any = None  # of what may be kept from call to call
+    remade: Callable[[Any], Callable[..., Tensor]] | None = None  # the function of another owner
+
+    @classmethod
+    def over(
+        cls,
+        owner: Any,
+        remade: Callable[[Any], Callable[..., Tensor]],
+        inputs: Sequence[tuple[Tensor, ...]],
+        parameters: Sequence[Tensor] = (),
+    ) -> EntryPoint:
+        return cls(remade(owner), inputs, parameters, owner, remade)
+
+    def with_owner(self, owner: Any) -> EntryPoint:
+        """The same function and inputs over another owner, a copy of this one."""
+        assert self.remade is not None
+        parameters = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else self.parameters
+        return EntryPoint.over(owner, self.remade, self.inputs, parameters)
 
     def of(self, caller: int) -> tuple[Tensor, ...]:
         return self.inputs[caller % len(self.inputs)]
@@ -119,7 +136,7 @@ def _max(dtype: torch.dtype) -> EntryPoint:
 def _min(dtype: torch.dtype) -> EntryPoint:
     A = GroupCOO.from_dense(_matrix(dtype))
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(lambda B: insum("C[m,n] = min(A[m,k] * B[k,n])", A=A, B=B), inputs, owner=A)
+    return EntryPoint.over(A, lambda A: lambda B: insum("C[m,n] = min(A[m,k] * B[k,n])", A=A, B=B), inputs)
 
 
 @_entry_point("insum by columns")
@@ -127,14 +144,14 @@ def _by_columns(dtype: torch.dtype) -> EntryPoint:
     """A format whose groups are of columns, and have to be arranged anew."""
     A = GroupCOO.from_dense(_matrix(dtype), group_dim=1)
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), inputs, owner=A)
+    return EntryPoint.over(A, lambda A: lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), inputs)
 
 
 def _with_format(form: type) -> Maker:
     def make(dtype: torch.dtype) -> EntryPoint:
         A = _made(form, _matrix(dtype))
         inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-        return EntryPoint(lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), inputs, owner=A)
+        return EntryPoint.over(A, lambda A: lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B), inputs)
 
     return make
 
@@ -143,7 +160,7 @@ def _trained_values(form: type) -> Maker:
     def make(dtype: torch.dtype) -> EntryPoint:
         A = _made(form, _matrix(dtype))
         inputs = [(_random(*A.values.shape, dtype=dtype), _random(16, 5, dtype=dtype)) for _ in range(CALLERS)]
-        return EntryPoint(lambda AV, B: spmm(A.with_values(AV), B), inputs, owner=A)
+        return EntryPoint.over(A, lambda A: lambda AV, B: spmm(A.with_values(AV), B), inputs)
 
     return make
 
@@ -157,7 +174,7 @@ def _reduced(reduce: str) -> Maker:
     def make(dtype: torch.dtype) -> EntryPoint:
         A = GroupCOO.from_dense(_matrix(dtype))
         inputs = [(_random(2, 16, 5, dtype=dtype),) for _ in range(CALLERS)]
-        return EntryPoint(lambda B: spmm(A, B, reduce), inputs, owner=A)
+        return EntryPoint.over(A, lambda A: lambda B: spmm(A, B, reduce), inputs)
 
     return make
 
@@ -170,14 +187,14 @@ for _reduce in ("sum", "mean", "max", "min"):
 def _csr(dtype: torch.dtype) -> EntryPoint:
     A = csr(_matrix(dtype))
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(lambda B: spmm(A, B), inputs, owner=A)
+    return EntryPoint.over(A, lambda A: lambda B: spmm(A, B), inputs)
 
 
 @_entry_point("spmm torch COO")
 def _coo(dtype: torch.dtype) -> EntryPoint:
     A = _matrix(dtype).to_sparse().requires_grad_()
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(lambda B: spmm(A, B), inputs, [A], owner=A)
+    return EntryPoint.over(A, lambda A: lambda B: spmm(A, B), inputs, [A])
 
 
 @_entry_point("spmm edges")
@@ -185,35 +202,35 @@ def _edges(dtype: torch.dtype) -> EntryPoint:
     """One graph, and each caller's own weights for its edges."""
     edge_index = torch.randint(0, 9, (2, 30)).to(DEVICE)
     inputs = [(_random(30, dtype=dtype), _random(9, 4, dtype=dtype)) for _ in range(CALLERS)]
-    return EntryPoint(lambda weight, B: spmm((edge_index, weight), B), inputs, owner=edge_index)
+    return EntryPoint.over(edge_index, lambda edges: lambda weight, B: spmm((edges, weight), B), inputs)
 
 
 @_entry_point("spmm edges of several sizes")
 def _edges_of_sizes(dtype: torch.dtype) -> EntryPoint:
     edge_index = torch.randint(0, 9, (2, 30)).to(DEVICE)
     inputs = [(_random(9 + caller, 4, dtype=dtype),) for caller in range(CALLERS)]
-    return EntryPoint(lambda B: spmm((edge_index, None), B, reduce="mean"), inputs, owner=edge_index)
+    return EntryPoint.over(edge_index, lambda edges: lambda B: spmm((edges, None), B, reduce="mean"), inputs)
 
 
 @_entry_point("sddmm")
 def _sddmm(dtype: torch.dtype) -> EntryPoint:
     pattern = GroupCOO.from_dense(_matrix(dtype))
     inputs = [(_random(12, 3, dtype=dtype), _random(16, 3, dtype=dtype)) for _ in range(CALLERS)]
-    return EntryPoint(lambda X, Y: sddmm(pattern, X, Y).to_dense(), inputs, owner=pattern)
+    return EntryPoint.over(pattern, lambda pattern: lambda X, Y: sddmm(pattern, X, Y).to_dense(), inputs)
 
 
 @_entry_point("SpMM")
 def _spmm_layer(dtype: torch.dtype) -> EntryPoint:
     layer = nn.SpMM(_matrix(dtype).to_sparse(), trainable=True)
     inputs = [(_random(16, 5, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(layer, inputs, list(layer.parameters()), owner=layer)
+    return EntryPoint.over(layer, lambda layer: layer, inputs, list(layer.parameters()))
 
 
 @_entry_point("BlockSparseLinear")
 def _linear(dtype: torch.dtype) -> EntryPoint:
     layer = nn.BlockSparseLinear(24, 32, block_size=8, density=0.5).to(DEVICE, dtype)
     inputs = [(_random(2, 3, 24, dtype=dtype),) for _ in range(CALLERS)]
-    return EntryPoint(layer, inputs, list(layer.parameters()), owner=layer)
+    return EntryPoint.over(layer, lambda layer: layer, inputs, list(layer.parameters()))
 
 
 def _clouds() -> list[nn.SparseConvTensor]:
@@ -225,20 +242,26 @@ def _clouds() -> list[nn.SparseConvTensor]:
     return found
 
 
+def _of_clouds(network: Any) -> Callable[..., Tensor]:
+    """The network's features over the one of its clouds that has as many voxels."""
+
+    def function(features: Tensor) -> Tensor:
+        cloud = next(cloud for cloud in network.clouds if len(cloud.indices) == len(features))
+        found: Tensor = network(cloud.replace_feature(features)).features
+        return found
+
+    return function
+
+
 def _over_clouds(*layers: Any) -> Maker:
     def make(dtype: torch.dtype) -> EntryPoint:
         network = torch.nn.Sequential(*[layer() for layer in layers]).to(DEVICE)
         for parameter in network.parameters():  # the same numbers in every dtype
             parameter.data = parameter.data.to(dtype)
         clouds = _clouds()
-
-        def function(features: Tensor) -> Tensor:
-            cloud = next(cloud for cloud in clouds if len(cloud.indices) == len(features))
-            found: Tensor = network(cloud.replace_feature(features)).features
-            return found
-
+        network.clouds = clouds
         inputs = [(_random(len(clouds[at % 2].indices), 4, dtype=dtype),) for at in range(CALLERS)]
-        return EntryPoint(function, inputs, list(network.parameters()), owner=(network, clouds))
+        return EntryPoint.over(network, _of_clouds, inputs, list(network.parameters()))
 
     return make
 
@@ -258,6 +281,15 @@ for _name, _layers in CONVOLUTIONS.items():
     ENTRY_POINTS[_name] = _seeded(_over_clouds(*_layers))
 
 
+def _of_product(layer: Any) -> Callable[..., Tensor]:
+    def function(x: Tensor, y: Tensor, weight: Tensor, *edges: Tensor) -> Tensor:
+        src, dst = edges or (None, None)
+        found: Tensor = layer(x, y, weight, src=src, dst=dst)
+        return found
+
+    return function
+
+
 def _product(rows: int, make: Callable[[], Any], is_each: bool, kind: str = "") -> Maker:
     def made(dtype: torch.dtype) -> EntryPoint:
         layer = make()
@@ -272,12 +304,7 @@ def _product(rows: int, make: Callable[[], Any], is_each: bool, kind: str = "") 
             edges = (_positions(rows, rows, caller), _positions(rows, rows, 0)) if kind == "edges" else ()
             inputs.append((x, y, own, *edges))
 
-        def function(x: Tensor, y: Tensor, weight: Tensor, *edges: Tensor) -> Tensor:
-            src, dst = edges or (None, None)
-            found: Tensor = layer(x, y, weight, src=src, dst=dst)
-            return found
-
-        return EntryPoint(function, inputs, owner=layer)
+        return EntryPoint.over(layer, _of_product, inputs)
 
     return made
 

@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
-from .compiler.express import modes
 from .compiler.one_by_one import one_by_one
-from .compiler.runtime.torch_state import is_wrapped, outside_transforms
+from .compiler.runtime.torch_state import is_wrapped, modes, outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.errors import FormatError

@@ -108,10 +108,12 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     if not writer.write_guards(lengths):
         return None
     writer.write_steps()
-    source = "\n    ".join([writer.head(len(lengths)), *writer.lines])
-    scope: dict[str, Any] = dict(writer.constants)
+    source = writer.source(len(lengths))
+    scope: dict[str, Any] = {}
     exec(compile(source, "<launch plan>", "exec"), scope)
-    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, scope["replay"])
+    # in cells, not in the scope, which would hold the function that holds the scope
+    replay = scope["plan"](**writer.constants)
+    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay)
 
 
 def _reads(step: Step) -> list[Slot]:
@@ -157,8 +159,22 @@ class _Writer:
         self.constants[name] = value
         return name
 
-    def head(self, lengths: int) -> str:
-        return f"def replay({', '.join([*self.parameters(lengths), *([] if lengths else ['*_'])])}):"
+    def source(self, lengths: int) -> str:
+        """Return the text of a function that takes the constants and returns `replay`."""
+        given = self.parameters(lengths)
+        head = f"def replay({', '.join([*given, *([] if lengths else ['*_'])])}):"
+        lines, device = [head, *[f"    {line}" for line in self.lines]], self.plan.device
+        if self.services.has_several_devices and device.type == "cuda":
+            current, on = self.constant(self.services.current_device), self.constant(torch.cuda.device)
+            lines[0] = head.replace("replay", "replay_here")
+            lines += [
+                head,
+                f"    if {current}() == {device.index}:",
+                f"        return replay_here({', '.join(given)})",
+                f"    with {on}({device.index}):",
+                f"        return replay_here({', '.join(given)})",
+            ]
+        return "\n    ".join([f"def plan({', '.join(self.constants)}):", *lines, "return replay"])
 
     def parameters(self, lengths: int) -> list[str]:
         count = self.plan.inputs
@@ -176,12 +192,6 @@ class _Writer:
         for dtype in plan.dtypes:
             asked = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{asked} is not {services.rounds_sums(dtype)}")
-        if services.has_several_devices and plan.device.type == "cuda":
-            self.lines += [
-                f"if {self.constant(services.current_device)}() != {plan.device.index}:",
-                f"    with {self.constant(torch.cuda.device)}({plan.device.index}):",
-                f"        return replay({', '.join(self.parameters(len(lengths)))})",
-            ]
         for number, tensor in plan.pinned.items():
             if id(tensor) in plan.owned or tensor.is_floating_point() or tensor.dtype == torch.bool:
                 continue

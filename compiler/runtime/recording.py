@@ -251,7 +251,9 @@ def _has_mask(index: Any) -> bool:
 def _view_of(result: Tensor, args: Sequence[Any]) -> tuple[Tensor | None, int]:
     """Return the argument whose memory a result is, and how many bytes behind it the result begins; or None."""
     for tensor in args:
-        if not isinstance(tensor, Tensor) or tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
+        if not isinstance(tensor, Tensor) or not tensor.layout == result.layout == torch.strided:
+            continue
+        if tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
             continue
         if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
             return tensor, result.data_ptr() - tensor.data_ptr()

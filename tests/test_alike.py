@@ -9,7 +9,7 @@ from tolerances import assert_matches
 
 from insum_ops.compiler import pipeline, ready
 from insum_ops.compiler.errors import IndexRangeError
-from insum_ops.functional import insum_once
+from insum_ops import insum
 
 HAS_KERNELS = IS_INTERPRETED or DEVICE == "cuda"
 LENGTHS = (600, 602, 777, 1000)  # long enough to count roughly
@@ -81,14 +81,14 @@ def test_other_lengths_take_the_kernel_that_there_is(plans, name, dtype):
         pytest.skip("sums meet in another type, which takes more than a launch")
     for number, length in enumerate(LENGTHS):
         expr, size, tensors, expected = CASES[name](length, dtype)
-        assert_matches(insum_once(expr, size, tensors), expected)
+        assert_matches(insum(expr, size=size, **tensors), expected)
         assert len(plans) == (1 if HAS_KERNELS else number + 1)
 
 
 def test_lengths_that_come_again_are_remembered(plans):
     for length in (600, 602, 602, 602):
         expr, size, tensors, expected = gathered(length)
-        assert_matches(insum_once(expr, size, tensors), expected)
+        assert_matches(insum(expr, size=size, **tensors), expected)
     assert len(plans) == (2 if HAS_KERNELS else 3)  # of 600, and of 602 the second time
     assert len(ready._plans) > 0
 
@@ -97,7 +97,7 @@ def test_index_tensors_with_and_without_absent_entries_have_kernels_of_their_own
     for length in (600, 602, 604, 606):
         expr, size, tensors, _ = gathered(length)
         tensors["I"] = positions(7, length, 2, absent=length in (600, 606))
-        assert_matches(insum_once(expr, size, tensors), rows_of(tensors["A"], tensors["I"]).sum(1))
+        assert_matches(insum(expr, size=size, **tensors), rows_of(tensors["A"], tensors["I"]).sum(1))
     assert len(plans) == (2 if HAS_KERNELS else 4)
 
 
@@ -105,11 +105,11 @@ def test_index_tensors_with_and_without_absent_entries_have_kernels_of_their_own
 def test_positions_out_of_range_are_refused_as_ever():
     for length in (600, 602):
         expr, size, tensors, _ = gathered(length)
-        insum_once(expr, size, tensors)
+        insum(expr, size=size, **tensors)
     expr, size, tensors, _ = gathered(604)
     tensors["I"][3, 1] = 7
     with pytest.raises(IndexRangeError, match=r"I\[3,1\] is 7"):
-        insum_once(expr, size, tensors)
+        insum(expr, size=size, **tensors)
 
 
 def test_settings_and_layouts_are_told_apart(plans):
@@ -118,7 +118,7 @@ def test_settings_and_layouts_are_told_apart(plans):
         expr, size, tensors, expected = scattered(length)
         torch.use_deterministic_algorithms(is_deterministic)
         try:
-            first, second = (insum_once(expr, size, dict(tensors)) for _ in range(2))
+            first, second = (insum(expr, size=size, **tensors) for _ in range(2))
         finally:
             torch.use_deterministic_algorithms(False)
         assert_matches(first, expected)
@@ -126,10 +126,10 @@ def test_settings_and_layouts_are_told_apart(plans):
         assert len(plans) > asked
         asked = len(plans)
     expr, size, tensors, expected = gathered(608)
-    insum_once(expr, size, tensors)
+    insum(expr, size=size, **tensors)
     expr, size, tensors, expected = gathered(610)
     tensors["A"] = tensors["A"].T.contiguous().T
-    assert_matches(insum_once(expr, size, tensors), expected)
+    assert_matches(insum(expr, size=size, **tensors), expected)
 
 
 @pytest.mark.usefixtures("plans")
@@ -137,7 +137,7 @@ def test_settings_and_layouts_are_told_apart(plans):
 def test_nothing_at_all(name):
     for length in (600, 602):
         expr, size, tensors, _ = CASES[name](length)
-        insum_once(expr, size, tensors)
+        insum(expr, size=size, **tensors)
     empty = {key: tensor[:0] if len(tensor) > 500 else tensor for key, tensor in tensors.items()}
-    made = insum_once(expr, (0, *size[1:]), empty)
+    made = insum(expr, size=(0, *size[1:]), **empty)
     assert made.shape == (0, *size[1:])

@@ -19,8 +19,8 @@ FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler":
 WITHOUT_TORCH = {
     f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate", "batch")
 }
-# the files that turn text into code: text that codegen and torch.fx wrote
-LOADS_SOURCE = {"insum_ops.compiler.launch", "insum_ops.compiler.lower"}
+# the files that turn text into code: text that codegen, torch.fx and plans wrote
+LOADS_SOURCE = {"insum_ops.compiler.launch", "insum_ops.compiler.lower", "insum_ops.compiler.runtime.plan"}
 CONTAINER = "insum_ops.lru_cache"  # which holds the caches of all folders, and imports none of them
 GUARD = "insum_ops.formats.guard"  # what may be kept: the only part of formats that the compiler imports
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}

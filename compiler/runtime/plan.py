@@ -217,9 +217,9 @@ class _Writer:
         views = set[int]()
         for step in reversed(self.plan.steps):
             if isinstance(step, Call):
-                made = slots_in(step.results)
-                if step.base is not None and len(made) == 1 and made[0].number not in taken:
-                    views.add(made[0].number)
+                made = {slot.number for slot in slots_in(step.results)}
+                if len(step.views) == len(made) and not made & taken:
+                    views |= made
                 else:
                     taken |= {slot.number for slot in _reads(step)}
         return views
@@ -229,8 +229,9 @@ class _Writer:
         for at, step in enumerate(self.plan.steps):
             if isinstance(step, Launch):
                 self.write_launch(step)
-            elif step.base is not None and (made := step.results.number) in self.is_view_only:
-                self.pointers[made] = _sum(self.pointer(step.base.number), step.offset)
+            elif step.views and step.views[0].slot.number in self.is_view_only:
+                for view in step.views:
+                    self.pointers[view.slot.number] = _sum(self.pointer(view.base.number), view.offset)
             else:
                 self.write_call(step)
             done = [self.names[number] for number in last.get(at, ()) if number in self.names]
@@ -242,11 +243,8 @@ class _Writer:
         """Return the tensors that no step after a given one reads, as a tensor or by an address into it."""
         made = {slot.number for step in self.plan.steps if isinstance(step, Call) for slot in slots_in(step.results)}
         returned = {slot.number for slot in slots_in(self.plan.result)}
-        bases = {
-            step.results.number: step.base.number
-            for step in self.plan.steps
-            if isinstance(step, Call) and step.base is not None
-        }
+        views = [view for step in self.plan.steps if isinstance(step, Call) for view in step.views]
+        bases = {view.slot.number: view.base.number for view in views}
         last: dict[int, int] = {}
         for at, step in enumerate(self.plan.steps):
             for slot in [*_reads(step), *(slots_in(step.results) if isinstance(step, Call) else ())]:
@@ -274,9 +272,9 @@ class _Writer:
             named = dict(step.kwargs)
             function = self.services.empty_on(named["device"])
             args = ", ".join([*map(self.text, step.args), self.text(named["dtype"])])
-        elif function is Tensor.as_strided and step.base is not None:  # not from where the recorded tensor began
-            base = self.names[step.base.number]
-            start = f"{base}.storage_offset() + {step.offset // step.itemsize}"
+        elif function is Tensor.as_strided and step.views:  # not from where the recorded tensor began
+            (view,) = step.views
+            start = f"{self.names[view.base.number]}.storage_offset() + {view.offset // view.itemsize}"
             args = f"{', '.join(map(self.text, step.args[:3]))}, {start}"
         self.lines.append(f"{self.target(step)}{self.constant(function, 'f')}({args})")
 
@@ -390,7 +388,7 @@ class _Join:
             return replace(one, grid=grid, numbers=numbers)
         if isinstance(one, Call) and isinstance(other, Call):
             self.differs |= one.function != other.function or one.results != other.results
-            self.differs |= (one.base, one.offset, one.has_effect) != (other.base, other.offset, other.has_effect)
+            self.differs |= (one.views, one.has_effect) != (other.views, other.has_effect)
             args, kwargs = self.value(one.args, other.args), self.value(one.kwargs, other.kwargs)
             return replace(one, args=args, kwargs=kwargs)
         self.differs = True

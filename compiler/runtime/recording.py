@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Call", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "active", "paused", "slots_in"]
+__all__ = ["Call", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "View", "active", "paused", "slots_in"]
 
 # what reads numbers out of tensors, or makes tensors whose shapes depend on numbers
 READS = {
@@ -56,9 +56,11 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
     results: Any  # Slots, in the structure that the function returns
     has_effect: bool  # it writes to one of its arguments
-    base: Slot | None = None  # the argument that its result is a view of
-    offset: int = 0  # of that view, in bytes behind its base
-    itemsize: int = 1  # bytes of an element of that view
+    views: tuple[View, ...] = ()  # those of its results that are views of an argument
+
+    def view(self, slot: Slot) -> View | None:
+        """Return what a result is a view of, or None."""
+        return next((view for view in self.views if view.slot == slot), None)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,16 @@ class Slot:
     """A tensor of a plan, by its number."""
 
     number: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in the memory of another one."""
+
+    slot: Slot
+    base: Slot
+    offset: int  # bytes behind the base's first element
+    itemsize: int
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Recording(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in READS or (name == "__getitem__" and _has_mask(args[1])):
             self.refuse(f"{name} reads numbers out of a tensor")
-        elif isinstance(result, Tensor) or name == "__setitem__" or _has_tensors(result):
+        elif name == "__setitem__" or _tensors_in(result):
             self.call(function, args, kwargs, result)
         return result
 
@@ -153,10 +165,11 @@ class Recording(TorchFunctionMode):
         has_effect = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs
         given = self._stated(tuple(args))
         named = tuple((key, self._stated(value)) for key, value in kwargs.items())
-        base, offset = (None, 0) if has_effect or not isinstance(result, Tensor) else _view_of(result, args)
-        own = None if base is None else self._slot(base)
-        size = 1 if base is None else base.element_size()
-        self.steps.append(Call(function, given, named, self._made(result), has_effect, own, offset, size))
+        made = self._made(result)
+        views = [] if has_effect else [self._view(part, args) for part in _tensors_in(result)]
+        self.steps.append(
+            Call(function, given, named, made, has_effect, tuple([view for view in views if view is not None]))
+        )
 
     def launch(
         self,
@@ -177,8 +190,8 @@ class Recording(TorchFunctionMode):
         """Note that the range of an index tensor was compared with the dimension it points into."""
         slot = self._slot(index)
         made_by = self.maker_of(slot)
-        while isinstance(made_by, Call) and made_by.base is not None:  # a view holds no numbers that its base lacks
-            slot = made_by.base
+        while isinstance(made_by, Call) and (view := made_by.view(slot)) is not None:
+            slot = view.base  # a view holds no numbers that its base lacks
             made_by = self.maker_of(slot)
         if made_by is None:  # an input or pinned; what a step makes is in range by how it is made
             self.ranges.append(Range(slot, extent, is_padded))
@@ -210,6 +223,18 @@ class Recording(TorchFunctionMode):
         self.held.append(tensor)
         return self.slots.setdefault(id(tensor), slot)  # of a tensor that is given twice, the first place
 
+    def _view(self, result: Tensor, args: Sequence[Any]) -> View | None:
+        """Return the argument in whose memory a result lies, and where; None if it has memory of its own."""
+        for tensor in _tensors_in(args):
+            if tensor is result or not tensor.layout == result.layout == torch.strided:
+                continue
+            if tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
+                continue
+            if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
+                offset = result.data_ptr() - tensor.data_ptr()
+                return View(self._slot(result), self._slot(tensor), offset, result.element_size())
+        return None
+
     def _made(self, result: Any) -> Any:
         if isinstance(result, Tensor):
             return self.slots.get(id(result)) or self._new(result)
@@ -239,22 +264,12 @@ def slots_in(stated: Any) -> list[Slot]:
     return slots_in((stated.start, stated.stop, stated.step)) if isinstance(stated, Slice) else []
 
 
-def _has_tensors(result: Any) -> bool:
-    return isinstance(result, (tuple, list)) and any([isinstance(part, Tensor) for part in result])
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value for tensor in _tensors_in(part)] if isinstance(value, (tuple, list)) else []
 
 
 def _has_mask(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return any([isinstance(part, Tensor) and part.dtype == torch.bool for part in parts])
-
-
-def _view_of(result: Tensor, args: Sequence[Any]) -> tuple[Tensor | None, int]:
-    """Return the argument whose memory a result is, and how many bytes behind it the result begins; or None."""
-    for tensor in args:
-        if not isinstance(tensor, Tensor) or not tensor.layout == result.layout == torch.strided:
-            continue
-        if tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
-            continue
-        if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
-            return tensor, result.data_ptr() - tensor.data_ptr()
-    return None, 0

@@ -20,8 +20,6 @@ LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write par
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
 
-View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, and how far behind the first element it begins
-
 
 class Work(Protocol):
     """Terms with the weights that are handed out to them."""
@@ -45,42 +43,33 @@ class Whole:
         given: Sequence[Any],  # x, y, weight, src, dst
         num_rows: int,
     ) -> None:
-        x, y, weight, _, _ = given
-        first, second, out = slots
+        _, y, weight, _, _ = given
+        out = slots[2]
         self.slots, self.work, self.num_rows = slots, work, num_rows
-        self.is_ordered, pieces = work.pieces[writes_parts(weight)]
-        keys = [piece.term.key[3] for piece in pieces]
+        self.is_ordered, self.pieces = work.pieces[writes_parts(weight)]
+        keys = [piece.term.key[3] for piece in self.pieces]
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
-        variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
-        self.y_slots = [at for at, _ in variants]
-        self.steps = [(step, key[0], variants.index((key[1], step.has_v)), key[2]) for key, step in zip(keys, steps)]
-        x = first.ordered(x)
-        self.x_views = _views_of(first.spread(x), x)
-        y = second.ordered(y)
-        spread = second.spread(y)
-        self.y_views = _views_of([spread[at] if has_v else spread[at].flatten(1) for at, has_v in variants], y)
-        self.w_views: list[View | None] = [None] * len(steps)
-        self.dw_views: list[View] = []  # of a gradient that is written in parts
-        if weight is not None:
-            weight, weighted = self.in_order(weight), [each for each in zip(pieces, steps) if each[0].numel]
-            self.w_views = [_weight_view(weight, *each) if each[0].numel else None for each in zip(pieces, steps)]
-            if writes_parts(weight):
-                dw = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
-                self.dw_views = [_weight_view(dw, *each) for each in weighted]
-            starts = [piece.start for piece, _ in weighted]
-            self.dw_order = sorted(range(len(starts)), key=starts.__getitem__)
+        self.variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
+        places = [self.variants.index((key[1], step.has_v)) for key, step in zip(keys, steps)]
+        self.steps = [(step, key[0], at, key[2]) for key, step, at in zip(keys, steps, places)]
 
     def in_order(self, weight: Tensor) -> Tensor:
         """Weights with those of each term side by side."""
         return weight if self.is_ordered else self.work.ordered(weight)
 
     def parts(self, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[list[Tensor], list[Tensor], list[Any]]:
-        """What the steps read, of tensors that are in order."""
-        Ws: list[Any] = self.w_views
-        if weight is not None:
-            start = weight.storage_offset()
-            Ws = [None if v is None else weight.as_strided(v[0], v[1], start + v[2]) for v in self.w_views]
-        return _views(x, self.x_views), _views(y, self.y_views), Ws
+        """Return what the steps read, of tensors that are in order."""
+        first, second, _ = self.slots
+        spread = second.spread(y)
+        Ys = [spread[at] if has_v else spread[at].flatten(1) for at, has_v in self.variants]
+        return first.spread(x), Ys, self.weights(weight)
+
+    def weights(self, weight: Tensor | None) -> list[Any]:
+        """Return the part of each step in the weights, or in their gradient; None for a step without weights."""
+        if weight is None:
+            return [None] * len(self.steps)
+        pairs = zip(self.pieces, self.steps)
+        return [_weight_view(weight, piece, step) if piece.numel else None for piece, (step, *_) in pairs]
 
     def forward(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None
@@ -120,20 +109,19 @@ class Whole:
         assert x is not None
         assert y is not None
         dz = out.ordered(upstream)
-        dZs = _views(dz, _views_of(out.spread(dz), dz))
+        dZs = out.spread(dz)
         if dst is not None:
             dZs = [run(GATHER, size, (dZ, dst)) for dZ, size in zip(dZs, self.sizes)]
         Xs, Ys, Ws = self.parts(x, y, weight)
         dXs: list[Tensor | None] = [None] * len(Xs)
         dYs: list[Tensor | None] = [None] * len(Ys)
         dWs: list[Tensor] = []
-        dw, places = None, list[Tensor]()
-        if wanted[2] and weight is not None and self.dw_views:
+        dw, places = None, [None] * len(self.steps)
+        if wanted[2] and weight is not None and writes_parts(weight):
             dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
-            places = _views(dw, self.dw_views)
-        for (step, at1, at2, at3), W, saved in zip(self.steps, Ws, own):
+            places = self.weights(dw)
+        for (step, at1, at2, at3), W, saved, place in zip(self.steps, Ws, own, places):
             parts = Parts(Xs[at1], Ys[at2], W, src)
-            place = places[len(dWs)] if places and W is not None else None
             dXs[at1], dYs[at2], dW = step.backward(parts, saved, dZs[at3], wanted, dXs[at1], dYs[at2], place)
             if dW is not None:
                 dWs.append(dW)
@@ -141,10 +129,12 @@ class Whole:
         if wanted[0]:
             dx = _joined(first, dXs, x)
         if wanted[1]:
-            dy = _joined(second, _by_slot(dYs, self.y_slots, len(second.widths)), y)
+            dy = _joined(second, _by_slot(dYs, [at for at, _ in self.variants], len(second.widths)), y)
         if wanted[2] and weight is not None:
             if dw is None:
-                flat = [dWs[at].flatten(weight.dim() - 1) for at in self.dw_order]
+                starts = [piece.start for piece in self.pieces if piece.numel]
+                order = sorted(range(len(starts)), key=starts.__getitem__)
+                flat = [dWs[at].flatten(weight.dim() - 1) for at in order]
                 dw = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
             dw = dw if self.is_ordered else self.work.unordered(dw)
         return dx, dy, dw
@@ -155,35 +145,15 @@ def writes_parts(weight: Tensor | None) -> bool:
     return weight is not None and weight.dim() == 2 and weight.numel() * weight.itemsize < LARGEST
 
 
-def _weight_view(weight: Tensor, piece: Piece, step: Step) -> View:
-    """The weights of a piece, as its statement has them: [b, p, ...], without b where they are shared."""
+def _weight_view(weight: Tensor, piece: Piece, step: Step) -> Tensor:
+    """Return the weights of a piece, as its statement has them: [b, p, ...], without b where they are shared."""
     paths, *rest = step.weight_shape
     lead, each = weight.shape[:-1], math.prod(rest)
     one = weight.narrow(-1, piece.start, each).view(*lead, 1, *rest)
     between = (piece.step or each) * weight.stride(-1)
-    strides = one.stride()
-    at = len(lead)
+    strides, at = one.stride(), len(lead)
     size = (*lead, paths, *rest)
-    return size, (*strides[:at], between, *strides[at + 1 :]), _start(one) - _start(weight)
-
-
-def _start(tensor: Tensor) -> int:
-    return int(tensor.storage_offset())
-
-
-def _view_of(view: Tensor, base: Tensor) -> View:
-    return tuple(view.shape), view.stride(), _start(view) - _start(base)
-
-
-def _views_of(views: Sequence[Tensor], base: Tensor) -> list[View | None]:
-    """None: the tensor as it is, which costs the host nothing."""
-    found = [_view_of(view, base) for view in views]
-    return [None if view == (tuple(base.shape), base.stride(), 0) else view for view in found]
-
-
-def _views(base: Tensor, views: Sequence[View | None]) -> list[Tensor]:
-    start = base.storage_offset()
-    return [base if view is None else base.as_strided(view[0], view[1], start + view[2]) for view in views]
+    return one.as_strided(size, (*strides[:at], between, *strides[at + 1 :]), one.storage_offset())
 
 
 def _by_slot(dYs: Sequence[Tensor | None], at: Sequence[int], count: int) -> list[Tensor | None]:

@@ -8,7 +8,7 @@ from sparse_inputs import SPARSE_WARNINGS
 from torch.autograd import forward_ad
 
 from insum_ops.compiler import recognise
-from insum_ops.compiler.recognise import recogniser
+from insum_ops.compiler.runtime.tensor_guard import recogniser
 
 pytestmark = [
     pytest.mark.cpu,

@@ -34,9 +34,11 @@ from .walks import walked
 __all__ = ["evaluate", "evaluate_anew", "gradients", "grouped"]
 
 Operand = Any  # a Tensor or a SparseFormat
-PARAMETERS = 5  # of an autograd function before the tensors
+PARAMETERS = 6  # of an autograd function before the tensors
 NONE = (None,) * PARAMETERS  # their gradients
 PLANS = 4096  # of calls over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
+
+Check = Callable[[str, Mapping[str, Operand], "Sequence[int] | None"], "Sequence[int] | None"]
 
 _plans: LRUCache[Any] = LRUCache(PLANS)
 
@@ -49,7 +51,7 @@ def evaluate(
     expr: str,
     operands: Mapping[str, Operand],
     size: Sequence[int] | None = None,
-    check: Callable[..., Sequence[int] | None] = _unchecked,
+    check: Check = _unchecked,
 ) -> Tensor:
     """Return the value of a statement over tensors and at most one sparse format, differentiable in all of them.
 
@@ -63,15 +65,15 @@ def evaluate(
         learns = wants_gradient(tensors)
     except (AttributeError, TypeError):  # no tensor, no size: `check` says so
         return evaluate_anew(expr, operands, check(expr, operands, size))
+    whole = None if size is None else numbers
     if learns:
-        size = check(expr, operands, size)
         if not is_free() or not is_sum(expr):
-            return evaluate_anew(expr, operands, size)
+            return evaluate_anew(expr, operands, check(expr, operands, size))
         if form is None:
-            return _Plain.apply(expr, ",".join(operands), size, "", [], *tensors)  # type: ignore[no-any-return]
+            return _Plain.apply(expr, tuple(operands), whole, "", [], check, *tensors)  # type: ignore[no-any-return]
         name = next(name for name, operand in operands.items() if operand is form)
         dense = [tensor for tensor, operand in zip(tensors, operands.values()) if operand is not form]
-        return _Sparse.apply(expr, name, form, size, tuple(operands), form.values, *dense)  # type: ignore[no-any-return]
+        return _Sparse.apply(expr, name, form, whole, tuple(operands), check, form.values, *dense)  # type: ignore[no-any-return]
 
     def anew(*_: Tensor) -> Tensor:
         return evaluate_anew(expr, operands, check(expr, operands, size))
@@ -98,9 +100,13 @@ def _arguments(
         tensors.append(operand)
     numbers = None if size is None else _whole_numbers(size)
     if form is None:
-        marks = expr, numbers is None, torch.get_default_dtype(), *operands
-        return _plans, marks, None, tensors, numbers or ()
+        return _plans, _marks(expr, tuple(operands), numbers), None, tensors, numbers or ()
     return form.memory, (expr, numbers is None, place, *operands), form, tensors, numbers or ()
+
+
+def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """Return what calls over plain tensors are told apart by; a statement of numbers alone has the default dtype."""
+    return expr, size is None, torch.get_default_dtype(), *names
 
 
 def _whole_numbers(size: object) -> tuple[int, ...]:
@@ -154,7 +160,8 @@ def _evaluate_plain(
         return transformed(_evaluate_plain, expr, names, size, values, fact, list(facts))
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         function = _Plain if is_sum(expr) else _Extremum
-        return function.apply(expr, names, size, fact, list(facts), *values)  # type: ignore[no-any-return]
+        given = expr, tuple(tensors), None if size is None else tuple(size), fact, list(facts), _unchecked
+        return function.apply(*given, *values)  # type: ignore[no-any-return]
     return run_plain(expr, names, size, values, fact, list(facts))
 
 
@@ -163,26 +170,38 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, expr: str, names: str, size: Sequence[int] | None, fact: str, facts: list[Tensor], *tensors: Tensor
+        ctx: Any,
+        expr: str,
+        names: tuple[str, ...],
+        size: tuple[int, ...] | None,
+        fact: str,
+        facts: list[Tensor],
+        check: Check,
+        *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
         if fact or torch.compiler.is_compiling():
-            return owned(run_plain(expr, names, size, list(tensors), fact, facts))
-        return owned(evaluate(expr, dict(zip(names.split(","), tensors)), size))
+            return owned(run_plain(expr, ",".join(names), size, list(tensors), fact, facts))
+
+        def anew(*tensors: Tensor) -> Tensor:
+            operands = dict(zip(names, tensors))
+            return evaluate_anew(expr, operands, check(expr, operands, size))
+
+        return owned(planned(_plans, _marks(expr, names, size), anew, tensors, size or (), varies=True))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        wanted, names = ctx.needs_input_grad[PARAMETERS:], ctx.names.split(",")
+        expr, names, wanted = ctx.expr, ctx.names, ctx.needs_input_grad[PARAMETERS:]
 
-        def gradients(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            return _gradients(ctx.expr, names, wanted, dict(zip(names, tensors)), upstream)
+        def run(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            return _gradients(expr, names, wanted, dict(zip(names, tensors)), upstream)
 
         tensors = (upstream, *ctx.saved_tensors)
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return *NONE, *gradients(*tensors)
-        return *NONE, *planned(_plans, ("gradients", ctx.expr, ctx.names, wanted), gradients, tensors, varies=True)
+            return *NONE, *run(*tensors)
+        return *NONE, *planned(_plans, ("gradients", expr, names, wanted), run, tensors, varies=True)
 
 
 class _Extremum(torch.autograd.Function):
@@ -192,14 +211,15 @@ class _Extremum(torch.autograd.Function):
     def forward(
         ctx: Any,
         expr: str,
-        names: str,
-        size: Sequence[int] | None,
+        names: tuple[str, ...],
+        size: tuple[int, ...] | None,
         fact: str,
         facts: list[Tensor],
+        check: Check,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
-        result, won = run_plain_with_winners(expr, names, size, list(tensors), fact, facts)
+        result, won = run_plain_with_winners(expr, ",".join(names), size, list(tensors), fact, facts)
         ctx.save_for_backward(won, *tensors)
         return owned(result)
 
@@ -207,10 +227,9 @@ class _Extremum(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         won, *saved = ctx.saved_tensors
-        names = ctx.names.split(",")
-        tensors = dict(zip(names, saved))
+        tensors = dict(zip(ctx.names, saved))
         operands = {**tensors, **winner_places(ctx.expr, won, tensors)}
-        return *NONE, *_gradients(ctx.expr, names, ctx.needs_input_grad[PARAMETERS:], operands, upstream)
+        return *NONE, *_gradients(ctx.expr, ctx.names, ctx.needs_input_grad[PARAMETERS:], operands, upstream)
 
 
 def _gradients(
@@ -238,7 +257,9 @@ def _evaluate_sparse(
             return transformed_sparse(evaluate, expr, name, form, size, dense)
     wants_grad = torch.is_grad_enabled() and len(sparse) == 1 and not is_transformed()
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and is_sum(expr):
-        return _Sparse.apply(expr, name, form, size, tuple(operands), form.values, *dense.values())  # type: ignore[no-any-return]
+        whole = None if size is None else tuple(size)
+        given = expr, name, form, whole, tuple(operands), _unchecked
+        return _Sparse.apply(*given, form.values, *dense.values())  # type: ignore[no-any-return]
     form = grouped(expr, size, name, form, group_dim, dense)
     how = recipe_for(expr, size, name, form, dense)
     tensors, facts = how.tensors(form, dense), fact_tensors(form.facts) if how.fact else []
@@ -268,15 +289,16 @@ class _Sparse(torch.autograd.Function):
         expr: str,
         name: str,
         form: SparseFormat,
-        size: Sequence[int] | None,
+        size: tuple[int, ...] | None,
         names: tuple[str, ...],
+        check: Check,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.name, ctx.form, ctx.pattern = expr, name, form, pattern_of(form)
         ctx.names = [other for other in names if other != name]
         ctx.save_for_backward(*tensors)
         dense = dict(zip(ctx.names, tensors[1:]))
-        return owned(evaluate(expr, {other: dense.get(other, form) for other in names}, size))
+        return owned(evaluate(expr, {other: dense.get(other, form) for other in names}, size, check))
 
     @staticmethod
     @one_by_one

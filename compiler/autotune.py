@@ -20,6 +20,7 @@ from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
 from .launch import INTERPRETED, Launcher, on_device, reason_of
 from .problem import Candidate, Problem, candidates, device_name, resize
+from .runtime.recording import paused
 from .settings import tuning_mode
 
 __all__ = ["HOST", "Timing", "alike", "choose", "fastest", "recall", "refusals", "tune"]
@@ -235,6 +236,13 @@ def tune(
 
 
 def _measure(
+    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool
+) -> tuple[tuple[Timing, ...], Launcher]:
+    with paused():  # none of it is a part of the call
+        return _timed(problem, tensors, facts, full)
+
+
+def _timed(
     problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool
 ) -> tuple[tuple[Timing, ...], Launcher]:
     ways = candidates(problem, full)

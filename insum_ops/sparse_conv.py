@@ -22,8 +22,11 @@ from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum
 from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, refuse_freed, statement_weight
+from .lru_cache import LRUCache
 
 __all__ = ["convolve", "sparse_conv3d"]
+
+PLANS = 256  # over one map that are kept
 
 
 def sparse_conv3d(
@@ -72,7 +75,7 @@ def _convolve(
     run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
     if torch.compiler.is_compiling():
         return run()
-    return planned(kernel_map.memory, ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
+    return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
 
 
 def _run(
@@ -92,6 +95,14 @@ def _run(
     else:
         Out = insum(call.statement, size=call.shape, **given)
     return Out if is_flat else Out.flatten(1)
+
+
+def _plans(kernel_map: KernelMap) -> LRUCache[Any]:
+    """Return the launch plans over a map, which it keeps."""
+    found: LRUCache[Any] | None = kernel_map.memory.get("plans")
+    if found is None:
+        found = kernel_map.memory["plans"] = LRUCache(PLANS)
+    return found
 
 
 class _Call(NamedTuple):
@@ -168,7 +179,7 @@ class _Convolution(torch.autograd.Function):
             return *run(*tensors), None, None, None
         refuse_freed("weight", tensors[2])
         marks = "gradients", groups, is_swapped, *wanted, bias_dtype
-        return *planned(kernel_map.memory, marks, run, tensors), None, None, None
+        return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
 
 
 def _gradients(

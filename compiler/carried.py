@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_memory", "owned"]
+__all__ = ["as_memory", "owned", "resolved"]
 
 _without_base = torch.ops.aten._unsafe_view.default
 
 
 def as_memory(operands: Mapping[str, Any]) -> Mapping[str, Any]:
     """The operands, each with its values in memory as they are."""
-    return {name: _resolved(operand) for name, operand in operands.items()}
+    return {name: resolved(operand) for name, operand in operands.items()}
 
 
-def _resolved(operand: Any) -> Any:
+def resolved(operand: Any) -> Any:
+    """Return a tensor or a format with its values in memory as they are: without a sign that is still to be applied."""
     if isinstance(operand, Tensor):
         return operand.resolve_neg() if operand.is_neg() else operand
     return operand.with_values(operand.values.resolve_neg()) if operand.values.is_neg() else operand

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from .batch import batched
 from .bind import bind
+from .carried import resolved
 from .errors import UnsupportedError
 from .parse import parse
 from .pipeline import run, run_with_winners
@@ -124,15 +125,17 @@ def run_plain(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
     """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
-    function = call if _is_watched(tensors) else run
-    return function(expr, names, size, tensors, fact, facts)
+    if _is_watched(tensors):
+        return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
+    return run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, facts)
 
 
 def run_plain_with_winners(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    function = call_with_winners if _is_watched(tensors) else run_with_winners
-    return function(expr, names, size, tensors, fact, facts)
+    if _is_watched(tensors):
+        return call_with_winners(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
+    return run_with_winners(expr, names, size, [resolved(tensor) for tensor in tensors], fact, facts)
 
 
 def _is_watched(tensors: Sequence[Tensor]) -> bool:

@@ -16,8 +16,9 @@ from .autotune import Timing, alike, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
+from .carried import resolved
 from .differentiate import fresh_name
-from .errors import UnsupportedError
+from .errors import OperandError, UnsupportedError
 from .ir import Access, Statement, Var
 from .kernel import Flags
 from .launch import INTERPRETED, Launcher
@@ -36,6 +37,7 @@ __all__ = [
     "has_kernels",
     "plan_for",
     "problem_for",
+    "refuse_freed",
     "run",
     "run_in_place",
     "run_with_winners",
@@ -82,6 +84,7 @@ def run_in_place(
     where it is, any other makes a new tensor. `place` may be a part of a larger tensor, of less than 2**31 bytes: a
     kernel that writes all of its output writes it there; what another one makes is copied.
     """
+    tensors = [resolved(tensor) for tensor in tensors]
     plan = plan_for(expr, names, size, tensors, fact)
     runner: Any = plan.runner_of(tensors, facts)
     adds = total is not None and type(runner) is Launcher and runner.adds_in_place
@@ -198,6 +201,8 @@ class Plan:
 
     def runner_of(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
         """Return what runs the statement on these tensors; raise if an index is out of range."""
+        for name, tensor in zip(self.names, tensors):
+            refuse_freed(name, tensor)
         key = self.variant(tensors)
         return self.runners.get(key) or self.new_runner(key, tensors, facts)
 
@@ -305,6 +310,16 @@ class Plan:
             return summed.to(bound.dtype)
 
         return runner
+
+
+def refuse_freed(name: str, tensor: Tensor) -> None:
+    """Raise OperandError if the memory of a tensor was given back, which kernels would read all the same."""
+    if not tensor.data_ptr() and tensor.numel() and not tensor.is_meta:
+        raise OperandError(
+            f"{name} {list(tensor.shape)} has no memory: it was freed by who shards the model's parameters, such as "
+            "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "
+            "call those modules, and let them return tensors where torch finds them"
+        )
 
 
 def _noted(function: Callable[..., Any], *given: Any) -> Any:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .compiler.errors import OperandError
-
 __all__ = [
     "DENSE",
     "IN_GROUPS",
     "ONE_BY_ONE",
     "as_weight",
     "channel_kind",
-    "refuse_freed",
     "statement_weight",
 ]
 
@@ -44,13 +41,3 @@ def as_weight(made: Tensor, weight: Tensor, groups: int) -> Tensor:
     return (
         made.permute(2, 0, 1).reshape(weight.shape) if kind == DENSE else made.permute(1, 3, 0, 2).reshape(weight.shape)
     )
-
-
-def refuse_freed(name: str, parameter: Tensor) -> None:
-    """Raise OperandError if the storage of a parameter was given back, which kernels would read all the same."""
-    if parameter.numel() and not parameter.untyped_storage().nbytes():
-        raise OperandError(
-            f"{name} {list(parameter.shape)} has no memory: it was freed by who shards the model's parameters, such as "
-            "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "
-            "call those modules, and let them return tensors where torch finds them"
-        )

@@ -13,15 +13,24 @@ from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError
 from .compiler.one_by_one import one_by_one
 from .compiler.op import run_plain
+from .compiler.pipeline import refuse_freed
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.recording import active
-from .compiler.runtime.torch_state import as_autocast, followed, is_transformed, may_autocast, wants_gradient
+from .compiler.runtime.torch_state import (
+    as_autocast,
+    followed,
+    is_free,
+    is_transformed,
+    is_watched,
+    may_autocast,
+    wants_gradient,
+)
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
 from .functional import OWNED, insum
-from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, refuse_freed, statement_weight
+from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 from .lru_cache import LRUCache
 
 __all__ = ["convolve", "sparse_conv3d"]
@@ -84,13 +93,17 @@ def _run(
     """Check the tensors and evaluate one statement; the bias is what its sums start from."""
     if not is_swapped:
         _check(features, weight, kernel_map, bias, groups)
+    if not (torch.compiler.is_compiling() or is_watched()):
+        refuse_freed("weight", weight)
+        if bias is not None:
+            refuse_freed("bias", bias)
     Weight = statement_weight(weight, groups, is_swapped)
     call = _call_for(features, Weight, kernel_map)
     is_flat = len(call.shape) == 2
     given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
         given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-    if call.facts and not wants_gradient(list(given.values())):
+    if call.facts and (torch.compiler.is_compiling() or is_free()) and not wants_gradient(list(given.values())):
         Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), OWNED, call.facts)
     else:
         Out = insum(call.statement, size=call.shape, **given)
@@ -177,7 +190,6 @@ class _Convolution(torch.autograd.Function):
         )
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return *run(*tensors), None, None, None
-        refuse_freed("weight", tensors[2])
         marks = "gradients", groups, is_swapped, *wanted, bias_dtype
         return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
 

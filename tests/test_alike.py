@@ -7,9 +7,9 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 
+from insum_ops import insum
 from insum_ops.compiler import pipeline, ready
 from insum_ops.compiler.errors import IndexRangeError
-from insum_ops import insum
 
 HAS_KERNELS = IS_INTERPRETED or DEVICE == "cuda"
 LENGTHS = (600, 602, 777, 1000)  # long enough to count roughly

@@ -183,20 +183,6 @@ def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other, 
         assert choose(own, [], []).captured is not None  # from memory
 
 
-@pytest.mark.parametrize("is_plain", [True, False])
-def test_what_is_captured_instead_may_take_more_than_memory(monkeypatch, is_plain):
-    """Such as a copy of what sums start from: then a caller that has a vector stand for it is told."""
-    own, ways = groups()
-    eager, quick = (own.launcher(ways[name]) for name in ("owner", "store-or-atomic"))
-    autotune._with_captured(eager, quick)
-    quick.is_plain = is_plain
-    monkeypatch.setattr(launch, "is_capturing", lambda: True)
-    monkeypatch.setattr(type(quick), "launch", lambda *given: None)
-    found = eager.into((7, 3), (3, 1), [], [])
-    assert (found is not None) is is_plain
-    assert found is None or found.shape == (7, 3)
-
-
 def test_what_makes_its_output_another_way_has_no_other_for_captures():
     own, ways = groups()
     eager, quick = (own.launcher(ways[name]) for name in ("owner", "store-or-atomic"))

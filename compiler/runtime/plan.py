@@ -81,6 +81,7 @@ class Steps:
     dtypes: frozenset[torch.dtype]  # of half precision, whose sums torch's flags may round
     device: torch.device
     is_for_eager_calls: bool
+    filled: frozenset[int]  # the inputs that are not empty: they must have memory
     owned: frozenset[int]  # ids of pinned tensors that the cache's owner guards
 
     @classmethod
@@ -96,7 +97,9 @@ class Steps:
         dtypes = frozenset([tensor.dtype for tensor in recording.held if tensor.dtype in half])
         device = recording.inputs[0].device
         guarded = frozenset([id(tensor) for tensor in owned])
-        return cls(count, steps, ranges, pinned, result, dtypes, device, recording.is_for_eager_calls, guarded)
+        filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
+        eager = recording.is_for_eager_calls
+        return cls(count, steps, ranges, pinned, result, dtypes, device, eager, filled, guarded)
 
 
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
@@ -199,6 +202,10 @@ class _Writer:
                 return False
             name = self.names[number]
             self.miss_if(f"{name}._version != {tensor._version} or {name}.data_ptr() != {tensor.data_ptr()}")
+        if plan.device.type == "cpu":  # kernels ask for addresses themselves
+            lives = [f"x{at}.data_ptr()" for at in sorted(plan.filled)]
+            if lives:
+                self.miss_if(f"not ({' and '.join(lives)})")
         for at, length in enumerate(lengths):
             if at < plan.inputs and length is not None:
                 self.lines.append(f"n{at} = x{at}.shape[0]")
@@ -330,7 +337,8 @@ class _Writer:
             self.lines.append(
                 f"kernel = {usual} if not ({bits}) & 15 else {found}" if is_usual else f"kernel = {found}"
             )
-            self.miss_if("kernel is None")
+            bases = sorted({address.partition(" ")[0] for address in moving})
+            self.miss_if(f"kernel is None or not ({' and '.join(bases)})")  # memory may have been given back
         self.lines.append(f"{kernel}({programs}, a)")
 
 

@@ -28,12 +28,12 @@ from .tensor_guard import recogniser
 from .torch_state import (
     PLAIN,
     current_device,
+    float32_precision,
     is_capturing,
     is_deterministic,
     may_autocast,
     may_round_sums,
     modes,
-    rounds_float32,
     transforms,
 )
 
@@ -113,7 +113,7 @@ def planned(
     """
     if modes() or forward_ad._current_level >= 0 or active() is not None:
         return function(*tensors)
-    settings = (marks, numbers, len(tensors), rounds_float32(), is_deterministic())
+    settings = (marks, numbers, len(tensors), float32_precision(), is_deterministic())
     recent = cache.get(settings)
     if recent:
         for recognises, kind in recent:

@@ -27,12 +27,17 @@ READS = {
     *("bincount", "histc", "repeat_interleave"),
 }
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
 
 
 def active() -> Recording | None:
     """Return the recording of this thread, or None."""
-    return getattr(_thread, "recording", None)
+    return _thread.recording
 
 
 @contextmanager

@@ -20,6 +20,7 @@ __all__ = [
     "PLAIN",
     "as_autocast",
     "current_device",
+    "float32_precision",
     "followed",
     "is_capturing",
     "is_deterministic",
@@ -56,12 +57,12 @@ _bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 # torch's word for products of float32 matrices on a GPU: `none` and `ieee` for full precision, `tf32`. It follows the
 # older setting too, whose own function raises once the newer one was used.
 _getter = getattr(torch._C, "_get_fp32_precision_getter", None)
-_float32 = partial(_getter, "cuda", "matmul") if _getter is not None else torch.get_float32_matmul_precision
+float32_precision = partial(_getter, "cuda", "matmul") if _getter is not None else torch.get_float32_matmul_precision
 
 
 def rounds_float32() -> bool:
     """Products of float32 may be rounded to tf32."""
-    return _float32() not in ("none", "ieee", "highest")
+    return float32_precision() not in ("none", "ieee", "highest")
 
 
 def may_round_sums(dtype: torch.dtype) -> bool:

@@ -66,14 +66,13 @@ FEW = (
 )
 # What is run by Triton's interpreter: all changes to calls that it takes a tenth of a second for, and some to others.
 INTERPRETED: dict[str, Sequence[str] | None] = {
-    **dict.fromkeys(RAW),
+    **dict.fromkeys(("insum gather", "insum scatter")),
+    "insum max": ("nothing", "inputs transposed", "positions to padding and back in place", "results", "sizes"),
     "insum GroupCOO": (
-        *("other inputs", "inputs transposed", "inputs at an odd address", "inputs with the negative bit", "autocast"),
-        *("coordinates in place and back", "coordinates by .data", "values in place", "values by .data", "copies"),
-        *("inference_mode", "deaths", "results"),
+        *("other inputs", "inputs at an odd address", "inputs with the negative bit", "coordinates in place and back"),
+        *("coordinates by .data", "values by .data", "copies", "deaths"),
     ),
-    "spmm torch CSR": ("inputs in place", "inputs at an odd address", "values in place", "deterministic algorithms"),
-    "BlockSparseLinear": ("weights replaced",),
+    "spmm torch CSR": ("inputs in place", "values in place", "deterministic algorithms"),
 }
 LEARNED = (*LINEAR, *CONVOLUTIONS)  # with weights
 

@@ -75,7 +75,8 @@ def reads(module: Module, names: set[str]) -> int:
     found = 0
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute):
-            found += node.attr in names and isinstance(node.ctx, ast.Load)
+            is_modules = node.attr == "_version" and ast.unparse(node.value) in ("self", "nn.Module")  # of a checkpoint
+            found += node.attr in names and isinstance(node.ctx, ast.Load) and not is_modules
         elif isinstance(node, ast.alias):
             found += node.name in names
     return found

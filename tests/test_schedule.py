@@ -9,7 +9,7 @@ import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.configs import configs
-from insum_ops.compiler.contract import Leaf, Product, Sum
+from insum_ops.compiler.contract import Dot, Leaf, Product, Sum
 from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
@@ -647,10 +647,21 @@ def test_what_is_loaded_counts_for_all_factors(
     assert scheduled(problem(expr, tensors), "store", use_dot=True).axes == axes
 
 
+@pytest.mark.parametrize(("j", "i", "side"), [(129, 128, 0), (128, 129, 0), (120, 128, 0), (128, 120, 1)])
+def test_a_vector_is_multiplied_into_the_smaller_tile(j: int, i: int, side: int) -> None:
+    """Of tiles that are equally large, which no side longer than 128 makes otherwise, into the first."""
+    own = problem("C[j,i] += B[k,j] * A[i,k] * D[k]", {"B": values(64, j), "A": values(i, 64), "D": values(64)})
+    tree = scheduled(own, "store").tree
+    assert isinstance(tree, Dot)
+    assert tree.right == Product(Leaf(side, frozenset(("kj", "ik")[side])), Leaf(2, frozenset("k")))
+
+
 def test_what_no_other_factor_shares_is_no_side_of_a_dot() -> None:
     separate = problem("C[d] += X[b,a] * Y[d,e]", {"X": values(32, 32), "Y": values(32, 32)})
-    assert not scheduled(separate, "store", use_dot=True).uses_dot
-    assert scheduled(separate, "store").tree == Product(Leaf(1, frozenset("d")), Sum(Leaf(0, frozenset("a")), "a"))
+    plain = scheduled(separate, "store", use_dot=True)
+    assert not plain.uses_dot
+    assert dict(plain.roles) == {"d": "tile", "b": "loop", "e": "loop", "a": "step"}
+    assert plain.tree == Product(Leaf(1, frozenset("d")), Sum(Leaf(0, frozenset("a")), "a"))
     tensors = {"X": values(128, 128), "Y": values(128, 64), "Z": values(64, 64)}
     beside = scheduled(problem("C[b,f] += X[e,b] * Y[e,f] * Z[a,d]", tensors), "store")
     assert dict(beside.roles) == {"b": "tile", "f": "tile", "a": "loop", "d": "loop", "e": "step"}
@@ -670,6 +681,23 @@ def test_tiles_have_two_axes_when_they_meet() -> None:
     found = scheduled(own, "store", use_dot=True)
     assert found.uses_dot
     assert dict(found.roles) == {"d": "grid", "c": "tile", "e": "step", "a": "step", "b": "step"}
+
+
+def test_a_table_may_stand_beside_two_long_sums() -> None:
+    Y = values(16, 5, 8, 5).permute(0, 3, 2, 1)
+    tensors = {"X": values(8, 40).t(), "Y": Y, "Z": values(16, 16, 5)}
+    own = problem("C[a] += X[f,a] * Y[g,b,c,d] * Z[g,e,d]", tensors)
+    found = scheduled(own, "store", use_dot=True)
+    assert found.has_table
+    assert dict(found.roles) == {"a": "tile", "g": "loop", **dict.fromkeys("bcdfe", "step")}
+
+
+def test_tiles_that_allow_no_dot_leave_others_to_be_tried() -> None:
+    tensors = {"X": values(40, 5, 5), "Y": values(40, 8, 16), "Z": values(5, 40)}
+    own = problem("C[a,d,f] += X[b,a,e] * Y[b,g,f] * Z[e,d]", tensors)
+    found = scheduled(own, "store")
+    assert found.uses_dot
+    assert dict(found.roles) == {"a": "grid", "d": "tile", "f": "tile", "g": "loop", "b": "step", "e": "step"}
 
 
 def test_two_short_names_are_no_table() -> None:

@@ -749,11 +749,12 @@ def test_neighbours_share_what_one_of_them_moves(own: Problem) -> None:
 
 
 def test_owned_rows_are_no_neighbours() -> None:
-    """Though a factor moves with them: it is the owner who says which row comes next."""
-    indices = {"WT": positions(200), "WI": positions(200)}
-    tensors = {**indices, "W": values(32, 32, 32), "X": values(32, 32, 64)}
-    own = problem("Y[WT[p],o,n] += W[WT[p],o,i] * X[WI[p],i,n]", tensors, (32, 32, 64), "WT")
-    assert [way.merged for way in schedules(own.bound, own.strides, "owner", own.fact)] == [None]
+    """Though they would share X: each has as many groups as it happens to have."""
+    tensors = {"WT": positions(200), "W": values(200, 32, 32), "X": values(32, 64)}
+    own = problem("Y[WT[p],o,n] += W[p,o,i] * X[i,n]", tensors, (32, 32, 64), "WT")
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact)
+    assert way.merged is None
+    assert dict(way.roles) == {"r": "grid", "o": "tile", "n": "tile", "p": "segment", "i": "step"}
 
 
 def test_rows_are_an_axis_however_few_they_are() -> None:

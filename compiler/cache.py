@@ -22,9 +22,12 @@ try:
 except ImportError:  # torch brings filelock along, but not platformdirs
     user_cache_dir = None  # type: ignore[assignment]
 
+from ..lru_cache import LRUCache
+
 Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
+ENTRIES = 1024  # kept in memory, of some 10 kB each: every config that was tried and its time
 ABANDONED = 3600.0  # seconds after which a half-written file is that of a process which was killed
 _warned: set[Path | None] = set()  # files that were warned of; None stands for the folder
 _turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
@@ -91,25 +94,31 @@ def cache_size(folder: Path) -> tuple[int, int]:
 
 
 class TuningCache:
-    """Key -> Entry, in memory and on disk; `with cache.lock(key): entry = cache.get(key) or tune()`."""
+    """Key -> Entry, on disk and, of those used lately, in memory; `with cache.lock(key): entry = cache.get(key) or tune()`.
+
+    Where the disk can't be used, an entry that memory has forgotten has to be tuned again.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_dir()
-        self._memory: dict[Key, Entry] = {}
+        self._memory: LRUCache[Entry] = LRUCache(ENTRIES)  # by Key
 
     def get(self, key: Key) -> Entry | None:
         """The entry of the key, None when it has to be tuned."""
-        if key not in self._memory:
-            path = self._path(key)
-            try:
-                self._memory[key] = _decode(path.read_bytes(), key)
-            except FileNotFoundError:
-                return None
-            except (IsADirectoryError, KeyError, TypeError, ValueError, RecursionError):
-                _warn_damaged(path)
-            except OSError as error:
-                _warn_unusable(self.folder, error)
-        return self._memory.get(key)
+        entry = self._memory.get(key)
+        if entry is not None:
+            return entry
+        path = self._path(key)
+        try:
+            entry = self._memory[key] = _decode(path.read_bytes(), key)
+            return entry
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, KeyError, TypeError, ValueError, RecursionError):
+            _warn_damaged(path)
+        except OSError as error:
+            _warn_unusable(self.folder, error)
+        return None
 
     def put(self, key: Key, entry: Entry) -> None:
         """Keep the entry in memory and, if the folder lets us, on disk."""

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from textwrap import shorten
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -60,6 +60,9 @@ BUILD_ERRORS: tuple[type[BaseException], ...] = (RuntimeError, subprocess.Subpro
 if triton is not None:
     BUILD_ERRORS += (triton.errors.TritonError,)
 LONGEST_REASON = 100  # characters
+MODULE = "insum_kernel"  # of every kernel: Triton never forgets the last function of a module and name
+
+Lines = tuple[int, None, list[str], str]  # as `linecache` holds them: length, time, lines, path
 
 
 @contextmanager
@@ -96,15 +99,32 @@ def reason_of(error: BaseException) -> str:
     return shorten(f"{type(error).__name__}: {line}".rstrip(": "), LONGEST_REASON, placeholder=" ...")
 
 
-@cache
+_functions: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # by source and name
+
+
 def load(source: str, name: str) -> Any:
-    """The kernel function that `source` defines, imported from a file so that debuggers and profilers can show it."""
-    path = write_source(source)
-    # Triton reads the lines back; another process may thin out the folder meanwhile
-    linecache.cache[str(path)] = len(source), None, source.splitlines(keepends=True), str(path)
-    module = ModuleType(f"insum_kernel_{path.stem}")
-    exec(compile(source, str(path), "exec"), module.__dict__)  # the text that was emitted, whatever the file holds
-    return getattr(module, name)
+    """Return the kernel function that `source` defines, imported from a file so that debuggers and profilers can show it.
+
+    All who load a source at one time share its function. The function, what Triton has built of it and the lines that
+    Python's `linecache` holds are freed when no `Runner` keeps the function any more.
+    """
+    function = _functions.get((source, name))
+    if function is None:
+        path = str(write_source(source))
+        # Triton reads the lines back; another process may thin out the folder meanwhile
+        lines = linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+        module = ModuleType(MODULE)
+        exec(compile(source, path, "exec"), module.__dict__)  # the text that was emitted, whatever the file holds
+        function = getattr(module, name)
+        finalize(function, _forget_lines, lines).atexit = False
+        _functions[source, name] = function
+    return function
+
+
+def _forget_lines(lines: Lines) -> None:
+    """Remove an entry of `linecache`, unless another function of the same source has replaced it."""
+    if linecache.cache.get(lines[-1]) is lines:
+        linecache.cache.pop(lines[-1], None)
 
 
 @dataclass
@@ -303,7 +323,9 @@ def compiled(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[int], 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         made = function.warmup(*tensors, *numbers, grid=(programs,), **options)
         made[(programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
-    return enqueue(made, device.index, triton.runtime.driver.active.get_current_stream, TRITON_VERSION)
+    runner = enqueue(made, device.index, triton.runtime.driver.active.get_current_stream, TRITON_VERSION)
+    runner.function = function  # type: ignore[attr-defined]  # for tensors that are aligned otherwise
+    return runner
 
 
 def launcher(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
+import hashlib
 import json
+import linecache
 import math
 import os
 import pwd
@@ -22,6 +25,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from insum_ops import lru_cache
 from insum_ops.compiler import cache, launch
 from insum_ops.compiler.cache import (
     Entry,
@@ -51,12 +55,14 @@ BEST: cache.Config = {"BLOCK_N": 128, "num_warps": 4, "scatter": "owner", "is_sw
 ENTRY = Entry(BEST, ((BEST, 0.125), ({**BEST, "num_warps": 8}, 0.25)))
 SOURCE = "# C[i] += A[i], a µ-kernel\nx = 1\n"
 
-# what another process runs: the module alone, without the package and so without torch
+# what another process runs: the module and what it imports, without the package around it and so without torch
 LOAD_CACHE = f"""
-import importlib.util, pathlib, sys, time
-spec = importlib.util.spec_from_file_location("cache", {cache.__file__!r})
-cache = sys.modules["cache"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cache)
+import importlib, pathlib, sys, time, types
+for name, file in (("insum_ops", {lru_cache.__file__!r}), ("insum_ops.compiler", {cache.__file__!r})):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(pathlib.Path(file).parent)]
+from insum_ops.compiler import cache
+assert "torch" not in sys.modules
 Key, Entry, TuningCache = cache.Key, cache.Entry, cache.TuningCache
 key, entry = {KEY!r}, {ENTRY!r}
 """
@@ -179,6 +185,37 @@ def test_memory_stands_in_front_of_the_disk() -> None:
     assert tuning.get(KEY) is ENTRY
 
 
+def test_of_many_entries_few_are_in_memory_and_all_of_them_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "ENTRIES", 16)
+    tuning = TuningCache()
+    keys = [replace(KEY, statement=f"C[i] += {number} * A[i]") for number in range(50)]
+    entries = {key: Entry({"number": number}, (({"number": number}, 0.5),)) for number, key in enumerate(keys)}
+    for key, entry in entries.items():
+        tuning.put(key, entry)
+        assert tuning.get(key) == entry
+    for _ in range(3):  # by the second time some are known to come again, and are kept
+        assert {key: tuning.get(key) for key in keys} == entries
+        assert len(tuning._memory) <= 16
+    tuning.put(keys[0], ENTRY)
+    for key in keys[1:]:
+        tuning.get(key)
+    assert tuning.get(keys[0]) == ENTRY
+
+
+def test_without_a_folder_a_forgotten_entry_is_tuned_again(unusable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "ENTRIES", 16)
+    first, *keys = [replace(KEY, statement=f"C[i] += {number} * A[i]") for number in range(50)]
+    tuning = TuningCache()
+    with pytest.warns(RuntimeWarning, match="can't use the cache folder"):
+        tuning.put(first, ENTRY)
+    for key in keys:
+        tuning.put(key, ENTRY)
+        assert tuning.get(key) == ENTRY
+    assert len(tuning._memory) <= 16
+    assert tune(tuning, first) == [first]
+    assert tuning.get(first) == ENTRY
+
+
 def test_a_second_put_replaces_the_first() -> None:
     TuningCache().put(KEY, ENTRY)
     TuningCache().put(KEY, Entry({"BLOCK_N": 64}))
@@ -224,7 +261,7 @@ def test_the_default_folder_needs_no_platformdirs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("INSUM_CACHE_DIR")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    process = start('sys.modules["platformdirs"] = None\nspec.loader.exec_module(cache)\nprint(cache.cache_dir())')
+    process = start('sys.modules["platformdirs"] = None\nimportlib.reload(cache)\nprint(cache.cache_dir())')
     assert outputs(process) == ["/home/me/.cache/insum_ops\n"]
     monkeypatch.setattr(cache, "user_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
@@ -530,6 +567,38 @@ def test_a_kernel_is_loaded_though_its_file_is_gone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch, "write_source", vanishing)
     source = "import triton\n\n\n@triton.jit\ndef vanished(x_ptr):\n    pass\n"
     assert "def vanished" in launch.load(source, "vanished").src
+
+
+def kernel_source(number: int) -> str:
+    return f"import triton\n\n\n@triton.jit\ndef numbered(x_ptr):\n    x = {number}\n"
+
+
+def test_a_kernel_that_nobody_keeps_leaves_nothing_behind() -> None:
+    """Neither its function nor its lines, of which Python and Triton would keep one for each kernel that was tried."""
+    function = launch.load(kernel_source(-1), "numbered")
+    gc.collect()
+    lines, functions = len(linecache.cache), len(launch._functions)
+    for number in range(50):
+        assert f"x = {number}" in launch.load(kernel_source(number), "numbered").src
+    gc.collect()
+    assert len(linecache.cache) - lines <= 1  # Triton keeps the last one
+    assert len(launch._functions) - functions <= 1
+    assert launch.load(kernel_source(-1), "numbered") is function
+    assert "x = 7" in launch.load(kernel_source(7), "numbered").src
+
+
+def test_the_lines_of_a_kernel_stay_with_its_second_function() -> None:
+    """Which is made when the first one is no longer found but has not been freed yet."""
+    source = kernel_source(100)
+    first = launch.load(source, "numbered")
+    launch._functions.clear()
+    second = launch.load(source, "numbered")
+    path = str(source_path(hashlib.sha256(source.encode()).hexdigest()[:32]))
+    assert second is not first
+    del first
+    gc.collect()
+    assert "".join(linecache.getlines(path)) == source
+    assert path in linecache.cache
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -9,7 +9,7 @@ import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.configs import configs
-from insum_ops.compiler.contract import Product
+from insum_ops.compiler.contract import Dot, Leaf, Product, Sum
 from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
@@ -325,6 +325,9 @@ def test_either_side_may_be_the_one_with_neighbours() -> None:
         block_gradient(o=128),
         block_gradient(i=128),
         block_gradient(o=64, dtype=torch.float32),
+        block_gradient(o=65, i=64),
+        block_gradient(o=33, dtype=torch.float32),
+        block_gradient(o=33, dtype=torch.float64),
         block_gradient(i=24),
         block_gradient(Q=1),
         problem("C[q,i,j] += A[i,k] * B[q,k,j]", {"A": values(32, 64), "B": values(8, 64, 32)}),
@@ -335,6 +338,9 @@ def test_either_side_may_be_the_one_with_neighbours() -> None:
         "wide rows",
         "wide columns",
         "wide numbers",
+        "just too wide",
+        "just too wide in single precision",
+        "just too wide in double precision",
         "no power of two",
         "alone",
         "varying",
@@ -593,7 +599,7 @@ def test_neighbours_that_are_no_set_are_not_taken_in_turn() -> None:
 # which names are axes
 
 
-@pytest.mark.parametrize(("b", "i", "tile"), [(1000, 16, "b"), (16, 1000, "i"), (64, 65, "i")])
+@pytest.mark.parametrize(("b", "i", "tile"), [(1000, 16, "b"), (16, 1000, "i"), (64, 65, "i"), (128, 129, "b")])
 def test_a_dot_has_the_tiles_that_load_least(b: int, i: int, tile: str) -> None:
     own = problem("C[b,i,j] += A[b,i,k] * B[k,j]", {"A": values(b, i, 64), "B": values(64, 64)})
     assert scheduled(own, "store").axes == (tile, "k", "j")
@@ -605,6 +611,99 @@ def test_a_dot_has_the_tiles_along_memory(is_turned: bool) -> None:
     A = values(64, 64, 100).transpose(1, 2) if is_turned else values(64, 100, 64)
     own = problem("C[b,i,j] += A[k,b,i] * B[k,j]", {"A": A, "B": values(64, 64)})
     assert scheduled(own, "store").axes == ("b" if is_turned else "i", "k", "j")
+
+
+def test_an_element_alone_costs_as_much_as_eight() -> None:
+    """With A along i, tiles over b load 8 * 32 * 4 + 32 * 4 elements for each k, tiles over i 32 * 4 + 32 * 32."""
+    for i, tile in ((4, "b"), (5, "i")):
+        own = problem("C[b,i,j] += A[k,b,i] * B[k,j]", {"A": values(64, 32, i), "B": values(64, 32)})
+        assert scheduled(own, "store").axes == (tile, "k", "j")
+
+
+@pytest.mark.parametrize(
+    ("expr", "tensors", "axes"),
+    [
+        (  # Z is loaded for each a, and would be for each b
+            "C[a,b,d] += X[b,a] * Y[b,a,c] * Z[c,d]",
+            {"X": values(129, 33), "Y": values(129, 33, 129), "Z": values(129, 16)},
+            ("b", "c", "d"),
+        ),
+        (  # X lies along e and Y along a, and Y is the larger one
+            "C[c,f] += X[f,a,e] * Y[b,e,c,a]",
+            {"X": values(16, 32, 32), "Y": values(8, 32, 16, 32)},
+            ("c", "a", "f"),
+        ),
+        (  # Y lies along a, and is what most is loaded of
+            "C[a,b,e] += X[f,b,I[c]] * Y[c,e,a] * Z[a,e]",
+            {"X": values(7, 7, 40), "I": positions(130), "Y": values(130, 130, 7), "Z": values(7, 130)},
+            ("a", "c", "b"),
+        ),
+    ],
+    ids=["loaded again", "sums along memory", "rows along memory"],
+)
+def test_what_is_loaded_counts_for_all_factors(
+    expr: str, tensors: dict[str, torch.Tensor], axes: tuple[str, ...]
+) -> None:
+    assert scheduled(problem(expr, tensors), "store", use_dot=True).axes == axes
+
+
+@pytest.mark.parametrize(("j", "i", "side"), [(129, 128, 0), (128, 129, 0), (120, 128, 0), (128, 120, 1)])
+def test_a_vector_is_multiplied_into_the_smaller_tile(j: int, i: int, side: int) -> None:
+    """Of tiles that are equally large, which no side longer than 128 makes otherwise, into the first."""
+    own = problem("C[j,i] += B[k,j] * A[i,k] * D[k]", {"B": values(64, j), "A": values(i, 64), "D": values(64)})
+    tree = scheduled(own, "store").tree
+    assert isinstance(tree, Dot)
+    assert tree.right == Product(Leaf(side, frozenset(("kj", "ik")[side])), Leaf(2, frozenset("k")))
+
+
+def test_what_no_other_factor_shares_is_no_side_of_a_dot() -> None:
+    separate = problem("C[d] += X[b,a] * Y[d,e]", {"X": values(32, 32), "Y": values(32, 32)})
+    plain = scheduled(separate, "store", use_dot=True)
+    assert not plain.uses_dot
+    assert dict(plain.roles) == {"d": "tile", "b": "loop", "e": "loop", "a": "step"}
+    assert plain.tree == Product(Leaf(1, frozenset("d")), Sum(Leaf(0, frozenset("a")), "a"))
+    tensors = {"X": values(128, 128), "Y": values(128, 64), "Z": values(64, 64)}
+    beside = scheduled(problem("C[b,f] += X[e,b] * Y[e,f] * Z[a,d]", tensors), "store")
+    assert dict(beside.roles) == {"b": "tile", "f": "tile", "a": "loop", "d": "loop", "e": "step"}
+
+
+def test_one_side_of_a_dot_is_no_tile() -> None:
+    """b stands beside the product over e, and only the short a would make it two-dimensional."""
+    tensors = {"X": values(5), "Y": values(2, 40), "I": positions(64), "Z": values(64, 64)}
+    own = problem("C[b,f] += X[b] * Y[a,I[e]] * Z[e,f]", tensors)
+    assert not scheduled(own, "store", use_dot=True).uses_dot
+
+
+def test_tiles_have_two_axes_when_they_meet() -> None:
+    """Neither a table's axes nor the sum that is left over is a third axis of what a dot has made."""
+    tensors = {"X": values(5, 5, 5), "Y": values(5, 40), "I": positions(5), "J": positions(5), "Z": values(5, 40, 5)}
+    own = problem("C[c,d] += X[e,a,b] * Y[b,I[d]] * Z[d,J[c],a]", tensors)
+    found = scheduled(own, "store", use_dot=True)
+    assert found.uses_dot
+    assert dict(found.roles) == {"d": "grid", "c": "tile", "e": "step", "a": "step", "b": "step"}
+
+
+def test_a_table_may_stand_beside_two_long_sums() -> None:
+    Y = values(16, 5, 8, 5).permute(0, 3, 2, 1)
+    tensors = {"X": values(8, 40).t(), "Y": Y, "Z": values(16, 16, 5)}
+    own = problem("C[a] += X[f,a] * Y[g,b,c,d] * Z[g,e,d]", tensors)
+    found = scheduled(own, "store", use_dot=True)
+    assert found.has_table
+    assert dict(found.roles) == {"a": "tile", "g": "loop", **dict.fromkeys("bcdfe", "step")}
+
+
+def test_tiles_that_allow_no_dot_leave_others_to_be_tried() -> None:
+    tensors = {"X": values(40, 5, 5), "Y": values(40, 8, 16), "Z": values(5, 40)}
+    own = problem("C[a,d,f] += X[b,a,e] * Y[b,g,f] * Z[e,d]", tensors)
+    found = scheduled(own, "store")
+    assert found.uses_dot
+    assert dict(found.roles) == {"a": "grid", "d": "tile", "f": "tile", "g": "loop", "b": "step", "e": "step"}
+
+
+def test_two_short_names_are_no_table() -> None:
+    X = values(130, 4, 33, 40).permute(2, 3, 0, 1)
+    own = problem("C[a,c,e] += X[d,I[f],a,e] * Y[f,e,c,a]", {"X": X, "I": positions(33), "Y": values(33, 4, 4, 130)})
+    assert [way.uses_dot for way in schedules(own.bound, own.strides, "store")] == [False, False]
 
 
 def test_several_dots_in_a_row() -> None:
@@ -637,11 +736,25 @@ def test_a_side_of_a_dot_may_be_padded(extents: tuple[int, int, int], is_worth_i
             "dW[p,q,o,i] += dY[t,AM[p],o] * X[i,AK[p,q],t]",
             {"AM": positions(300), "AK": positions(300, 8), "dY": values(512, 40, 32), "X": values(32, 50, 512)},
         ),
+        problem(
+            "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i] * D[o,i]",
+            {"AM": positions(300), "AK": positions(300, 8), "dY": values(512, 40, 32), "X": values(512, 50, 32)}
+            | {"D": values(32, 32)},
+        ),
     ],
-    ids=["nothing moved", "varying columns"],
+    ids=["nothing moved", "varying columns", "a factor over both sides"],
 )
 def test_neighbours_share_what_one_of_them_moves(own: Problem) -> None:
     assert [way.merged for way in schedules(own.bound, own.strides, "store")] == [None]
+
+
+def test_owned_rows_are_no_neighbours() -> None:
+    """Though they would share X: each has as many groups as it happens to have."""
+    tensors = {"WT": positions(200), "W": values(200, 32, 32), "X": values(32, 64)}
+    own = problem("Y[WT[p],o,n] += W[p,o,i] * X[i,n]", tensors, (32, 32, 64), "WT")
+    (way,) = schedules(own.bound, own.strides, "owner", own.fact)
+    assert way.merged is None
+    assert dict(way.roles) == {"r": "grid", "o": "tile", "n": "tile", "p": "segment", "i": "step"}
 
 
 def test_rows_are_an_axis_however_few_they_are() -> None:
@@ -662,6 +775,13 @@ def test_what_is_held_on_chip_is_an_axis() -> None:
     assert dict(plain.roles) == {"b": "grid", "s": "tile", "w": "tile", "p": "loop"}
     along = problem("Z[b,E[p]] += V[b,p]", {"E": positions(50), "V": values(256, 50)}, (256, 64))
     assert dict(scheduled(along, "on-chip", use_dot=False).roles) == {"b": "tile", "s": "tile", "p": "loop"}
+
+
+def test_one_element_lies_along_memory_too() -> None:
+    own = problem("C[d] += X[d,I[e]]", {"X": values(1, 40), "I": positions(9)})
+    plain, deep = schedules(own.bound, own.strides, "store")
+    assert dict(plain.roles) == {"d": "tile", "e": "loop"}
+    assert dict(deep.roles) == {"d": "tile", "e": "step"}
 
 
 def test_a_statement_without_tensors_has_tiles_too() -> None:
@@ -780,13 +900,35 @@ def test_results_over_tables_may_be_added_in_memory() -> None:
 def test_positions_that_a_table_would_choose_are_not_in_the_source() -> None:
     expr = "Z[b,i,u] += T[i,r] * X[J[b,i],I[i,r],u]"
     way, *_ = over_tables(expr, TABLES, (1000, 2, 64), X=values(50, 3, 64), J=positions(1000, 2))
-    assert not way.tables
+    assert way.tables == {}
 
 
 @pytest.mark.parametrize(("channels", "is_held"), [(4096, True), (4097, False)])
 def test_what_is_summed_over_tables_fits_one_tile(channels: int, is_held: bool) -> None:
     expr = "dY[b,i] += T[i,r] * X[b,I[i,r],u] * W[b,u]"
     way, *_ = over_tables(expr, TABLES, (1000, 2), X=values(1000, 3, channels), W=values(1000, channels))
+    assert bool(way.tables) == is_held
+
+
+@pytest.mark.parametrize(("channels", "is_held"), [(256, True), (257, False)])
+def test_beside_what_is_summed_a_tile_has_16_columns(channels: int, is_held: bool) -> None:
+    """Which are as few as there may be, however many there are: 256 x 16 fits a tile."""
+    expr = "Z[b,i,a] += T[i,r] * X[b,I[i,r],u,a] * W[b,u]"
+    way, *_ = over_tables(expr, TABLES, (1000, 2, 64), X=values(1000, 3, channels, 64), W=values(1000, channels))
+    assert bool(way.tables) == is_held
+
+
+def test_the_last_axis_over_tables_is_the_one_along_memory() -> None:
+    """More is read along a than is written along c."""
+    expr, X = "Z[b,i,a,c] += T[i,r] * X[b,I[i,r],a,c]", values(1000, 3, 8, 64).transpose(2, 3)
+    way, *_ = over_tables(expr, TABLES, (1000, 2, 64, 8), X=X)
+    assert way.axes == ("c", "a")
+
+
+@pytest.mark.parametrize(("entries", "is_held"), [(512, True), (513, False)])
+def test_a_source_holds_so_many_numbers(entries: int, is_held: bool) -> None:
+    fixed = {"T": torch.ones(entries), "I": torch.arange(entries) % 3}
+    way, *_ = over_tables("Z[b,i,u] += T[i] * X[b,I[i],u]", fixed, (1000, entries, 64), X=values(1000, 3, 64))
     assert bool(way.tables) == is_held
 
 

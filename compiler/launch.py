@@ -24,10 +24,10 @@ except ImportError:  # not on Linux: the FX graph runs everything
 
 from .bind import Bound, row_major
 from .cache import write_source
+from .codegen import NUMBERS, Kernel, Parameter
 from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
 from .ir import Statement
-from .kernel import NUMBERS, Kernel, Parameter
 from .schedule import Schedule
 
 __all__ = [

@@ -16,10 +16,10 @@ from .autotune import Timing, alike, alike_at, choose
 from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
+from .codegen import Flags
 from .differentiate import fresh_name
 from .errors import UnsupportedError
 from .ir import Access, Statement, Var
-from .kernel import Flags
 from .launch import INTERPRETED, is_capturing
 from .lower import placeholders, program_for
 from .parse import parse

@@ -24,8 +24,7 @@ from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, 
 from torch import Tensor
 
 from insum_ops.compiler import problem as problem_module
-from insum_ops.compiler.codegen import emit
-from insum_ops.compiler.kernel import Config, Flags, Kernel
+from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.compiler.schedule import schedules
 

@@ -7,6 +7,7 @@ reshaped, as TorchInductor does; it exists to be measured.
 A kernel is written by plain functions over a `Scope`, the text so far and what is defined in it. `body.emit` chooses
 among them: read it first. The files in the order of their imports:
 
+    kernel       as data: a config, the settings outside a statement, a kernel's source and parameters
     broadcast    how values over different tile axes meet
     spec         what a kernel is written from
     scope        where the next line goes, and what is defined there
@@ -23,5 +24,6 @@ among them: read it first. The files in the order of their imports:
 """
 
 from .body import emit
+from .kernel import NUMBERS, Config, Flags, Kernel, Parameter
 
-__all__ = ["emit"]
+__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..contract import Dot
-from ..kernel import NUMBERS, Config, Flags, Kernel
 from ..schedule import Schedule, Strides
 from . import nan_recheck
 from .argreduce import write_extremum
 from .broadcast import Value
 from .grid import place_program
+from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_known
 from .loops import define_single_steps, loops_of, open_loops
 from .persistent import write_persistent_rows

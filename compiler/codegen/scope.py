@@ -9,8 +9,8 @@ import torch
 
 from ..differentiate import fresh_name
 from ..ir import Access
-from ..kernel import Parameter
 from .broadcast import Value
+from .kernel import Parameter
 from .spec import Axes, KernelSpec
 
 __all__ = ["Scope", "Symbols"]

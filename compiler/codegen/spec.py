@@ -10,10 +10,10 @@ import torch
 
 from ..bind import Bound
 from ..contract import Dot, Leaf, Node, Product, Sum
-from ..kernel import Config, Flags
 from ..scatter import Merged, Owner, is_varying
 from ..schedule import Schedule, Strides
 from .broadcast import Eager, Lazy
+from .kernel import Config, Flags
 
 __all__ = ["TYPES", "Axes", "KernelSpec"]
 

@@ -59,7 +59,7 @@ def _sum_of_sums(scope: Scope, acc: Value) -> str:
 
 
 def sum_rows_again(scope: Scope) -> None:
-    """The sums of the tile once more, a few rows and one summed index at a time, under masks."""
+    """Sum the rows of a tile again and store them: a few rows and one summed index at a time, under masks."""
     spec, merged = scope.spec, scope.spec.merged
     size = spec.block(merged.name)
     single = _without_dot(with_few_rows(spec, min(FEW_ROWS, size)))
@@ -78,19 +78,19 @@ def sum_rows_again(scope: Scope) -> None:
 
 
 def with_few_rows(spec: KernelSpec, count: int) -> KernelSpec:
-    """The same with a tile of `count` rows."""
+    """A spec whose tiles hold `count` of the merged rows, and which is otherwise as given."""
     blocks = {**dict(spec.config.blocks), spec.merged.name: count}
     return replace(spec, config=replace(spec.config, blocks=tuple(blocks.items())))
 
 
-def without_rows(scope: Scope, spec: KernelSpec, stem: str) -> Scope:
+def without_rows(scope: Scope, spec: KernelSpec, prefix: str) -> Scope:
     """A scope for tiles of other rows: what depends on rows, or is summed, is not known there."""
     merged = spec.merged
-    return scope.without((merged.name, merged.outer, merged.inner, *scope.spec.schedule.names("step")), spec, stem)
+    return scope.without((merged.name, merged.outer, merged.inner, *scope.spec.schedule.names("step")), spec, prefix)
 
 
 def _without_dot(spec: KernelSpec) -> KernelSpec:
-    """The same with a loop over each summed index, and elementwise products."""
+    """A spec with a loop over each summed index and elementwise products in place of a dot."""
     whole = spec.schedule
     steps = whole.names("step")
     roles = {name: "loop" if name in steps else role for name, role in whole.roles.items()}

@@ -36,10 +36,10 @@ def _write_rows(scope: Scope) -> bool:
     scope.line(f"acc = {zeros(spec, acc.axes)}")
     body = open_loops(scope, _segment_of_rows)
     add_product(body, acc, in_loop=True)
-    group = (
-        f"turn + 1 == until * {inner_turns(spec)}" if is_fused(spec) else f"{body.index(owner.segment)} + 1 == until"
-    )
-    body.line(f"if {group}:")
+    if is_fused(spec):
+        body.line(f"if turn + 1 == until * {inner_turns(spec)}:")
+    else:
+        body.line(f"if {body.index(owner.segment)} + 1 == until:")
     row_end = _in_row(body, row)
     _store_row(row_end, acc)
     row_end.line(f"acc = {zeros(spec, acc.axes)}")
@@ -100,7 +100,7 @@ def _write_empty_rows(scope: Scope) -> None:
     """Rows without groups, which the loop has not met."""
     spec = scope.spec
     scope.line("if stored < past_row - first_row:")
-    some = scope.child(stem="empty")
+    some = scope.child(prefix="empty")
     row = some.index(spec.owner.row)
     some.line(f"for {row} in range(first_row, past_row):")
     each = _in_row(some, row)
@@ -132,7 +132,7 @@ def _recheck_rows(scope: Scope) -> None:
     stored = look.let(f"tl.load({address}{guard}).to({spec.accumulate})", axes, "result")
     look.line(f"is_wrong = is_wrong | ({stored.text} != {stored.text})")
     scope.line("if tl.max(is_wrong.to(tl.int32)) > 0:")
-    wrong = scope.child(stem="single")
+    wrong = scope.child(prefix="single")
     row = wrong.index(owner.row)
     wrong.line(f"for {row} in range(first_row, past_row):")
     sum_rows_again(_in_row(wrong, row))

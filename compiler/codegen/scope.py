@@ -65,7 +65,7 @@ class Scope:
     symbols: Symbols = field(default_factory=Symbols)
     lines: list[str] = field(default_factory=list)
     depth: int = 1
-    stem: str = "i"  # before each index name
+    prefix: str = "i"  # of the variables that hold index values
     indices: dict[str, Value] = field(default_factory=dict)  # index name -> its value or values
     bounds: dict[str, Value] = field(default_factory=dict)  # index name -> where it is inside its extent
     positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it
@@ -74,12 +74,12 @@ class Scope:
 
     # children
 
-    def child(self, indent: int = 1, stem: str | None = None) -> Scope:
+    def child(self, indent: int = 1, prefix: str | None = None) -> Scope:
         """The scope of a block inside this one; with indent=0 of lines at its own level, with names of their own."""
         return replace(
             self,
             depth=self.depth + indent,
-            stem=self.stem if stem is None else stem,
+            prefix=self.prefix if prefix is None else prefix,
             indices=dict(self.indices),
             bounds=dict(self.bounds),
             positions=dict(self.positions),
@@ -87,16 +87,16 @@ class Scope:
             tiles=dict(self.tiles),
         )
 
-    def without(self, names: Container[str], spec: KernelSpec, stem: str) -> Scope:
-        """A scope in the same place that knows neither some index names nor what depends on them, with other tiles."""
+    def without(self, names: Container[str], spec: KernelSpec, prefix: str) -> Scope:
+        """A scope in the same place for another spec's tiles: it lacks some index names and what depends on them."""
 
         def is_kept(access: Access) -> bool:
-            return all(name in self.indices and name not in names for name in access.names)
+            return not any(name in names for name in access.names)
 
         return replace(
             self,
             spec=spec,
-            stem=stem,
+            prefix=prefix,
             indices={name: value for name, value in self.indices.items() if name not in names},
             bounds={name: value for name, value in self.bounds.items() if name not in names},
             positions={access: value for access, value in self.positions.items() if is_kept(access)},
@@ -106,7 +106,7 @@ class Scope:
 
     def aside(self) -> Scope:
         """A scope with lines of its own, which go to their place later."""
-        return replace(self, lines=[])
+        return replace(self.child(indent=0), lines=[])
 
     # text
 
@@ -129,7 +129,7 @@ class Scope:
 
     def index(self, name: str) -> str:
         """The variable that holds an index name's value."""
-        return f"{self.stem}_{self.identifier(name)}"
+        return f"{self.prefix}_{self.identifier(name)}"
 
     def identifier(self, name: str) -> str:
         return self.symbols.identifier(name)

@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
 MUTATION_INSTALLED := $(VENV)/installed-mutation
 TYPED := build/typecheck
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
 INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline alike carried statements paper_statements gradients \
@@ -85,7 +86,7 @@ lint: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	rm -rf $(TYPED)
 	mkdir -p $(TYPED)/insum_ops
-	ln -s $(addprefix $(CURDIR)/,$(wildcard insum_ops/*.py) insum_ops/equivariant insum_ops/nn insum_ops/py.typed formats compiler) $(TYPED)/insum_ops
+	ln -s $(addprefix $(CURDIR)/,$(wildcard insum_ops/*.py) $(PACKAGES) insum_ops/py.typed formats compiler) $(TYPED)/insum_ops
 	cd $(TYPED) && $(CURDIR)/$(RUN) -m mypy --config-file $(CURDIR)/setup.cfg -p insum_ops
 
 format: $(INSTALLED)

@@ -94,9 +94,9 @@ def cache_size(folder: Path) -> tuple[int, int]:
 
 
 class TuningCache:
-    """Key -> Entry, on disk and, of those used lately, in memory; `with cache.lock(key): entry = cache.get(key) or tune()`.
+    """Key -> Entry, on disk and in memory: `with cache.lock(key): entry = cache.get(key) or tune()`.
 
-    Where the disk can't be used, an entry that memory has forgotten has to be tuned again.
+    Memory holds those that were used lately. Where the disk can't be used, an entry that memory has forgotten has to be tuned again.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

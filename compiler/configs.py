@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import chain, islice, product
 from math import prod
 
+from .codegen import Config
 from .contract import SHORT, dots
-from .kernel import Config
 from .scatter import power_of_two
 from .schedule import CORES, LARGEST_TILE, LEAST_TILE, NARROW, Schedule
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .bind import Bound, Meta, bind
-from .kernel import Flags
+from .codegen import Flags
 from .known import Tables, known_numbers
 from .parse import parse
 

@@ -13,9 +13,9 @@ from torch import Tensor, fx
 from .autograd import grouped
 from .autotune import Timing, recall, refusals
 from .bind import Bound, bind
+from .codegen import Config
 from .errors import UnsupportedError
 from .ir import Statement
-from .kernel import Config
 from .lower import lower
 from .parse import parse
 from .pipeline import plan_for, problem_for

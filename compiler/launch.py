@@ -24,10 +24,10 @@ except ImportError:  # not on Linux: the FX graph runs everything
 
 from .bind import Bound, row_major
 from .cache import write_source
+from .codegen import NUMBERS, Kernel, Parameter
 from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
 from .ir import Statement
-from .kernel import NUMBERS, Kernel, Parameter
 from .runtime.recording import active
 from .runtime.torch_state import is_capturing
 from .schedule import Schedule
@@ -103,7 +103,7 @@ _functions: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  #
 
 
 def load(source: str, name: str) -> Any:
-    """Return the kernel function that `source` defines, imported from a file so that debuggers and profilers can show it.
+    """Return the kernel function that `source` defines, imported from a file that debuggers and profilers can show.
 
     All who load a source at one time share its function. The function, what Triton has built of it and the lines that
     Python's `linecache` holds are freed when no `Runner` keeps the function any more.

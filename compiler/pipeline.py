@@ -17,10 +17,10 @@ from .autotune import tune as time_all
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .cache import bucket
 from .carried import resolved
+from .codegen import Flags
 from .differentiate import fresh_name
 from .errors import OperandError, UnsupportedError
 from .ir import Access, Statement, Var
-from .kernel import Flags
 from .launch import INTERPRETED, Launcher
 from .lower import placeholders, program_for
 from .parse import parse

@@ -12,11 +12,10 @@ import torch
 from .bind import Bound, row_major
 from .cache import Config as Choices
 from .cache import Key, bucket
-from .codegen import emit
+from .codegen import Config, Flags, emit
 from .configs import configs
 from .exemplars import EXEMPLARS, Exemplar
 from .ir import Access
-from .kernel import Config, Flags
 from .launch import TRITON_VERSION, Launcher, launcher
 from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules

@@ -27,7 +27,7 @@ from test_kernels import (
 )
 from torch import Tensor
 
-from insum_ops.compiler.kernel import Config
+from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.compiler.schedule import schedules

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.kernel import Flags
+from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
 

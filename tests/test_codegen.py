@@ -24,8 +24,7 @@ from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, 
 from torch import Tensor
 
 from insum_ops.compiler import problem as problem_module
-from insum_ops.compiler.codegen import emit
-from insum_ops.compiler.kernel import Config, Flags, Kernel
+from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.compiler.schedule import schedules
 
@@ -241,6 +240,37 @@ def test_names_that_look_like_one_another_stay_apart(expr: str) -> None:
         assert source.isascii()
 
 
+def names_out_of_scope(block: list[ast.stmt], known: set[str]) -> Iterator[str]:
+    """What is read before it has a value, or outside the loop or `if` in which it got one; `known` grows meanwhile."""
+    for statement in block:
+        inner = getattr(statement, "body", [])
+        own = [part for part in ast.iter_child_nodes(statement) if part not in inner]
+        names = [node for part in own for node in ast.walk(part) if isinstance(node, ast.Name)]
+        reads = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+        writes = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        yield from reads - known
+        if isinstance(statement, ast.AugAssign):
+            yield from writes - known
+        if inner:
+            yield from names_out_of_scope(inner, known | writes)
+        else:
+            known |= writes
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_what_a_loop_defines_ends_with_it(name: str, lazy: bool) -> None:
+    """Triton's compiler refuses a kernel that reads it afterwards; its interpreter does not notice."""
+    own = APPLICATIONS[name].problem()
+    flags = replace(own.flags, lazy=lazy)
+    ways = {way.config.kind: (way.schedule, way.config) for way in own.ways}.values()
+    kernels = [emitted(APPLICATIONS[name], flags), *(emit(way, own.strides, config, flags) for way, config in ways)]
+    for kernel in kernels:
+        (function,) = (node for node in ast.parse(kernel.source).body if isinstance(node, ast.FunctionDef))
+        known = {"tl", "range", "float", *(argument.arg for argument in function.args.args)}
+        assert not list(names_out_of_scope(function.body, known)), kernel.source
+
+
 # how many kernels there are
 
 
@@ -385,11 +415,11 @@ def test_float64_is_summed_in_float64() -> None:
 def called_functions() -> Iterator[set[str]]:
     """The compiler's own functions that are called meanwhile."""
     found: set[str] = set()
-    folder = os.path.dirname(problem_module.__file__)
+    folder = os.path.join(os.path.dirname(problem_module.__file__), "")
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and os.path.dirname(frame.f_code.co_filename) == folder:
-            found.add(f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_name}")
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            found.add(f"{os.path.relpath(frame.f_code.co_filename, folder)} {frame.f_code.co_name}")
 
     sys.setprofile(note)
     try:
@@ -427,12 +457,12 @@ def test_a_generator_version_is_the_same_in_every_process() -> None:
 
 
 def test_a_generator_version_is_the_same_though_files_move(tmp_path: Path) -> None:
-    """The package has another name, a module of the generator too, and every file one more comment."""
+    """The package has another name, the generator's folder too, and every file one more comment."""
     for name in ("compiler", "formats"):
         shutil.copytree(Path(problem_module.__file__).parents[1] / name, tmp_path / "moved" / name)
     compiler = tmp_path / "moved" / "compiler"
-    (compiler / "codegen.py").rename(compiler / "kernel_text.py")
-    for file in compiler.glob("*.py"):
+    (compiler / "codegen").rename(compiler / "kernel_text")
+    for file in compiler.rglob("*.py"):
         file.write_text(file.read_text().replace("from .codegen import", "from .kernel_text import") + "\n# moved\n")
     assert version_in("moved", "2", tmp_path) == problem_module.generator_version()
 

@@ -16,9 +16,9 @@ from insum_ops import explain, insum, tune
 from insum_ops.compiler.autotune import Timing
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
+from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.errors import IndexRangeError, UnsupportedError
 from insum_ops.compiler.explain import Explanation, Tuning
-from insum_ops.compiler.kernel import Config
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for

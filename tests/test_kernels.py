@@ -18,7 +18,7 @@ from tolerances import assert_matches, assert_within, bound
 
 from insum_ops.compiler import scatter, schedule
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.kernel import Config, Flags
+from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.problem import Candidate
 from insum_ops.compiler.scatter import strategies

@@ -23,6 +23,7 @@ WITHOUT_TORCH = {
 LOADS_SOURCE = {"insum_ops.compiler.launch", "insum_ops.compiler.lower", "insum_ops.compiler.runtime.plan"}
 CONTAINER = "insum_ops.lru_cache"  # which holds the caches of all folders, and imports none of them
 GUARD = "insum_ops.formats.guard"  # what may be kept: the only part of formats that the compiler imports
+ROOMS = ("insum_ops.compiler.codegen",)  # stages of the compiler: others see what their `__init__` offers
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -121,14 +122,32 @@ def test_no_import_goes_round_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_equivariant_lists_its_files_in_the_order_of_their_imports():
-    package = "insum_ops.equivariant"
+@pytest.mark.parametrize("package", ["insum_ops.equivariant", *ROOMS])
+def test_a_package_lists_its_files_in_the_order_of_their_imports(package):
     by_name = {module.name: module for module in MODULES}
     listed = re.findall(r"^ {4}(\w+)  ", ast.get_docstring(by_name[package].tree) or "", re.MULTILINE)
     names = [f"{package}.{name}" for name in listed]
     assert sorted([package, *names]) == sorted(name for name in NAMES if _is_in(name, package))
     for at, name in enumerate(names):
         assert {i.module for i in by_name[name].imports if _is_in(i.module, package)} <= set(names[:at]), name
+
+
+@every_module
+def test_a_stage_is_entered_by_what_it_offers(module):
+    for room in ROOMS:
+        if not _is_in(module.name, room):
+            assert not [i for i in module.imports if i.module.startswith(f"{room}.")]
+
+
+@every_module
+def test_formats_and_compiler_import_relatively(module):
+    """So that a folder can move; what `python -m insum_ops` runs imports as its readers do."""
+    if not any(_is_in(module.name, package) for package in ("insum_ops.formats", "insum_ops.compiler")):
+        return
+    for node in ast.walk(module.tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not [name for name in names if _is_in(name, "insum_ops")], f"line {node.lineno}"
 
 
 @every_module
@@ -185,3 +204,19 @@ def test_the_walk_reads_every_kind_of_import(source, expected, tmp_path):
     path = tmp_path / "new.py"
     path.write_text(source)
     assert list(Module(path, "insum_ops.compiler.new").imports) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "source", "expected"),
+    [
+        ("new.py", "insum_ops.compiler.codegen.new", "from .scope import Scope", "insum_ops.compiler.codegen.scope"),
+        ("new.py", "insum_ops.compiler.codegen.new", "from . import scope", "insum_ops.compiler.codegen.scope"),
+        ("new.py", "insum_ops.compiler.codegen.new", "from ..ir import Access", "insum_ops.compiler.ir"),
+        ("__init__.py", "insum_ops.compiler.codegen", "from .scope import Scope", "insum_ops.compiler.codegen.scope"),
+        ("new.py", "insum_ops.compiler.new", "from .codegen import emit", "insum_ops.compiler.codegen"),
+    ],
+)
+def test_the_walk_reads_imports_of_packages_inside_packages(file, name, source, expected, tmp_path):
+    path = tmp_path / file
+    path.write_text(source)
+    assert [i.module for i in Module(path, name).imports] == [expected]

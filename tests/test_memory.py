@@ -16,7 +16,7 @@ from torch import Tensor
 
 from insum_ops import insum
 from insum_ops.compiler import schedule
-from insum_ops.compiler.kernel import Config
+from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.problem import Candidate, candidates
 from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import kernel_map, voxel_pairs

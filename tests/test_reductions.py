@@ -18,8 +18,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import insum
 from insum_ops.compiler import ranges
+from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.kernel import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.op import call_with_winners
 from insum_ops.compiler.problem import Candidate

@@ -18,9 +18,9 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from insum_ops import explain, insum
 from insum_ops.compiler import autotune, launch, pipeline, ready
 from insum_ops.compiler.bind import bind
+from insum_ops.compiler.codegen import Kernel
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.explain import Tuning
-from insum_ops.compiler.kernel import Kernel
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.ready import pinned

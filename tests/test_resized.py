@@ -15,9 +15,9 @@ from insum_ops import insum
 from insum_ops.compiler import pipeline
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import bucket
+from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.errors import IndexRangeError, ShapeError
 from insum_ops.compiler.ir import Var, walk
-from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import plan_for, problem_for
 from insum_ops.compiler.problem import Candidate, candidates

@@ -13,7 +13,7 @@ from statements import DEVICE
 from tolerances import assert_matches
 
 from insum_ops.compiler import schedule
-from insum_ops.compiler.kernel import Flags
+from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.known import known
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.compiler.problem import candidates

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from insum_ops.compiler.kernel import Parameter
+from insum_ops.compiler.codegen import Parameter
 from insum_ops.compiler.launch import Launcher, load, refusing
 from insum_ops.compiler.problem import Candidate, Problem
 

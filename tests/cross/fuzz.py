@@ -41,10 +41,10 @@ from problems import APPLICATIONS
 from statements import LAYOUTS, Case, base_shape, statements, view
 
 from insum_ops.compiler.bind import bind
+from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms, winners
 from insum_ops.compiler.errors import InsumError, UnsupportedError
 from insum_ops.compiler.ir import Const, Statement, Var, walk
-from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.known import known
 from insum_ops.compiler.launch import reason_of
 from insum_ops.compiler.parse import parse

@@ -16,9 +16,9 @@ from building import SHARED_MEMORY
 from statements import IS_INTERPRETED
 
 from insum_ops.compiler.bind import bind
+from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.kernel import Flags
 from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for

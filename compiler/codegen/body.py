@@ -1,0 +1,96 @@
+"""The whole kernel: the program's place, then one of four bodies, then the head that names what they used."""
+
+from __future__ import annotations
+
+from ..contract import Dot
+from ..schedule import Schedule, Strides
+from . import nan_recheck
+from .argreduce import write_extremum
+from .broadcast import Value
+from .grid import place_program
+from .kernel import NUMBERS, Config, Flags, Kernel
+from .loads import load_known
+from .loops import define_single_steps, loops_of, open_loops
+from .persistent import write_persistent_rows
+from .products import add_product, zeros
+from .scope import Scope
+from .spec import KernelSpec
+from .stores import early_seed, store_sum
+from .unrolled import write_unrolled
+
+__all__ = ["emit"]
+
+
+def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
+    """The kernel that runs `schedule` with `config`."""
+    scope = Scope(KernelSpec.of(schedule, strides, config, flags or Flags()))
+    grid = place_program(scope)
+    define_single_steps(scope)
+    load_known(scope)
+    if config.rows > 1:
+        write_persistent_rows(scope)
+    elif schedule.tables:
+        write_unrolled(scope)
+    elif schedule.is_sum:
+        _write_sum(scope)
+    else:
+        write_extremum(scope)
+    return _assemble(scope, grid)
+
+
+def _write_sum(scope: Scope) -> None:
+    """One tile of sums to a program: the loops, and the store of what they came to."""
+    spec, has_loops = scope.spec, bool(loops_of(scope.spec))
+    acc = Value("acc", spec.result_axes)
+    seed = early_seed(scope, acc.axes) if has_loops else None
+    if has_loops:
+        scope.line(f"acc = {zeros(spec, acc.axes)}")
+    body = open_loops(scope)
+    add_product(body, acc, has_loops)
+    result = spec.tile.result("acc", acc.axes)
+    if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
+        scope.line(f"acc = {result}")
+    store_sum(scope, acc, seed)
+    if nan_recheck.is_needed(body):  # the sums are on their way to memory while they are looked at
+        nan_recheck.recheck_tile(scope, acc)
+
+
+def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
+    """The source with its head, and how to call it."""
+    spec, statement, parameters = scope.spec, scope.spec.bound.statement, scope.symbols.parameters
+    ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
+    extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
+    name = "insum_kernel"
+    head = [
+        "import triton",
+        "import triton.language as tl",
+        "",
+        "",
+        f"@triton.jit(do_not_specialize={extents!r})",
+        f"def {name}({', '.join(parameters[parameter] for parameter in ordered)}):",
+        f"    # {statement}",
+        f"    # {spec.schedule.strategy}: {_scheduled_statement(spec.schedule)}",
+        f"    # {spec.config}",
+    ]
+    return Kernel(
+        "\n".join([*map(_ascii, head), *scope.lines, ""]),
+        name,
+        tuple(ordered),
+        grid,
+        spec.config.num_warps,
+        spec.config.num_stages,
+        spec.config.parts,
+    )
+
+
+def _scheduled_statement(schedule: Schedule) -> str:
+    """The statement as the scatter strategy has rewritten it."""
+    statement = schedule.bound.statement
+    product = " * ".join(map(str, schedule.factors)) or str(statement.scale)
+    if not statement.is_sum:
+        product = f"{statement.reduction}({product})"
+    return f"{schedule.output} {statement.op} {product}"
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,141 @@
+"""What a kernel reads: positions behind indirections and the tiles of factors, each under the masks that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir import Access, Const, Index, Var, walk
+from ..scatter import Factor, OneHot
+from .broadcast import Value
+from .scope import Scope
+from .spec import Axes, KernelSpec
+
+__all__ = ["axes_of", "conjunction", "load_factor", "load_known", "moving_axes", "pointer"]
+
+
+def load_known(scope: Scope) -> None:
+    """Load everything whose index names have just become known, so that nothing is loaded deeper than needed."""
+    schedule = scope.spec.schedule
+    for root in _indirections((schedule.output, *schedule.factors)):
+        for access in walk(root):
+            if access not in scope.positions and scope.knows(access.names):
+                _load_position(scope, access)
+    for at, factor in enumerate(schedule.factors):
+        hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
+        if at not in scope.tiles and scope.knows(factor.names) and scope.knows(hidden_by):
+            scope.tiles[at] = load_factor(scope, at, factor)
+
+
+def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
+    """The tile of factor number `at`; 0 where it, or a factor that it is multiplied with, has no entry."""
+    spec = scope.spec
+    axes = spec.layouts.get(at) or axes_of(scope, factor.names)
+    if isinstance(factor, OneHot):
+        position, index = scope.positions[factor.position], scope.indices[factor.name]
+        text = f"{spec.tile.spread(position, axes)} == {spec.tile.spread(index, axes)}"
+        return scope.let(text, axes, "one_hot", torch.bool)
+    hiding = [scope.valid[access] for access in _hiding(spec, factor) if access in scope.valid]
+    value = _load(scope, factor, axes, "0.0", f"v_{scope.identifier(factor.name)}", hiding)
+    dtype = spec.bound.dtypes[factor.name]
+    if spec.flags.interpreted and dtype == torch.bfloat16:
+        return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)
+    return Value(value.text, value.axes, dtype)
+
+
+def axes_of(scope: Scope, names: Sequence[str]) -> Axes:
+    """The tile axes that values of these index names vary over."""
+    return scope.spec.ordered({axis for name in names for axis in scope.indices[name].axes})
+
+
+def _load_position(scope: Scope, access: Access) -> None:
+    identifier = scope.identifier(access.name)
+    position = _load(scope, access, axes_of(scope, access.names), "-1", f"at_{identifier}", [])
+    scope.positions[access] = position
+    if _may_be_negative(scope.spec, access):
+        scope.valid[access] = scope.let(f"{position.text} >= 0", position.axes, f"has_{identifier}")
+
+
+def _may_be_negative(spec: KernelSpec, access: Access) -> bool:
+    padded = spec.flags.padded
+    return (
+        padded is None or access.name in padded or any(_may_be_negative(spec, inner) for inner in access.indirections)
+    )
+
+
+def _indirections(factors: Sequence[Factor]) -> list[Access]:
+    return [
+        access
+        for factor in factors
+        for access in (factor.indirections if isinstance(factor, Access) else (factor.position,))
+    ]
+
+
+def _hiding(spec: KernelSpec, factor: Factor) -> list[Access]:
+    """Indirections of other factors whose -1 must hide this factor's value too: 0 * NaN is NaN."""
+    return [access for access in _indirections(spec.schedule.factors) if set(access.names) <= set(factor.names)]
+
+
+def _load(scope: Scope, access: Access, axes: Axes, other: str, stem: str, hiding: Sequence[Value]) -> Value:
+    address = pointer(scope, access, "tensor", axes)
+    masks = [scope.bounds[name] for name in access.names if name in scope.bounds]
+    masks += [scope.valid[index] for index in access.indirections if index in scope.valid] + list(hiding)
+    mask = conjunction(scope.spec, masks, axes)
+    guard = f", mask={mask}, other={other}" if mask else ""
+    return scope.let(f"tl.load({address}{guard})", axes, stem)
+
+
+def conjunction(spec: KernelSpec, masks: Sequence[Value], axes: Axes) -> str:
+    """All of the masks; those over the same axes meet before they are spread over the tile."""
+    groups: dict[Axes, dict[str, None]] = {}
+    for mask in masks:
+        groups.setdefault(mask.axes, {})[mask.text] = None
+    joined = [
+        Value(" & ".join(texts) if len(texts) == 1 else f"({' & '.join(texts)})", own) for own, texts in groups.items()
+    ]
+    return " & ".join(spec.tile.spread(mask, axes) for mask in joined)
+
+
+def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
+    """The addresses of a tile over `axes`, of a tensor that is read or, by its kind, of the output and its seed."""
+    spec, bound = scope.spec, scope.spec.bound
+    is_output = kind in ("output", "winners", "seed")
+    base = scope.parameter(kind, "" if is_output else access.name)
+    shape = bound.size if is_output else bound.shapes[access.name]
+    key = {"output": "", "winners": "", "seed": " seed"}.get(kind, access.name)
+    strides = spec.strides[key]
+    dtype = bound.dtype if is_output else bound.dtypes[access.name]
+    itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
+    is_wide = _span(shape, strides) * itemsize >= 2**31
+    terms = []
+    for dim, index in enumerate(access.indices):
+        value = _index_value(scope, index)
+        if not {*value.axes} <= {*axes}:  # along which the address stays: see `moving_axes`
+            continue
+        text = spec.tile.spread(value, axes)
+        if strides[dim] == 0 or shape[dim] == 1 or text == "0":
+            if value.axes:  # the address stays, but its shape must be the tile's
+                terms.append(f"{text} * 0")
+            continue
+        if is_wide:
+            text = f"tl.cast({text}, tl.int64)"
+        terms.append(text if strides[dim] == 1 else f"{text} * {scope.parameter('stride', key, dim)}")
+    return " + ".join([base, *terms])
+
+
+def moving_axes(scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]) -> set[str]:
+    """The axes along which an address moves: not those of a dimension that was expanded, or has one element."""
+    moved = [index for index, size, stride in zip(indices, shape, strides) if size > 1 and stride != 0]
+    return {axis for index in moved for axis in _index_value(scope, index).axes}
+
+
+def _index_value(scope: Scope, index: Index) -> Value:
+    if isinstance(index, Var):
+        return scope.indices[index.name]
+    return Value(str(index.value)) if isinstance(index, Const) else scope.positions[index]
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How far apart the first and last element lie."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)

@@ -1,0 +1,184 @@
+"""Serial loops over what is summed: single values, blocks, and the groups of the row that a program owns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..scatter import power_of_two
+from .broadcast import Value
+from .grid import bound_index, wide_extent
+from .loads import load_known
+from .scope import Scope
+from .spec import KernelSpec
+
+__all__ = ["define_single_steps", "inner_turns", "is_fused", "loops_of", "open_loops", "row_segment"]
+
+BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+UNROLLED = 16  # an innermost loop of rivals up to this long is unrolled: ptxas for sm_90 left it rolled with winners
+
+Segment = Callable[[Scope], tuple[Value, Value]]  # writes where the groups to be summed begin and end
+
+
+def define_single_steps(scope: Scope) -> None:
+    """Summed indices that one tile holds whole: they are known from the start."""
+    for name in scope.spec.schedule.names("step"):
+        if scope.spec.is_one_step(name):
+            _define_step(scope, name)
+
+
+def loops_of(spec: KernelSpec) -> tuple[str, ...]:
+    """The index names that are looped over, the outermost first."""
+    names = spec.schedule.names
+    return (*names("segment"), *names("loop"), *(name for name in names("step") if not spec.is_one_step(name)))
+
+
+def row_segment(scope: Scope) -> tuple[Value, Value]:
+    """Where the groups of the row in scope begin and end, or of each row of a tile."""
+    owner = scope.spec.owner
+    row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.fact)
+    mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
+    first = scope.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
+    last = scope.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")
+    return first, last
+
+
+def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
+    """The scope in all loops, with what can be loaded there; without any loop it is the same scope."""
+    loops = loops_of(scope.spec)
+    if is_fused(scope.spec):
+        return _open_fused_loop(scope, loops, segment)
+    for name in loops:
+        scope = _open_loop(scope, name, segment)
+        load_known(scope)
+    return scope
+
+
+def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
+    role = scope.spec.schedule.roles[name]
+    if role == "segment":
+        return _open_segment(scope, name, segment)
+    return _open_single_values(scope, name) if role == "loop" else _open_blocks(scope, name)
+
+
+def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
+    """The groups of one row, or of a tile of rows side by side."""
+    variable = scope.index(name)
+    first, last = segment(scope)
+    if not first.axes:
+        scope.line(f"for {variable} in range({first.text}, {last.text}):")
+        body = scope.child()
+        body.indices[name] = Value(variable)
+        return body
+    length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
+    scope.line(f"for turn in range(0, {length.text}):")
+    body = scope.child()
+    body.define(name, f"{first.text} + turn", first.axes)
+    body.bounds[name] = body.let(f"{variable} < {last.text}", first.axes, f"in_{body.identifier(name)}")
+    return body
+
+
+def _open_single_values(scope: Scope, name: str) -> Scope:
+    spec, variable, extent = scope.spec, scope.index(name), scope.spec.schedule.extents[name]
+    is_baked = extent <= BAKED_LOOP and not spec.is_varying(name)
+    is_unrolled = is_baked and extent <= UNROLLED and name == loops_of(spec)[-1] and not spec.schedule.is_sum
+    turns = str(extent if is_baked else scope.extent(name))
+    if name == _shared_loop(spec):
+        turns = ", ".join(_part_of(scope, turns))
+    scope.line(f"for {variable} in {'tl.static_range' if is_unrolled else 'range'}({turns}):")
+    body = scope.child()
+    body.indices[name] = Value(variable)
+    return body
+
+
+def _open_blocks(scope: Scope, name: str) -> Scope:
+    block = scope.spec.block(name)
+    start, first, end = f"start_{scope.identifier(name)}", "0", wide_extent(scope, name, block)
+    if name == _shared_loop(scope.spec):
+        parts = scope.spec.config.parts
+        share = scope.let(f"tl.cdiv({end}, {block * parts}) * {block}", (), "share").text
+        first, end = f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"
+    scope.line(f"for {start} in range({first}, {end}, {block}):")
+    body = scope.child()
+    _define_step(body, name, f"{start} + ")
+    return body
+
+
+def _define_step(scope: Scope, name: str, start: str = "") -> None:
+    """A block of a summed index."""
+    block = scope.spec.block(name)
+    if block > 1:
+        scope.define(name, f"{start}{scope.spec.tile.arange(name)}", (name,))
+    else:
+        scope.define(name, f"{start}0")
+    bound_index(scope, name, block)
+
+
+# programs that share a sum
+
+
+def _shared_loop(spec: KernelSpec) -> str | None:
+    """The loop of which each program has a part: the one with the most turns, by the power of two of its length."""
+    if spec.config.parts == 1:
+        return None
+    return max(loops_of(spec), key=lambda name: power_of_two(spec.schedule.extents[name]) / spec.step(name))
+
+
+def _part_of(scope: Scope, turns: str) -> tuple[str, str]:
+    """The first turn of this program's part and the one after its last."""
+    share = scope.let(f"tl.cdiv({turns}, {scope.spec.config.parts})", (), "share").text
+    return f"part * {share}", f"tl.minimum((part + 1) * {share}, {turns})"
+
+
+# several loops as one
+
+
+def is_fused(spec: KernelSpec) -> bool:
+    """Nested loops around a dot become one, so that loads of the next round are in flight across all of them."""
+    loops, owner = loops_of(spec), spec.schedule.owner
+    is_side_by_side = owner is not None and spec.schedule.roles[owner.row] == "tile"
+    return (
+        spec.schedule.uses_dot
+        and len(loops) > 1
+        and not is_side_by_side
+        and not any(spec.is_varying(name) for name in loops[1:])
+    )
+
+
+def inner_turns(spec: KernelSpec) -> int:
+    """Of the loops inside the outermost one, for each of its own."""
+    return math.prod(_turns(spec, name) for name in loops_of(spec)[1:])
+
+
+def _turns(spec: KernelSpec, name: str) -> int:
+    """Of a loop whose length the source may rely on."""
+    return -(-spec.schedule.extents[name] // spec.step(name))
+
+
+def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> Scope:
+    spec, (outer, *inner) = scope.spec, loops
+    total = inner_turns(spec)
+    if spec.schedule.roles[outer] == "segment":
+        first, last = segment(scope)
+        turns = f"{first.text} * {total}, {last.text} * {total}"
+    else:
+        block, extent = spec.step(outer), scope.extent(outer)
+        turns = f"{extent if block == 1 else f'tl.cdiv({extent}, {block})'} * {total}"
+        if spec.config.parts > 1:
+            turns = ", ".join(_part_of(scope, turns))
+    scope.line(f"for turn in range({turns}):")
+    body = scope.child()
+    _define_turn(body, outer, f"turn // {total}")
+    for name in inner:
+        count = _turns(spec, name)
+        total //= count
+        _define_turn(body, name, f"{f'turn // {total}' if total > 1 else 'turn'} % {count}")
+    load_known(body)
+    return body
+
+
+def _define_turn(scope: Scope, name: str, place: str) -> None:
+    if scope.spec.schedule.roles[name] == "step":
+        _define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
+    else:
+        scope.define(name, place)

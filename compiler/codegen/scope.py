@@ -1,0 +1,144 @@
+"""Where the next line of a kernel goes, and what is defined there."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..differentiate import fresh_name
+from ..ir import Access
+from .broadcast import Value
+from .kernel import Parameter
+from .spec import Axes, KernelSpec
+
+__all__ = ["Scope", "Symbols"]
+
+
+@dataclass
+class Symbols:
+    """The names that one kernel uses: its parameters, in the order of their first use, and what keeps others apart."""
+
+    parameters: dict[Parameter, str] = field(default_factory=dict)
+    identifiers: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
+    count: int = 0  # of the names that `fresh` has made
+
+    def identifier(self, name: str) -> str:
+        """A user's name as part of the kernel's: ASCII, its own, and never ending as only pointers do."""
+        if name not in self.identifiers:
+            wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
+            wanted = f"{wanted}_" if wanted.endswith("_ptr") else wanted
+            self.identifiers[name] = fresh_name(wanted, self.identifiers.values())
+        return self.identifiers[name]
+
+    def fresh(self, stem: str) -> str:
+        name = f"{stem}_{self.count}"
+        self.count += 1
+        return name
+
+    def parameter(self, kind: str, name: str, dim: int) -> str:
+        identifier = self.identifier(name)
+        text = {
+            "tensor": f"{identifier}_ptr",
+            "output": "ptr_of_output",
+            "winners": "ptr_of_winners",
+            "seed": "ptr_of_seed",
+            "pointers": f"ptr_of_{identifier}_segments",
+            "is_shared": f"ptr_of_{identifier}_is_shared",
+            "order": f"ptr_of_{identifier}_order",
+            "extent": f"extent_{identifier}",
+            "stride": f"stride_{identifier}_{dim}",
+        }[kind]
+        return self.parameters.setdefault(Parameter(kind, name, dim), text)
+
+
+@dataclass
+class Scope:
+    """A block of the kernel's text and what is defined in it.
+
+    The body of a loop or of an `if` is a child: it writes to the same lines, one level deeper, and knows all that its
+    parent knew when it was opened. What it defines ends with it.
+    """
+
+    spec: KernelSpec
+    symbols: Symbols = field(default_factory=Symbols)
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    prefix: str = "i"  # of the variables that hold index values
+    indices: dict[str, Value] = field(default_factory=dict)  # index name -> its value or values
+    bounds: dict[str, Value] = field(default_factory=dict)  # index name -> where it is inside its extent
+    positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it
+    valid: dict[Access, Value] = field(default_factory=dict)  # indirection -> where it is not -1
+    tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+
+    # children
+
+    def child(self, indent: int = 1, prefix: str | None = None) -> Scope:
+        """The scope of a block inside this one; with indent=0 of lines at its own level, with names of their own."""
+        return replace(
+            self,
+            depth=self.depth + indent,
+            prefix=self.prefix if prefix is None else prefix,
+            indices=dict(self.indices),
+            bounds=dict(self.bounds),
+            positions=dict(self.positions),
+            valid=dict(self.valid),
+            tiles=dict(self.tiles),
+        )
+
+    def without(self, names: Container[str], spec: KernelSpec, prefix: str) -> Scope:
+        """A scope in the same place for another spec's tiles: it lacks some index names and what depends on them."""
+
+        def is_kept(access: Access) -> bool:
+            return not any(name in names for name in access.names)
+
+        return replace(
+            self,
+            spec=spec,
+            prefix=prefix,
+            indices={name: value for name, value in self.indices.items() if name not in names},
+            bounds={name: value for name, value in self.bounds.items() if name not in names},
+            positions={access: value for access, value in self.positions.items() if is_kept(access)},
+            valid={access: value for access, value in self.valid.items() if is_kept(access)},
+            tiles={},
+        )
+
+    def aside(self) -> Scope:
+        """A scope with lines of its own, which go to their place later."""
+        return replace(self.child(indent=0), lines=[])
+
+    # text
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def let(self, text: str, axes: Axes, stem: str, dtype: torch.dtype | None = None) -> Value:
+        """Give an expression a name that nothing else has."""
+        name = self.symbols.fresh(stem)
+        self.line(f"{name} = {text}")
+        return Value(name, axes, dtype)
+
+    def define(self, name: str, text: str, axes: Axes = ()) -> None:
+        """Give an index name its value."""
+        variable = self.index(name)
+        self.line(f"{variable} = {text}")
+        self.indices[name] = Value(variable, axes)
+
+    # names
+
+    def index(self, name: str) -> str:
+        """The variable that holds an index name's value."""
+        return f"{self.prefix}_{self.identifier(name)}"
+
+    def identifier(self, name: str) -> str:
+        return self.symbols.identifier(name)
+
+    def parameter(self, kind: str, name: str = "", dim: int = 0) -> str:
+        return self.symbols.parameter(kind, name, dim)
+
+    def extent(self, name: str) -> str:
+        return self.parameter("extent", name)
+
+    def knows(self, names: Iterable[str]) -> bool:
+        return all(name in self.indices for name in names)

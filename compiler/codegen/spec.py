@@ -1,0 +1,137 @@
+"""What a kernel is written from, as one value: schedule, strides, config, flags, and what follows from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from ..bind import Bound
+from ..contract import Dot, Leaf, Node, Product, Sum
+from ..scatter import Merged, Owner, is_varying
+from ..schedule import Schedule, Strides
+from .broadcast import Eager, Lazy
+from .kernel import Config, Flags
+
+__all__ = ["TYPES", "Axes", "KernelSpec"]
+
+Axes = tuple[str, ...]  # index names that are axes of a tile, in the order of its dimensions
+
+TYPES = {
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+
+LEAST_DEPTH = 16  # of tl.dot, whatever its rows and columns
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """The input of the code generator; nothing here depends on the text that has been written."""
+
+    schedule: Schedule
+    strides: Strides
+    config: Config
+    flags: Flags
+    axes: Axes  # of all tiles: those of the schedule that are longer than one element
+    layouts: Mapping[int, Axes] = field(default_factory=dict)  # factor number -> the order in which its axes are loaded
+
+    @staticmethod
+    def of(schedule: Schedule, strides: Strides, config: Config, flags: Flags) -> KernelSpec:
+        axes = tuple(axis for axis in schedule.axes if config.block(axis) > 1)
+        spec = KernelSpec(schedule, strides, config, flags, axes)
+        return replace(spec, layouts=dict(spec._layouts(schedule.tree, spec.result_axes)))
+
+    @property
+    def bound(self) -> Bound:
+        return self.schedule.bound
+
+    @property
+    def owner(self) -> Owner:
+        """Of a schedule in which programs own rows of the output."""
+        assert self.schedule.owner is not None
+        return self.schedule.owner
+
+    @property
+    def merged(self) -> Merged:
+        """Of a schedule that holds two index names on one tile axis."""
+        assert self.schedule.merged is not None
+        return self.schedule.merged
+
+    @cached_property
+    def tile(self) -> Lazy:
+        """How values over different axes meet."""
+        return (Lazy if self.flags.lazy else Eager)(self.axes, dict(self.config.blocks))
+
+    @cached_property
+    def accumulate(self) -> str:
+        """The type in which sums are taken."""
+        return "tl.float64" if self.bound.dtype == torch.float64 else "tl.float32"
+
+    @cached_property
+    def result_axes(self) -> Axes:
+        """Of the tile that the products of a program are accumulated in."""
+        tree = self.schedule.tree
+        axes = self.ordered({*self.schedule.names("tile"), *(tree.axes if tree is not None else ())})
+        return axes[::-1] if self.config.swap and len(axes) == 2 else axes
+
+    def block(self, name: str) -> int:
+        return self.config.block(name)
+
+    def step(self, name: str) -> int:
+        """How many values of a summed index one turn of its loop takes."""
+        return self.block(name) if self.schedule.roles[name] == "step" else 1
+
+    def is_one_step(self, name: str) -> bool:
+        """One tile holds all values of a summed index, so that it needs no loop."""
+        return self.schedule.extents[name] <= self.block(name)
+
+    def is_varying(self, name: str) -> bool:
+        return is_varying(self.bound, name)
+
+    def ordered(self, axes: frozenset[str] | set[str]) -> Axes:
+        return tuple(axis for axis in self.axes if axis in axes)
+
+    def kept(self, axes: Sequence[str]) -> Axes:
+        """Those that the output has."""
+        return tuple(axis for axis in axes if self.schedule.is_kept(axis))
+
+    # the tree of products
+
+    def is_deep(self, node: Dot) -> bool:
+        """A dot that is as deep as `tl.dot` takes it; others are summed by multiply-adds."""
+        return self.block(node.over) >= LEAST_DEPTH
+
+    def sum_axes(self, node: Sum, axes: Axes) -> Axes:
+        """In which order a sum wants its summand's axes, if its result has `axes`."""
+        if self.block(node.over) == 1:
+            return axes
+        return (*(axis for axis in axes if axis in node.of.axes), node.over)
+
+    def dot_sides(self, node: Dot, axes: Axes) -> tuple[tuple[Node, Axes], tuple[Node, Axes]]:
+        """The two operands of a dot whose result has `axes`, each with its own axes in the order that it wants."""
+        first, second = (axis for axis in axes if axis in node.axes)
+        left, right = (node.left, node.right) if first in node.left.axes else (node.right, node.left)
+        if self.is_deep(node):
+            return (left, (first, node.over)), (right, (node.over, second))
+        return (left, self.short_dot_axes(node, first)), (right, self.short_dot_axes(node, second))
+
+    def short_dot_axes(self, node: Dot, *axes: str) -> Axes:
+        """A sum by multiply-adds is over the first axis, swapped over the last: one in the middle Triton makes tf32."""
+        return (*axes, node.over) if self.config.swap else (node.over, *axes)
+
+    def _layouts(self, node: Node | None, axes: Axes) -> list[tuple[int, Axes]]:
+        """The order in which each factor's axes are loaded, so that dots need no transpose."""
+        if isinstance(node, Leaf):
+            return [(node.at, tuple(axis for axis in axes if axis in node.axes))]
+        if isinstance(node, Sum):
+            return self._layouts(node.of, self.sum_axes(node, axes))
+        if isinstance(node, Product):
+            return self._layouts(node.left, axes) + self._layouts(node.right, axes)
+        if isinstance(node, Dot):
+            return [layout for side, want in self.dot_sides(node, axes) for layout in self._layouts(side, want)]
+        return []

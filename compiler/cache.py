@@ -96,7 +96,8 @@ def cache_size(folder: Path) -> tuple[int, int]:
 class TuningCache:
     """Key -> Entry, on disk and in memory: `with cache.lock(key): entry = cache.get(key) or tune()`.
 
-    Memory holds those that were used lately. Where the disk can't be used, an entry that memory has forgotten has to be tuned again.
+    Memory holds those that were used lately. Where the disk can't be used, an entry that memory has forgotten has to be
+    tuned again.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -23,6 +23,7 @@ import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
 from torch import Tensor
 
+from insum_ops import lru_cache
 from insum_ops.compiler import problem as problem_module
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.problem import Problem, candidates
@@ -460,6 +461,7 @@ def test_a_generator_version_is_the_same_though_files_move(tmp_path: Path) -> No
     """The package has another name, the generator's folder too, and every file one more comment."""
     for name in ("compiler", "formats"):
         shutil.copytree(Path(problem_module.__file__).parents[1] / name, tmp_path / "moved" / name)
+    shutil.copy(Path(lru_cache.__file__), tmp_path / "moved")
     compiler = tmp_path / "moved" / "compiler"
     (compiler / "codegen").rename(compiler / "kernel_text")
     for file in compiler.rglob("*.py"):

@@ -82,7 +82,7 @@ def test_every_folder_of_sources_is_a_package_that_setup_names():
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     folders = {str(Path(file).parent).replace("/", ".") for file in _expected()}
-    assert sorted(name.strip() for name in config["options"]["packages"].split(",")) == sorted(folders)
+    assert sorted(config["options"]["packages"].split()) == sorted(folders)
 
 
 def test_the_wheel_holds_every_package_and_nothing_else(wheel):

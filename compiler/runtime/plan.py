@@ -87,7 +87,7 @@ class Steps:
     @classmethod
     def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
         count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
-        steps = tuple(_needed(recording.steps, result))
+        steps, result = _in_final_shape(_needed(recording.steps, result), result)
         read = {slot.number for step in steps for slot in _reads(step)}
         pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
         ranges = tuple(
@@ -137,6 +137,49 @@ def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
         needed |= reads
         kept.append(step)
     return kept[::-1]
+
+
+def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...], Any]:
+    """Allocate what is returned as a view in the view's shape at once, if kernels alone write to it."""
+    found = list(steps)
+    for slot in slots_in(result):
+        chain, view = [slot], _maker(found, slot)
+        while view is not None and (known := view.view(chain[-1])) is not None and known.is_whole:
+            chain.append(known.base)
+            view = _maker(found, known.base)
+        whole = None if len(chain) == 1 else _maker(found, slot)
+        if whole is None or view is None or view.function is not torch.empty_strided:
+            continue
+        made, between = chain[-1], [_maker(found, each) for each in chain[:-1]]
+        users = [step for step in found if made in _reads(step) and step not in between]
+        is_memory = all(isinstance(step, Launch) or step.function is Tensor.zero_ for step in users)
+        if not is_memory or any(_count(found, each) > 1 for each in chain[1:-1]) or _count(found, slot):
+            continue
+        final = whole.view(slot)
+        assert final is not None
+        at = found.index(view)
+        found[at] = replace(view, args=(final.size, final.strides))
+        found = [step for step in found if step not in between]
+        result = _renamed(result, slot, made)
+    return tuple(found), result
+
+
+def _maker(steps: Sequence[Step], slot: Slot) -> Call | None:
+    """Return the call that made a tensor; None for inputs, pinned tensors and results of several."""
+    for step in steps:
+        if isinstance(step, Call) and not step.has_effect and step.results == slot:
+            return step
+    return None
+
+
+def _count(steps: Sequence[Step], slot: Slot) -> int:
+    return sum(_reads(step).count(slot) for step in steps)
+
+
+def _renamed(result: Any, old: Slot, new: Slot) -> Any:
+    if isinstance(result, tuple):
+        return tuple([_renamed(part, old, new) for part in result])
+    return new if result == old else result
 
 
 class _Writer:
@@ -396,7 +439,9 @@ class _Join:
             return replace(one, grid=grid, numbers=numbers)
         if isinstance(one, Call) and isinstance(other, Call):
             self.differs |= one.function != other.function or one.results != other.results
-            self.differs |= (one.views, one.has_effect) != (other.views, other.has_effect)
+            self.differs |= one.has_effect != other.has_effect or len(one.views) != len(other.views)
+            for own, their in zip(one.views, other.views):  # their sizes follow from what they are made of
+                self.differs |= (own.slot, own.base, own.offset) != (their.slot, their.base, their.offset)
             args, kwargs = self.value(one.args, other.args), self.value(one.kwargs, other.kwargs)
             return replace(one, args=args, kwargs=kwargs)
         self.differs = True

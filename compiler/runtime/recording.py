@@ -99,6 +99,9 @@ class View:
     base: Slot
     offset: int  # bytes behind the base's first element
     itemsize: int
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_whole: bool  # all of the base's elements, in the order in which they lie
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,9 @@ class Recording(TorchFunctionMode):
                 continue
             if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
                 offset = result.data_ptr() - tensor.data_ptr()
-                return View(self._slot(result), self._slot(tensor), offset, result.element_size())
+                is_whole = result.numel() == tensor.numel() and result.is_contiguous() and tensor.is_contiguous()
+                layout = tuple(result.shape), result.stride(), is_whole
+                return View(self._slot(result), self._slot(tensor), offset, result.element_size(), *layout)
         return None
 
     def _made(self, result: Any) -> Any:

@@ -33,7 +33,7 @@ from .conv_forms import (
 )
 from .conv_operands import drop, has, operands_of
 from .formats.kernel_map import MOST_TAPS, KernelMap
-from .functional import OWNED, insum_beside, insum_owned
+from .functional import OWNED, insum_pinned
 
 __all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
 
@@ -120,9 +120,9 @@ def _fastest(
         operands, facts = operands_of(kernel_map, form, size)
         memory: dict[Any, Any] = {}
         if facts:
-            return lambda: insum_owned(memory, form[kind], operands, shape, OWNED, facts, **given), HOST[""]
+            return lambda: insum_pinned(memory, form[kind], operands, shape, OWNED, facts, **given), HOST[""]
         adds = form not in (STATIONARY, TILED)
-        return lambda: insum_beside(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
+        return lambda: insum_pinned(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
 
     key = _key(first, given, kernel_map, kind, mark)
     with on_device(kernel_map.indices.device), paused():  # none of it is a part of the call

@@ -22,7 +22,7 @@ from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.torch_state import is_free, wants_gradient
 from .compiler.sparse import is_sparse
 
-__all__ = ["OWNED", "Insum", "explain", "insum", "insum_beside", "insum_owned", "tune"]
+__all__ = ["OWNED", "Insum", "explain", "insum", "insum_pinned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 OWNED = "ROW.TILE"  # each value of TILE owns the rows of the output that ROW holds there
@@ -65,40 +65,31 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
 Insum = insum
 
 
-def insum_beside(
-    memory: dict[Any, Any], expr: str, fixed: Mapping[str, Tensor], size: Sequence[int] | None = None, **tensors: Tensor
-) -> Tensor:
-    """`insum` over tensors of which the `fixed` ones are always the same with this `memory`: its plan pins them.
-
-    A change in place of an index tensor among them is still noticed.
-    """
-    given = list(tensors.values())
-    if torch.compiler.is_compiling() or wants_gradient(given):
-        return insum(expr, size=size, **tensors, **fixed)
-    run = lambda *_: insum(expr, size=size, **tensors, **fixed)
-    return planned(memory, ("pinned", expr, size), run, given)  # type: ignore[no-any-return]
-
-
-def insum_owned(
-    memory: dict[Any, Any],
+def insum_pinned(
+    cache: dict[Any, Any],
     expr: str,
     fixed: Mapping[str, Tensor],
-    size: Sequence[int],
-    fact: str,
-    facts: list[Tensor],
+    size: Sequence[int] | None = None,
+    fact: str = "",
+    facts: Sequence[Tensor] = (),
+    /,
     **tensors: Tensor,
 ) -> Tensor:
-    """`insum_beside` for who knows a fact: which program owns which rows (`scatter.owned_by`), or all numbers of the
-    fixed tensors (`known`); asks for no gradient.
+    """`insum` over tensors of which the `fixed` ones are always the same with this `cache`: its plans pin them.
+
+    A change in place of an index tensor among them is still noticed. A fact tells a kernel more of them: which program
+    owns which rows (`scatter.owned_by`), or all their numbers (`known`). The statement means the same without it, and
+    runs so where gradients are asked for or a transform is active.
     """
     given = {**tensors, **fixed}
-    wants_grad = wants_gradient(list(given.values()))
-    if wants_grad or not (is_free() or torch.compiler.is_compiling()):  # the statement means the same without
+    is_traced = torch.compiler.is_compiling()
+    if wants_gradient(list(given.values())) or not (is_traced or is_free()) or (is_traced and not fact):
         return insum(expr, size=size, **given)
-    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact, facts)
-    if torch.compiler.is_compiling():
+    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact, list(facts))
+    if is_traced:
         return run()
-    return planned(memory, ("pinned", expr, size, fact), run, list(tensors.values()))  # type: ignore[no-any-return]
+    marks = "pinned", expr, None if size is None else tuple(size), fact, *tensors
+    return planned(cache, marks, run, list(tensors.values()))  # type: ignore[no-any-return]
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

@@ -158,7 +158,7 @@ LAYERS = [
 
 @pytest.fixture
 def plainly(monkeypatch):
-    """Convolutions take tiles of 16, whatever the map and the device; lists what `insum_owned` leaves to `insum`."""
+    """Convolutions take tiles of 16, whatever the map and the device; lists what `insum_pinned` leaves to `insum`."""
     monkeypatch.setattr(conv_forms, "TILE_SIZE", 16)
     monkeypatch.setattr(conv_forms, "form_of", lambda *given: conv_forms.TILED)
     left, insum = [], functionals.insum

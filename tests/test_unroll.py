@@ -18,7 +18,7 @@ from insum_ops.compiler.known import known
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import ELL
-from insum_ops.functional import insum, insum_owned
+from insum_ops.functional import insum, insum_pinned
 
 STORED = "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]]"
 ADDED = "Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]]"
@@ -311,7 +311,7 @@ def test_values(expr, dtype, monkeypatch):
     memory = {}
     expected = one_by_one(expr, widened(moving, fixed), size)
     for _ in range(3):
-        assert_matches(insum_owned(memory, expr, fixed, size, fact, [], **moving), expected)
+        assert_matches(insum_pinned(memory, expr, fixed, size, fact, [], **moving), expected)
 
 
 def widened(moving, fixed):
@@ -358,9 +358,9 @@ def test_values_of_channels_that_mix(made, u, w, dtype, monkeypatch):
     expected = torch.einsum(f"ijkl,{batched}->b{out}", dense, *[tensor.double().cpu() for tensor in moving.values()])
     memory, fact = {}, known(fixed)
     for _ in range(2):
-        assert_matches(insum_owned(memory, expr, fixed, shapes[made], fact, [], **moving), expected)
+        assert_matches(insum_pinned(memory, expr, fixed, shapes[made], fact, [], **moving), expected)
     start = draw(shapes[made])
-    found = insum_owned(memory, expr, fixed, shapes[made], fact, [], **moving, **{made: start})
+    found = insum_pinned(memory, expr, fixed, shapes[made], fact, [], **moving, **{made: start})
     assert_matches(found, start.double().cpu() + expected)
 
 
@@ -369,7 +369,7 @@ def test_what_has_no_entry_hides_what_others_hold(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
     fixed, moving, size = given_tensors(ADDED, torch.float32)
     moving["Y"][2:] = float("nan")  # of edges without a source, or without a target
-    found = insum_owned({}, ADDED, fixed, size, known(fixed), [], **moving)
+    found = insum_pinned({}, ADDED, fixed, size, known(fixed), [], **moving)
     assert found.isfinite().all()
 
 
@@ -379,7 +379,7 @@ def test_it_starts_from_what_is_there(monkeypatch):
     fixed, moving, size = given_tensors(STORED, torch.float32)
     start = torch.randn(size).to(DEVICE)
     wide = widened(moving, fixed)
-    found = insum_owned({}, STORED, fixed, size, known(fixed), [], Z=start, **moving)
+    found = insum_pinned({}, STORED, fixed, size, known(fixed), [], Z=start, **moving)
     assert_matches(found, start.double().cpu() + one_by_one(STORED, wide, size))
     assert_matches(insum(STORED, size=size, **moving, **fixed), one_by_one(STORED, wide, size))
 
@@ -496,7 +496,7 @@ def test_values_of_statements_that_are_near(why, monkeypatch):
     expected = LoopNest(expr, {name: t.cpu() for name, t in {**given, **fixed}.items()}, size).result().value
     torch.use_deterministic_algorithms(True)  # which fills what was never written with nan
     try:
-        found = insum_owned({}, expr, fixed, size, known(fixed), [], **given)
+        found = insum_pinned({}, expr, fixed, size, known(fixed), [], **given)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_matches(found, expected)
@@ -507,6 +507,6 @@ def test_numbers_may_be_infinite(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
     fixed, moving, size = given_tensors(STORED, torch.float32)
     fixed["CGV"][0, 0] = float("inf")
-    found = insum_owned({}, STORED, fixed, size, known(fixed), [], **moving)
+    found = insum_pinned({}, STORED, fixed, size, known(fixed), [], **moving)
     assert not found[:, 0].isfinite().any()
     assert found[:, 1:].isfinite().all()

@@ -24,7 +24,7 @@ from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.torch_state import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
-from ..functional import insum_owned
+from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
 
@@ -113,7 +113,7 @@ class Channels:
         text = _statement(name, self.along, SRC is not None, DST is not None)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if torch.compiler.is_compiling() else side.memory(size[0] if is_added else -1)
-        return insum_owned(memory, text, side.fixed, size, side.fact, [], **given)
+        return insum_pinned(memory, text, side.fixed, size, side.fact, [], **given)
 
 
 class _Made(torch.autograd.Function):

@@ -26,7 +26,7 @@ from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.torch_state import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
 from ..formats.guard import may_keep
-from ..functional import OWNED, insum, insum_beside, insum_owned
+from ..functional import OWNED, insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
 from .constants import Constants, Memory, cast_from
@@ -162,7 +162,7 @@ class Side(Tables):
             moving["Z"] = Z
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_owned(memory, text, fixed, size, fact, facts, **moving)
+        return insum_pinned(memory, text, fixed, size, fact, facts, **moving)
 
 
 class InMemory(NamedTuple):
@@ -222,7 +222,7 @@ class PathTables:
         moving = {"dZ" if own == "Z" else own: tensor for own, tensor in given.items()}
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_beside(memory, (TEXTS.dY if name == "Y" else TEXTS.dW)[at], fixed, size, **moving)
+        return insum_pinned(memory, (TEXTS.dY if name == "Y" else TEXTS.dW)[at], fixed, size, **moving)
 
 
 def made(

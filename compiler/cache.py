@@ -94,7 +94,7 @@ def cache_size(folder: Path) -> tuple[int, int]:
 
 
 class TuningCache:
-    """Key -> Entry, on disk and, of those used lately, in memory; `with cache.lock(key): entry = cache.get(key) or tune()`.
+    """Key -> Entry, on disk, and in memory if used lately; `with cache.lock(key): entry = cache.get(key) or tune()`.
 
     Where the disk can't be used, an entry that memory has forgotten has to be tuned again.
     """

@@ -104,7 +104,7 @@ _functions: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  #
 
 
 def load(source: str, name: str) -> Any:
-    """Return the kernel function that `source` defines, imported from a file so that debuggers and profilers can show it.
+    """Return the kernel function that `source` defines, from a file so that debuggers and profilers can show it.
 
     All who load a source at one time share its function. The function, what Triton has built of it and the lines that
     Python's `linecache` holds are freed when no `Runner` keeps the function any more.

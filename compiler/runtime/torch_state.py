@@ -103,6 +103,9 @@ def _transforms() -> str:
 setattr(_transforms, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
+FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transform: an older tracer fails at them
+
+
 def followed(tensor: Any) -> Any:
     """The same tensor, or None, for a tracer inside a transform: a first gradient and batches are all it can follow.
 
@@ -116,6 +119,11 @@ def followed(tensor: Any) -> Any:
         raise UnsupportedError(
             f"{kinds} is inside torch.compile, which can follow a single Grad of torch.func; "
             "leave out torch.compile, or compile what is inside the transform"
+        )
+    if not FOLLOWS_FUNCTIONS:
+        torch._dynamo.graph_break(
+            f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
+            "uncompiled; leave out fullgraph=True, or use torch 2.11 or newer"
         )
     return tensor.view_as(tensor) if tensor is not None and tensor.is_floating_point() else tensor
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
-from insum_ops.compiler.configs import configs
+from insum_ops.compiler.tuning.space import configs
 from insum_ops.compiler.contract import Product
 from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse

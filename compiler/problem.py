@@ -14,7 +14,6 @@ from .bind import Bound, row_major
 from .cache import Config as Choices
 from .cache import Key, bucket
 from .codegen import emit
-from .tuning.space import configs
 from .exemplars import EXEMPLARS, Exemplar
 from .ir import Access
 from .kernel import Config, Flags
@@ -24,6 +23,7 @@ from .planning.footprint import fitted
 from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
 from .settings import tuning_mode
+from .tuning.space import configs
 
 __all__ = [
     "Candidate",

@@ -1,4 +1,4 @@
-"""What a GPU can do, as data: the one place where rules learn how many programs fill it and how much a tile may hold."""
+"""What a GPU can do, as data: where rules learn how many programs fill it and how much a tile may hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["A10", "A100", "B200", "DEVICES", "H100", "H200", "L40S", "MI300X", "Device", "described_as", "device_of", "line_of"]
+__all__ = [
+    "A10",
+    "A100",
+    "B200",
+    "DEVICES",
+    "H100",
+    "H200",
+    "L40S",
+    "MI300X",
+    "Device",
+    "described_as",
+    "device_of",
+    "line_of",
+]
 
 KIB, MIB = 2**10, 2**20
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -39,7 +52,7 @@ class Device:
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
     # Milliseconds of the host for a call, and for each operation that it puts on the stream. On an H200's host a call
-    # of spmm took 0.015 with one launch and 0.025 with a memset before it (`make bench CASES=bench/cases/test_host.py`).
+    # of spmm took 0.015 with one launch and 0.025 with a memset before (`make bench CASES=bench/cases/test_host.py`).
     host_call: float = 0.005
     host_launch: float = 0.010
 

@@ -1,10 +1,10 @@
 """What was fastest where it was measured, as points of the space of configs: the order in which tuning tries them.
 
-All of it was measured on one H200 (torch 2.11, triton 3.6): the block-sparse points by
-`make bench CASES=bench/cases/test_structured_spmm.py` and `test_block_sparse_linear.py` (4096^3, float16, densities from
-0.02 to 0.75), those of tables and unrolled tables by `test_tensor_product.py` and `test_equivariant.py` (10,000 samples),
-those without a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. Elsewhere they are where tuning
-starts, clipped to the statement and to the GPU.
+All of it was measured on one H200 (torch 2.11, triton 3.6), by `make bench CASES=bench/cases/...`: the block-sparse
+points by `test_structured_spmm.py` and `test_block_sparse_linear.py` (4096^3, float16, densities from 0.02 to 0.75),
+those of tables and unrolled tables by `test_tensor_product.py` and `test_equivariant.py` (10,000 samples), those without
+a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. Elsewhere they are where tuning starts, clipped to
+the statement and to the GPU.
 
 A point names the sides of a tile by their lengths, so that a statement and its transpose meet the same points: `narrow`
 is the side that a statement keeps short, `wide` the side that goes on.
@@ -173,13 +173,21 @@ ALONE = {  # by the class of the narrow side, whether it is the rows, and whethe
     (128, False, False): COLUMNS_128,
     (128, False, True): LONG_BY_128,
 }
-# Rows of a set side by side are the rows of wgmma, and columns are as many as registers hold sums of. With 5 and 6 stages
-# there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them. Sets in turn took 0.050 ms
+# Rows of a set side by side are the rows of wgmma, and columns are as many as registers hold sums of. With 5 and 6
+# stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them. Sets in turn took 0.050 ms
 # at a tenth, a set to a program 0.060; with tokens for columns it is the other way round (0.162 and 0.143 at 0.3).
 HALF_LINE = (0.5,)
 SET = tuple(
     _rows(Point(64, wide, warps, stages, HALF_LINE, reverse=True))
-    for wide, warps, stages in ((256, 4, 6), (512, 8, 7), (512, 8, 5), (256, 4, 8), (256, 4, 5), (128, 4, 6), (64, 4, 5))
+    for wide, warps, stages in (
+        (256, 4, 6),
+        (512, 8, 7),
+        (512, 8, 5),
+        (256, 4, 8),
+        (256, 4, 5),
+        (128, 4, 6),
+        (64, 4, 5),
+    )
 )
 SET_IN_TURN = (
     SET[0],

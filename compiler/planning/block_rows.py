@@ -1,4 +1,4 @@
-"""How the rows of a block-sparse matrix are taken: in a listed order, alone or in pairs, block by block or side by side.
+"""How the rows of a block-sparse matrix are taken: in a listed order, alone or in pairs, their blocks side by side.
 
 Each rule is about a matrix, a result and a device; what was measured stands beside it as data.
 """
@@ -24,8 +24,8 @@ LEAST_SHARED = 0.15  # of all blocks, that both rows of a pair have
 LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: what follows its sums costs as much however few
 
 # Neighbouring blocks of a row are taken together from so many a row on, four at a time, and eight at a time in long
-# rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group is a
-# program: of 128 groups of 64 x 64 blocks one H200 made 0.031 ms, of 410 blocks alone 0.038.
+# rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group
+# is a program: of 128 groups of 64 x 64 blocks one H200 made 0.031 ms, of 410 blocks alone 0.038.
 SHORT_ROW, LONG_ROW = 3, 24
 FEW_TOGETHER, MANY_TOGETHER = 4, 8
 WIDEST_TOGETHER = 256  # elements: the columns that one instruction of the tensor cores takes at most

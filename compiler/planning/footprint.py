@@ -31,16 +31,20 @@ def fitted(
 ) -> tuple[Config, ...]:
     """The same configs in their order, each with as many stages as the device's shared memory has room for.
 
-    What does not fit with any comes last: it could not be built, unless the compiler needs less than is reckoned.
+    A config that had to change, or that fits with no stages at all, is kept as it was at the end, unless the operands
+    on their way alone are more than there is room for: the compiler may need less than is reckoned.
     """
-    room, late = [], []
+    room, late = list[Config](), list[Config]()
     for config in configs:
-        counts = range(config.num_stages, 0, -1)
-        fewer = (config if count == config.num_stages else replace(config, num_stages=count) for count in counts)
-        fits = (own for own in fewer if shared_bytes(schedule, own, device, precision) <= device.shared_per_block)
-        own = next(fits, None)
-        room.append(own) if own is not None else late.append(config)
-    return tuple(dict.fromkeys((*room, *late)))
+        for stages in range(config.num_stages, 0, -1):
+            own = replace(config, num_stages=stages)
+            if shared_bytes(schedule, own, device, precision) <= device.shared_per_block:
+                room.append(own)
+                break
+        if not room or room[-1] != config:
+            least, _ = _shared_range(schedule, config, device, precision)
+            late += [config] if least <= device.shared_per_block else []
+    return tuple(dict.fromkeys((*room, *late))) or configs
 
 
 def accumulators(config: Config, schedule: Schedule, device: Device) -> float:
@@ -56,10 +60,15 @@ def shared_bytes(schedule: Schedule, config: Config, device: Device, precision: 
     Operands on their way, operands that are products themselves, and the result on its way to the layout of its store,
     whichever is more. Without a dot a tile may change its layout for a sum, and no more.
     """
+    return _shared_range(schedule, config, device, precision)[1]
+
+
+def _shared_range(schedule: Schedule, config: Config, device: Device, precision: str) -> tuple[int, int]:
+    """The least and the most that a program may take."""
     blocks, bound = dict(config.blocks), schedule.bound
     width = bound.compute_dtype.itemsize
     if not schedule.uses_dot:
-        return prod(blocks.values()) * width + SPARE
+        return 0, prod(blocks.values()) * width + SPARE
     loop, tiles, positions, levels = _pipelined(schedule, blocks), 0, 0, 0
     for leaf in leaves(schedule.tree):
         factor = schedule.factors[leaf.at]
@@ -80,7 +89,8 @@ def shared_bytes(schedule: Schedule, config: Config, device: Device, precision: 
     result = prod(blocks[name] for name in schedule.names("tile")) * schedule.sum_dtype(None).itemsize
     operands = buffers * tiles + products + ahead * positions
     # where a program has several rows, one is stored while the next one's operands are on their way
-    return (operands + result if config.rows > 1 else max(operands, result)) + SPARE
+    most = operands + result if config.rows > 1 else max(operands, result)
+    return max(ahead, 1) * tiles, most + SPARE
 
 
 def _pipelined(schedule: Schedule, blocks: dict[str, int]) -> set[str]:

@@ -2,9 +2,9 @@
 
 All of it was measured on one H200 (torch 2.11, triton 3.6), by `make bench CASES=bench/cases/...`: the block-sparse
 points by `test_structured_spmm.py` and `test_block_sparse_linear.py` (4096^3, float16, densities from 0.02 to 0.75),
-those of tables and unrolled tables by `test_tensor_product.py` and `test_equivariant.py` (10,000 samples), those without
-a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. Elsewhere they are where tuning starts, clipped to
-the statement and to the GPU.
+those of tables and unrolled tables by `test_tensor_product.py` and `test_equivariant.py` (10,000 samples), those
+without a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. Elsewhere they are where tuning starts,
+clipped to the statement and to the GPU.
 
 A point names the sides of a tile by their lengths, so that a statement and its transpose meet the same points: `narrow`
 is the side that a statement keeps short, `wide` the side that goes on.
@@ -174,8 +174,9 @@ ALONE = {  # by the class of the narrow side, whether it is the rows, and whethe
     (128, False, True): LONG_BY_128,
 }
 # Rows of a set side by side are the rows of wgmma, and columns are as many as registers hold sums of. With 5 and 6
-# stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them. Sets in turn took 0.050 ms
-# at a tenth, a set to a program 0.060; with tokens for columns it is the other way round (0.162 and 0.143 at 0.3).
+# stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them. Sets in turn took
+# 0.050 ms at a tenth, a set to a program 0.060; with tokens for columns it is the other way round (0.162 and 0.143 at
+# 0.3).
 HALF_LINE = (0.5,)
 SET = tuple(
     _rows(Point(64, wide, warps, stages, HALF_LINE, reverse=True))

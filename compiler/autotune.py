@@ -19,24 +19,22 @@ from .cache import Config as Choices
 from .cache import Entry, Key, TuningCache, cache_dir
 from .errors import UnsupportedError
 from .launch import INTERPRETED, Launcher, on_device, reason_of
+from .planning.device import device_of
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .runtime.recording import paused
 from .settings import tuning_mode
 
-__all__ = ["HOST", "Timing", "alike", "choose", "fastest", "recall", "refusals", "tune"]
+__all__ = ["Timing", "alike", "choose", "fastest", "host_milliseconds", "recall", "refusals", "tune"]
+
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
-# Milliseconds that a call keeps the host busy, by what is done to its output before the launch: nothing, a memset,
-# picked rows filled. Tiny problems wait for the host, so they had better take one launch. On an H200's host a call of
-# spmm took .015 with one launch and .025 after a memset; the third is reckoned.
-HOST = {"": 0.015, "zero": 0.025, "fill": 0.055}
-# and for a sum in float32 of which half precision is made afterwards: one more launch, and no express lane. spmm of
-# pubmed in float16, .009 on the device, took .017 to .026 as called.
-HOST_CAST = 0.01
+# Operations of a call on its stream, by what is done to its output before the launch: nothing, a memset, picked rows
+# filled, which is reckoned. Tiny problems wait for the host, so they had better take one launch.
+OPERATIONS = {"": 1, "zero": 2, "fill": 5}
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
@@ -327,8 +325,16 @@ def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
     """
     if timing.milliseconds is None or way is None:
         return True, float(way is None), 0.0
-    host = HOST[way.preparation] + HOST_CAST * way.is_wide
+    host = host_milliseconds(way.device, way.preparation, way.is_wide)
     return False, max(timing.milliseconds, host), timing.milliseconds
+
+
+def host_milliseconds(device: torch.device, preparation: str, is_wide: bool = False) -> float:
+    """How long a call keeps the host busy, by what is done to its output before the launch.
+
+    A sum in float32 of which half precision is made afterwards takes one more operation.
+    """
+    return device_of(device).host_milliseconds(OPERATIONS[preparation] + is_wide)
 
 
 def _build_all(

@@ -12,21 +12,17 @@ from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
 from .pipeline import has_kernels, ways_of
+from .planning.block_rows import beside_each_other
+from .planning.device import device_of
 from .ranges import remember_range
 from .recipes import recipe_for
 from .runtime.torch_state import is_watched
 from .scatter import written_once
-from .schedule import NARROW
 from .sparse import Recipe, SparseFormat
 
 __all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
 
 Operand = Any  # a Tensor or a SparseFormat
-# Blocks of a row are taken together from this many a row on, four at a time, and eight at a time in long rows of narrow
-# blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group is a program:
-# of 128 groups of 64 x 64 blocks one H200 made .031 ms, of 410 blocks alone .038, but few groups leave it idle.
-SHORT_ROW, LONG_ROW, SIDE_BY_SIDE = 3, 24, 256
-FEW_GROUPS = 100
 
 Evaluate = Callable[[str, Mapping[str, Operand], tuple[int, ...]], Tensor]
 
@@ -136,12 +132,9 @@ def _side_by_side(
     blocks = form.block_size
     if blocks is None or len(form.value_axes) > 1 or not has_kernels(form.device):
         return None
-    if max(blocks) > NARROW[form.values.element_size()]:
-        return None
-    rows = -(-form.shape[form.group_dim] // blocks[form.group_dim])
-    average = form.values.shape[0] / max(rows, 1)
-    size = 4 if average < LONG_ROW else min(8, SIDE_BY_SIDE // max(blocks))
-    if average < SHORT_ROW or form.values.shape[0] < FEW_GROUPS * size:
+    rows, count = -(-form.shape[form.group_dim] // blocks[form.group_dim]), form.values.shape[0]
+    size = beside_each_other(blocks, form.values.element_size(), count, rows, device_of(form.device))
+    if size == 0:
         return None
     sampled = _sampled(expr, name, form.in_groups(size), dense, upstream)
     ways = ways_of(sampled.text, sampled.tensors, tuple(form.values.shape), sampled.fact)

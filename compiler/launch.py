@@ -28,6 +28,7 @@ from .codegen import NUMBERS, Kernel, Parameter
 from .enqueue import Runner, enqueue
 from .errors import UnsupportedError
 from .ir import Statement
+from .planning.device import device_of
 from .runtime.recording import active
 from .runtime.torch_state import is_capturing
 from .schedule import Schedule
@@ -46,9 +47,9 @@ __all__ = [
 ]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# Up to this size an output is zeroed whole: one memset, where picking rows is several operations for the host. The size
-# is one that a GPU of 3 TB/s fills in about 3 us; it is reckoned, not measured.
-SMALL = 8 * 2**20
+# An output that the GPU's memory takes in no longer than this is zeroed whole: one memset, where picking rows is
+# several operations for the host. 8 MB on an H200; reckoned, not measured.
+MEMSET_SECONDS = 1.75e-6
 FACTS = ("pointers", "order", "is_shared", "rows_to_zero")  # as they arrive after the tensors; some know the first two
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
@@ -161,7 +162,8 @@ class Launcher:
         self.can_be_placed = self.is_covered and not self.wants_winners and not self.is_wide
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
-        self.is_small = math.prod(self.size) * self.sum_dtype.itemsize <= SMALL
+        output_bytes = math.prod(self.size) * self.sum_dtype.itemsize
+        self.is_small = output_bytes <= MEMSET_SECONDS * device_of(self.device).bandwidth
         # of the output beforehand: "" nothing, "zero" one operation over all of it, "fill" picked rows
         picks_rows = self.schedule.strategy == "store-or-atomic" and not (self.is_small or self.bound.is_seeded)
         self.preparation = "" if self.is_covered else "fill" if picks_rows else "zero"

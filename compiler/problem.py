@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
+from itertools import groupby
 
 import torch
 
@@ -13,13 +14,15 @@ from .bind import Bound, row_major
 from .cache import Config as Choices
 from .cache import Key, bucket
 from .codegen import Config, Flags, emit
-from .configs import configs
 from .exemplars import EXEMPLARS, Exemplar
 from .ir import Access
 from .launch import TRITON_VERSION, Launcher, launcher
+from .planning.device import device_of
+from .planning.footprint import fitted
 from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
 from .schedule import Schedule, Strides, resized, schedules
 from .settings import tuning_mode
+from .tuning.space import configs
 
 __all__ = [
     "Candidate",
@@ -75,9 +78,14 @@ class Problem:
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
     @cached_property
+    def tried(self) -> tuple[Candidate, ...]:
+        """The ways to run it that are worth trying by default, whether or not the device has the memory for them."""
+        return _candidates(self, False)
+
+    @cached_property
     def ways(self) -> tuple[Candidate, ...]:
         """The ways to run it that are tried by default, the most promising first."""
-        return _candidates(self, False)
+        return _fitted(self, self.tried)
 
     @cached_property
     def is_uneven(self) -> bool:
@@ -192,16 +200,33 @@ class Candidate:
 
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
     """Ways to run the problem, the most promising first."""
-    return _candidates(problem, True) if full else problem.ways
+    return _fitted(problem, _candidates(problem, True)) if full else problem.ways
 
 
 def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
-    ways = [
-        [Candidate(schedule, config) for config in configs(schedule, full, problem.has_order)]
+    return tuple(
+        Candidate(schedule, config)
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
         for schedule in schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)
-    ]
-    return tuple(candidate for way in ways for candidate in way)
+        for config in configs(schedule, full, problem.has_order)
+    )
+
+
+def _fitted(problem: Problem, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The same, each schedule's with as many stages as the device has shared memory for."""
+    device, precision = device_of(problem.bound.device), problem.flags.precision
+    return tuple(
+        Candidate(schedule, config)
+        for _, alike in groupby(found, key=lambda way: id(way.schedule))
+        for schedule, ways in [_apart(alike)]
+        for config in fitted(schedule, ways, device, precision)
+    )
+
+
+def _apart(alike: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
+    """The schedule of some candidates, and their configs."""
+    ways = tuple(alike)
+    return ways[0].schedule, tuple(way.config for way in ways)
 
 
 @cache
@@ -224,7 +249,7 @@ def _texts(exemplar: Exemplar) -> Iterator[str]:
         bound, strides, tuple(bound.shapes), exemplar.known, exemplar.flags, False, has_order=exemplar.has_order
     )
     emitted = set()
-    for way in problem.ways:
+    for way in problem.tried:
         yield str(way.choices)
         kind = way.config.kind, way.schedule.strategy, str(way.schedule)
         if kind not in emitted:

@@ -11,6 +11,7 @@ from .bind import Bound
 from .differentiate import fresh_name
 from .ir import Access, Index, Var, walk
 from .known import is_permutation, tables_of
+from .planning.device import device_of
 
 __all__ = [
     "SHORT_LENGTH",
@@ -33,7 +34,7 @@ __all__ = [
 
 ONCE = " once"
 ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
-ON_CHIP_PROGRAMS = 256  # and only if at least this many programs remain, about two for each of a large GPU's cores
+ON_CHIP_PROGRAMS = 2  # and only if at least this many programs remain for each multiprocessor; reckoned, not measured
 SHORT_LENGTH = ON_CHIP_EXTENT  # up to which a source may rely on a length, even if it varies from call to call
 DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
 
@@ -128,7 +129,7 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
-        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS:
+        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS * device_of(bound.device).wave:
             found.append("on-chip")
     if is_simple and owned_by(scattered[0], fact) is not None:
         if scattered[0].name != fact:  # tiles own their rows

@@ -25,14 +25,13 @@ from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
 from .known import Tables, line_at, tables_of
+from .planning.device import device_of, line_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows, power_of_two
 
 __all__ = [
-    "CORES",
     "LARGEST_TILE",
     "LEAST_TILE",
     "MOST_ENTRIES",
-    "NARROW",
     "Schedule",
     "Strides",
     "resized",
@@ -43,18 +42,15 @@ Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
-CORES = 128  # of a large GPU
-# these three are reckoned, not measured
-SHARED_LOOP = 1024  # a loop this long is shared by several programs
-SHARED_PROGRAMS = CORES  # where there would be fewer than this many,
-SHARED_TILE = 64  # with tiles of this size
-# A dot's tile up to this wide, by the bytes of an element, is made wider by neighbours, which share what the other side
-# loads. 64 x 64 blocks in float16 gain 1.2 times (see configs.py); wider types were not measured.
-NARROW = {2: 64, 4: 32, 8: 32}
+# A loop this long is shared by several programs, where tiles of this size would leave multiprocessors without one:
+# both are reckoned, not measured.
+SHARED_LOOP, SHARED_TILE = 1024, 64
+# A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
+# multiprocessor, and the sum is longer than there are results; reckoned, not measured.
+SPLIT_WARPS = 2
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
 LARGEST_TILE, LEAST_TILE = 4096, 16  # elements of tiles over known tables, and along an axis that is not summed
-SPLIT_EXTENT = 8192  # a sum this long over few outputs is cut over programs that add atomically
 
 
 @dataclass(frozen=True)
@@ -353,7 +349,7 @@ def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
     tiles, steps = narrow.names("tile"), narrow.names("step")
     if len(tiles) != 2:
         return ()
-    is_narrow = max(start.extents[name] for name in tiles) <= NARROW[start.bound.dtype.itemsize]
+    is_narrow = max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
             is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
@@ -420,7 +416,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
         for name, role in schedule.roles.items()
         if role in ("grid", "tile")
     )
-    return longest >= SHARED_LOOP and programs < SHARED_PROGRAMS
+    return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
 def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
@@ -464,7 +460,9 @@ def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Sche
     steps = (vector,) if vector is not None and vector not in start.free else ()
     strategy = start.strategy
     results = math.prod(start.extents[name] for name in start.free)
-    is_long = any(start.extents[name] >= SPLIT_EXTENT >= results for name in steps)
+    device = device_of(start.bound.device)
+    few = SPLIT_WARPS * device.warp_width * device.wave
+    is_long = any(start.extents[name] >= few >= results for name in steps)
     if strategy == "store" and start.bound.statement.is_sum and not deterministic and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .compiler.autotune import HOST, fastest
+from .compiler.autotune import fastest, host_milliseconds
 from .compiler.cache import Key, bucket
 from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
 from .compiler.problem import device_name, generator_version
@@ -115,17 +115,20 @@ def _fastest(
     ways = {way.name: way for way in every}
     had = {way for way in ways.values() if has(kernel_map, *way)}
 
+    device = kernel_map.indices.device
+
     def start(name: str) -> tuple[Callable[[], object], float]:
         form, size = ways[name]
         operands, facts = operands_of(kernel_map, form, size)
         memory: dict[Any, Any] = {}
+        adds = not facts and form not in (STATIONARY, TILED)
+        host = host_milliseconds(device, "zero" if adds else "")
         if facts:
-            return lambda: insum_pinned(memory, form[kind], operands, shape, OWNED, facts, **given), HOST[""]
-        adds = form not in (STATIONARY, TILED)
-        return lambda: insum_pinned(memory, form[kind], operands, shape, **given), HOST["zero" if adds else ""]
+            return lambda: insum_pinned(memory, form[kind], operands, shape, OWNED, facts, **given), host
+        return lambda: insum_pinned(memory, form[kind], operands, shape, **given), host
 
     key = _key(first, given, kernel_map, kind, mark)
-    with on_device(kernel_map.indices.device), paused():  # none of it is a part of the call
+    with on_device(device), paused():  # none of it is a part of the call
         name = fastest(key, ways, [way.name for way in first], others, start)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():

@@ -15,7 +15,7 @@ from statements import DEVICE, IS_INTERPRETED
 from torch import Tensor
 from triton.runtime import interpreter
 
-from insum_ops.compiler import gradients
+from insum_ops.compiler.planning.device import H200, Device, described_as
 
 settings.register_profile(
     "insum",
@@ -71,10 +71,11 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _few_groups_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small matrices of tests take blocks of a row together, as large ones do."""
-    monkeypatch.setattr(gradients, "FEW_GROUPS", 1)
+@pytest.fixture
+def smallest_gpu() -> Iterator[Device]:
+    """Plans are for a GPU of one multiprocessor: the small tensors of tests fill it, as large ones fill a large one."""
+    with described_as(replace(H200, name="one multiprocessor", multiprocessors=1)) as device:
+        yield device
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from problems import APPLICATIONS, positions, problem, values
 
-from insum_ops.compiler.configs import configs
 from insum_ops.compiler.scatter import power_of_two
 from insum_ops.compiler.schedule import Schedule, schedules
+from insum_ops.compiler.tuning.space import configs
 
 pytestmark = pytest.mark.cpu
 

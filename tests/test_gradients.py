@@ -17,7 +17,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
-from insum_ops.compiler import gradients
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.formats import BlockCOO
 
@@ -197,6 +196,9 @@ def narrow(block: tuple[int, int], group_dim: int = 0, missing: int = 0) -> Bloc
     return BlockCOO.from_dense(A.to(DEVICE), group_dim=group_dim, block_size=block)
 
 
+beside_each_other = pytest.mark.usefixtures("smallest_gpu")  # which few groups of blocks fill
+
+
 def statements_of(sparse: BlockCOO) -> list[str]:
     """The statements of values' gradients that a pattern remembers."""
     return [str(call.plan.bound.statement) for key, call in calls(sparse.memory).items() if key[0][0] == "values"]
@@ -218,6 +220,7 @@ def sampled(sparse: BlockCOO, wide: Tensor) -> Tensor:
     return torch.where(place >= 0, wide.flatten()[place.clamp(min=0)], 0)
 
 
+@beside_each_other
 @pytest.mark.parametrize("missing", [0, 3])
 @pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -234,6 +237,7 @@ def test_values_of_narrow_blocks_get_gradients(block: tuple[int, int], group_dim
         assert ("AS[p,q]" in statement) == (beside & (beside - 1) == 0)
 
 
+@beside_each_other
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_values_of_narrow_blocks_get_gradients_in_every_dtype(dtype: torch.dtype, deterministic: bool) -> None:
@@ -250,6 +254,7 @@ def test_values_of_narrow_blocks_get_gradients_in_every_dtype(dtype: torch.dtype
         assert_matches(dvalues, sampled(sparse, upstream.double() @ B.double().T))
 
 
+@beside_each_other
 def test_padding_beside_narrow_blocks_reads_nothing() -> None:
     """No block reads the first 16 rows of B, nor the third 16 of the upstream gradient."""
     pattern = narrow((16, 16))
@@ -263,6 +268,7 @@ def test_padding_beside_narrow_blocks_reads_nothing() -> None:
         assert_matches(dvalues, torch.full(dvalues.shape, 40.0).double())
 
 
+@beside_each_other
 def test_a_missing_row_of_the_output_leaves_its_blocks_without_a_gradient() -> None:
     """`C[E[m],n]` with E[m] of -1: all of the gradient is written all the same."""
     sparse, generator = narrow((16, 16)), torch.Generator().manual_seed(15)
@@ -278,6 +284,7 @@ def test_a_missing_row_of_the_output_leaves_its_blocks_without_a_gradient() -> N
         assert_matches(dvalues, sampled(sparse, rows @ B.T))
 
 
+@beside_each_other
 def test_rows_of_few_blocks_and_wide_blocks_stay_alone() -> None:
     B, upstream = torch.ones(96, 20, device=DEVICE).double(), torch.ones(80, 20, device=DEVICE).double()
     diagonal = BlockCOO.from_dense(torch.eye(96, dtype=torch.float64, device=DEVICE)[:80], block_size=(16, 16))
@@ -290,9 +297,8 @@ def test_rows_of_few_blocks_and_wide_blocks_stay_alone() -> None:
         assert "dAV[p,bm,bk] +=" in statement
 
 
-def test_so_do_blocks_of_too_few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_do_blocks_of_too_few_groups() -> None:
     """Each group is a program, and a GPU has room for many."""
-    monkeypatch.setattr(gradients, "FEW_GROUPS", 5)
     B, upstream = torch.ones(96, 20, device=DEVICE).double(), torch.ones(80, 20, device=DEVICE).double()
     sparse = narrow((16, 16))
     values_gradients(sparse, upstream, B, times=1)
@@ -300,6 +306,7 @@ def test_so_do_blocks_of_too_few_groups(monkeypatch: pytest.MonkeyPatch) -> None
     assert "dAV[p,bm,bk] +=" in statement
 
 
+@beside_each_other
 @pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
 def test_blocks_of_64_in_half_precision_stand_side_by_side() -> None:
     """24 and more blocks of a row would be eight at a time, if they were narrower."""
@@ -313,6 +320,7 @@ def test_blocks_of_64_in_half_precision_stand_side_by_side() -> None:
     assert "dAV[AS[p,q],bm,bk] +=" in statement
 
 
+@beside_each_other
 def test_second_gradients_of_narrow_blocks() -> None:
     sparse, generator = narrow((16, 16)), torch.Generator().manual_seed(16)
     dense_A = sparse.to_dense().cpu().requires_grad_()

@@ -554,7 +554,7 @@ def test_random_statements_whatever_the_schedule(case, use_dot, lazy, swap):
     expected = LoopNest(case.expr, case.tensors, case.size).result()
     limit = bound(expected.dtype, expected.magnitude, expected.terms, expected.factors)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)
+        patch.setattr(scatter, "ON_CHIP_PROGRAMS", 0)
         ways = strategies(own.bound)
     for strategy in ways:
         for found in schedules(own.bound, own.strides, strategy, use_dot=use_dot):

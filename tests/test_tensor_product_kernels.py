@@ -87,7 +87,7 @@ def test_edges(kind):
 
 def test_scattering_on_chip(monkeypatch):
     """What a batch of hundreds runs, with a dot over channels."""
-    monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 1)
+    monkeypatch.setattr(scatter, "ON_CHIP_PROGRAMS", 0)
     assert_right(
         FullyConnectedTensorProduct("16x0e + 16x1o", "0e + 1o", "16x0e + 16x1o", shared_weights=False), 5, (5,)
     )

@@ -10,7 +10,9 @@ from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
 from insum_ops import explain, insum
-from insum_ops.compiler import configs, problem, walks
+from insum_ops.compiler import problem
+from insum_ops.compiler.planning import block_rows
+from insum_ops.compiler.tuning import space
 from insum_ops.formats import BlockCOO
 from insum_ops.formats import walks as formats_walks
 from insum_ops.formats.pairs import paired
@@ -24,20 +26,19 @@ with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason
 
 
 @pytest.fixture
-def always(monkeypatch):
-    """The small matrices of tests have their rows in pairs, as large ones do."""
-    monkeypatch.setattr(walks, "LEAST_SHARED", 0)
-    for name in ("LEAST_COLUMNS", "LEAST_RESULTS"):
-        monkeypatch.setattr(walks, name, NONE)
+def always(monkeypatch, smallest_gpu):
+    """The small matrices of tests have their rows in pairs, as large ones do, and fill a GPU."""
+    monkeypatch.setattr(block_rows, "LEAST_SHARED", 0)
+    for name in ("LEAST_COLUMNS", "LEAST_PROGRAMS"):
+        monkeypatch.setattr(block_rows, name, NONE)
 
 
 @pytest.fixture
 def in_turn(always, monkeypatch):
-    """And a program has several of them, as where there are more than a GPU has cores."""
-    monkeypatch.setattr(configs, "CORES", 1)
+    """And a program has several of them, as where there are more than a GPU has multiprocessors."""
 
     def several(*given):
-        found = configs.configs(*given)
+        found = space.configs(*given)
         return tuple(config for config in found if config.rows > 1) or found
 
     monkeypatch.setattr(problem, "configs", several)
@@ -184,9 +185,9 @@ def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
     monkeypatch.setattr(BlockCOO, "walked", lambda *given: pytest.fail("asked for pairs"))
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
     explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(walks, "LEAST_RESULTS", NONE)
+    monkeypatch.setattr(block_rows, "LEAST_PROGRAMS", NONE)
     explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(walks, "LEAST_COLUMNS", NONE)
+    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", NONE)
     with pytest.raises(pytest.fail.Exception, match="asked for pairs"):
         explain(EXPR, A=A, B=B)
 
@@ -202,12 +203,12 @@ def test_small_results_and_rows_of_little_in_common_are_left_alone(monkeypatch):
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
     pairs = lambda form: "AT" in str(explain(EXPR, A=form, B=B).rewritten)
     assert not pairs(A)
-    monkeypatch.setattr(walks, "LEAST_RESULTS", NONE)
+    monkeypatch.setattr(block_rows, "LEAST_PROGRAMS", NONE)
     assert not pairs(A)
-    monkeypatch.setattr(walks, "LEAST_COLUMNS", {1: 0, 2: 2})
+    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", {1: 0, 2: 2})
     assert pairs(A)
     diagonal = torch.block_diag(*[torch.ones(32, 32)] * 3).half().to(DEVICE)
-    monkeypatch.setattr(walks, "LEAST_COLUMNS", NONE)
+    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", NONE)
     assert not pairs(BlockCOO.from_dense(diagonal, block_size=(32, 32)))
 
 

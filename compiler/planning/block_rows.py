@@ -1,0 +1,61 @@
+"""How the rows of a block-sparse matrix are taken: in a listed order, alone or in pairs, their blocks side by side.
+
+Each rule is about a matrix, a result and a device; what was measured stands beside it as data.
+"""
+
+from __future__ import annotations
+
+from .device import Device, line_of
+
+__all__ = ["beside_each_other", "may_be_listed", "rows_of_a_set"]
+
+# Random blocks of a 4096 x 4096 matrix in float16 by as many columns, on one H200, first with a program for each row,
+# then with rows listed (`make bench CASES=bench/cases/test_structured_spmm.py`). 32 x 32 in pairs at densities of 0.75,
+# 0.5, 0.3, 0.1: 0.313 and 0.222 ms, 0.233 and 0.179, 0.152 and 0.120, 0.061 and 0.051; by 1024 columns at 0.3 0.041 and
+# 0.033, by 512 0.023 and 0.026. 128 x 128 alone at 0.5, 0.3, 0.1: 0.125 and 0.122, 0.081 and 0.075, 0.037 and 0.034; by
+# 1024 columns at 0.3 0.023 and 0.027. 64 x 64 gain 2 to 7 percent at 0.1 and lose 4 to 5 with tokens: they stay as they
+# are, as do types wider than half precision, which were not measured.
+LISTED_BYTES = 2  # of an element
+TENSOR_CORE_ROWS = 64  # of wgmma: two blocks of 32 fill them
+LONG_BLOCK = 128  # rows of a block, from which on one is enough for a program
+RESULTS_OF_A_PROGRAM = TENSOR_CORE_ROWS * 512
+LEAST_PROGRAMS = {1: 4, 2: 1}  # for each multiprocessor, by the rows of a set: fewer leave it idle sooner
+LEAST_SHARED = 0.15  # of all blocks, that both rows of a pair have
+LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: what follows its sums costs as much however few
+
+# Neighbouring blocks of a row are taken together from so many a row on, four at a time, and eight at a time in long
+# rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group
+# is a program: of 128 groups of 64 x 64 blocks one H200 made 0.031 ms, of 410 blocks alone 0.038.
+SHORT_ROW, LONG_ROW = 3, 24
+FEW_TOGETHER, MANY_TOGETHER = 4, 8
+WIDEST_TOGETHER = 256  # elements: the columns that one instruction of the tensor cores takes at most
+LEAST_GROUPS = 0.75  # for each multiprocessor
+
+
+def rows_of_a_set(block: int, itemsize: int) -> int:
+    """How many rows of blocks a program takes at once where rows are listed; 0: they are better left as they are."""
+    if itemsize != LISTED_BYTES:
+        return 0
+    if block >= LONG_BLOCK:
+        return 1
+    return 2 if 2 * block == TENSOR_CORE_ROWS else 0
+
+
+def may_be_listed(width: int, sets: int, columns: int, results: int, device: Device, shared: float = 1.0) -> bool:
+    """Whether sets of `width` rows keep a GPU busy, and have enough to do each.
+
+    `columns` are those of all sets together, `shared` the part of all blocks that two rows of a set have in common.
+    """
+    if columns < LEAST_COLUMNS[width] * sets or (width > 1 and shared < LEAST_SHARED):
+        return False
+    return results >= LEAST_PROGRAMS[width] * device.wave * RESULTS_OF_A_PROGRAM
+
+
+def beside_each_other(block: tuple[int, ...], itemsize: int, blocks: int, rows: int, device: Device) -> int:
+    """How many neighbouring blocks of a row share what the row reads, in one tile; 0: each is taken alone."""
+    if max(block) > line_of(itemsize):
+        return 0
+    average = blocks / max(rows, 1)
+    together = FEW_TOGETHER if average < LONG_ROW else min(MANY_TOGETHER, WIDEST_TOGETHER // max(block))
+    is_busy = blocks >= LEAST_GROUPS * device.multiprocessors * together
+    return together if average >= SHORT_ROW and is_busy else 0

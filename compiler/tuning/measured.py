@@ -1,0 +1,252 @@
+"""What was fastest where it was measured, as points of the space of configs: the order in which tuning tries them.
+
+All of it was measured on one H200 (torch 2.11, triton 3.6), by `make bench CASES=bench/cases/...`: the block-sparse
+points by `test_structured_spmm.py` and `test_block_sparse_linear.py` (4096^3, float16, densities from 0.02 to 0.75),
+those of tables and unrolled tables by `test_tensor_product.py` and `test_equivariant.py` (10,000 samples), those
+without a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. Elsewhere they are where tuning starts,
+clipped to the statement and to the GPU.
+
+A point names the sides of a tile by their lengths, so that a statement and its transpose meet the same points: `narrow`
+is the side that a statement keeps short, `wide` the side that goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["Point", "Traits", "measured_points"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice of tile, warps, stages and orders, before it is clipped to a statement."""
+
+    narrow: int
+    wide: int
+    warps: int = 4  # 0: as many as leave each thread `each` elements
+    stages: int = 2
+    depths: tuple[float, ...] = (1,)  # of the summed axes, or of each of them, in lines of 128 bytes
+    is_narrow_rows: bool = False  # the narrow side lies along the rows of the tensor core's instruction
+    reverse: bool = False
+    each: int = 0
+    is_in_turn: bool = False  # several rows to a program, one after another; nothing where there are too few
+    is_else: bool = False  # only where no rows were taken in turn
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The properties of a schedule by which measured points are found; no name, no size of one application."""
+
+    form: str  # alone, set, neighbours, table, plain, deep, scalar, unrolled, unrolled tile
+    narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
+    is_narrow_first: bool = True  # the narrow side is the rows of the output
+    widest: int = 0  # elements, of a side that has no other limit
+    few_warps: int = 1  # for a tile that one warp, or two, hold in registers
+    is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
+    is_streamed: bool = False  # some factor is read once, as wide as the tile
+    is_fallback: bool = False  # beside another strategy that is tried in full
+
+
+def measured_points(traits: Traits) -> tuple[Point, ...]:
+    """Where tuning starts, the most promising first."""
+    if traits.form == "alone":
+        return ALONE[min(traits.narrow, 128), traits.is_narrow_first, traits.is_long_by_narrow]
+    if traits.form == "set":
+        return SET_IN_TURN if traits.is_narrow_first else SET
+    if traits.form == "neighbours":
+        points = NEIGHBOURS[32 if traits.narrow <= 32 else 64]
+        return tuple(replace(point, wide=traits.widest // point.wide) for point in points)
+    if traits.form == "table":
+        points = TABLE[:3] if traits.is_fallback else TABLE
+        return tuple(replace(point, warps=min(point.warps * traits.few_warps, 4)) for point in points)
+    if traits.form == "unrolled tile":
+        return UNROLLED_TILE[traits.is_streamed]
+    if traits.form == "plain":
+        return tuple(replace(point, wide=traits.widest) for point in PLAIN[traits.narrow])
+    return tuple(replace(point, wide=traits.widest) if traits.widest else point for point in OTHERS[traits.form])
+
+
+def _rows(point: Point) -> Point:
+    """The same with its narrow side along the rows of the instruction."""
+    return replace(point, is_narrow_rows=True)
+
+
+# A dot whose narrow side is one tile of 32: it sits best on the columns' side of wgmma. Programs of one stretch of the
+# wide side run at once, and with the longest rows first they keep pace (8 % faster at half density, 16 % at three
+# quarters). The position's own load takes two of the stages.
+NARROW_ROWS_32 = (
+    Point(32, 256, 4, 6, reverse=True),
+    Point(32, 512, 4, 5, reverse=True),
+    Point(32, 512, 4, 6, reverse=True),
+    Point(32, 256, 4, 6),
+    Point(32, 256, 4, 5),
+    Point(32, 128, 4, 6),
+    _rows(Point(32, 128, 4, 3)),
+    _rows(Point(32, 64, 2, 3)),
+    _rows(Point(32, 64, 4, 3, (2,))),
+)
+NARROW_COLUMNS_32 = (
+    Point(32, 256, 4, 5, reverse=True),
+    Point(32, 512, 4, 5, reverse=True),
+    Point(32, 256, 4, 6, reverse=True),
+    Point(32, 128, 4, 5, reverse=True),
+    Point(32, 256, 4, 5),
+    Point(32, 128, 4, 3),
+    Point(32, 64, 2, 3),
+)
+# Tiles of 64 are as wide as the rows of wgmma. The first fits every GPU.
+NARROW_ROWS_64 = (
+    _rows(Point(64, 128, 4, 3)),
+    _rows(Point(64, 512, 8, 5, reverse=True)),
+    _rows(Point(64, 256, 4, 6, reverse=True)),
+    _rows(Point(64, 256, 4, 4, reverse=True)),
+    _rows(Point(64, 256, 4, 5)),
+    _rows(Point(64, 256, 8, 3)),
+    _rows(Point(64, 128, 4, 3, reverse=True)),
+    _rows(Point(64, 128, 4, 5)),
+    _rows(Point(64, 128, 4, 3, (2,))),
+    Point(64, 256, 4, 4),
+    _rows(Point(64, 64, 2, 2)),
+)
+NARROW_COLUMNS_64 = (
+    Point(64, 128, 4, 3),
+    _rows(Point(64, 512, 8, 5, reverse=True)),
+    Point(64, 128, 4, 3, reverse=True),
+    Point(64, 128, 4, 5),
+    _rows(Point(64, 128, 4, 5)),
+    _rows(Point(64, 256, 4, 5, reverse=True)),
+    _rows(Point(64, 256, 4, 3, reverse=True)),
+    _rows(Point(64, 256, 8, 6, reverse=True)),
+    Point(64, 64, 4, 3),
+    Point(64, 128, 8, 3),
+    Point(64, 128, 4, 3, (2,)),
+    Point(64, 64, 2, 2),
+)
+# A tile of 128 and more on both sides; rows in turn took 0.120 ms half dense, one row to a program 0.147.
+ROWS_128 = (
+    _rows(Point(128, 128, 4, 3)),
+    _rows(Point(128, 256, 8, 5, reverse=True, is_in_turn=True)),
+    _rows(Point(128, 128, 4, 3, reverse=True)),
+    _rows(Point(128, 128, 4, 5)),
+    _rows(Point(128, 256, 8, 3, (2,))),
+    _rows(Point(64, 128, 4, 3)),
+    _rows(Point(128, 128, 8, 3)),
+    _rows(Point(128, 128, 4, 3, (2,))),
+    _rows(Point(128, 256, 8, 3)),
+    Point(64, 256, 4, 4),
+    _rows(Point(64, 64, 2, 2)),
+)
+COLUMNS_128 = (
+    Point(128, 128, 4, 3),
+    _rows(Point(128, 256, 8, 5, reverse=True, is_in_turn=True)),
+    Point(128, 128, 4, 3, reverse=True),
+    Point(128, 128, 4, 5),
+    Point(256, 128, 8, 3, (2,)),
+    Point(128, 64, 4, 3),
+    Point(128, 128, 8, 3),
+    Point(128, 128, 4, 3, (2,)),
+    Point(256, 128, 8, 3),
+    _rows(Point(256, 64, 4, 4)),
+    Point(64, 64, 2, 2),
+)
+# where the columns are one tile, the rows are worth a longer one
+LONG_BY_128 = (*COLUMNS_128[:4], _rows(Point(128, 256, 8, 5, is_else=True)), *COLUMNS_128[4:])
+# short rows, and chains of dots: small tiles, many programs, a few warps each
+SHORT = (
+    *(_rows(Point(16, 64, warps, 2, (depth,))) for warps in (2, 1, 4) for depth in (1, 2)),
+    _rows(Point(16, 64, 4, 3, (2,))),
+    _rows(Point(16, 64, 2, 2, (2, 1))),  # of a chain all of the first sum by half of the second: 10 % at lmax 3
+)
+ALONE = {  # by the class of the narrow side, whether it is the rows, and whether the other goes on
+    (16, True, False): SHORT,
+    (16, True, True): SHORT,
+    (32, True, False): NARROW_ROWS_32,
+    (32, True, True): NARROW_ROWS_32,
+    (32, False, False): NARROW_COLUMNS_32,
+    (32, False, True): NARROW_COLUMNS_32,
+    (64, True, False): NARROW_ROWS_64,
+    (64, True, True): NARROW_ROWS_64,
+    (64, False, False): NARROW_COLUMNS_64,
+    (64, False, True): NARROW_COLUMNS_64,
+    (128, True, False): ROWS_128,
+    (128, True, True): ROWS_128,
+    (128, False, False): COLUMNS_128,
+    (128, False, True): LONG_BY_128,
+}
+# Rows of a set side by side are the rows of wgmma, and columns are as many as registers hold sums of. With 5 and 6
+# stages there is memory for three tiles, with 7 and 8 for four: positions are loaded ahead of them. Sets in turn took
+# 0.050 ms at a tenth, a set to a program 0.060; with tokens for columns it is the other way round (0.162 and 0.143 at
+# 0.3).
+HALF_LINE = (0.5,)
+SET = tuple(
+    _rows(Point(64, wide, warps, stages, HALF_LINE, reverse=True))
+    for wide, warps, stages in (
+        (256, 4, 6),
+        (512, 8, 7),
+        (512, 8, 5),
+        (256, 4, 8),
+        (256, 4, 5),
+        (128, 4, 6),
+        (64, 4, 5),
+    )
+)
+SET_IN_TURN = (
+    SET[0],
+    replace(SET[1], is_in_turn=True),
+    replace(SET[1], is_else=True),
+    replace(SET[3], is_in_turn=True),
+    *SET[2:],
+)
+# Neighbours side by side are the wide side, whose length is here the part of the widest tile that they take; the tile
+# that they share is the narrow one, and wide enough for rows of wgmma from 64 on.
+NEIGHBOURS = {
+    32: (
+        Point(64, 1, 4, 4, HALF_LINE),
+        Point(64, 1, 4, 3, HALF_LINE),
+        Point(64, 1, 8, 3),
+        Point(64, 1, 4, 4),
+        Point(64, 1, 4, 3),
+        Point(64, 1, 8, 4),
+        Point(64, 2, 4, 4, HALF_LINE),
+        Point(64, 2, 4, 4),
+        Point(64, 4, 4, 4),
+    ),
+    64: (
+        _rows(Point(64, 1, 4, 4)),
+        _rows(Point(64, 1, 4, 6, HALF_LINE)),
+        _rows(Point(64, 1, 8, 4)),
+        _rows(Point(64, 1, 4, 3)),
+        _rows(Point(64, 2, 4, 4)),
+    ),
+}
+# Results with a few rows are one warp's: no wait for others at every sum over short axes (1.7 times as fast as two at
+# lmax 3 with 16 channels). The next ones want fewer registers, or read weights that lie transposed.
+TABLE = (
+    Point(64, 64, 1, 3, (0.5,), is_narrow_rows=True),
+    Point(64, 64, 1, 3, is_narrow_rows=True),
+    Point(64, 64, 1, 3),
+    Point(64, 64, 2, 3, is_narrow_rows=True),
+    Point(64, 64, 2, 2, is_narrow_rows=True),
+    Point(64, 64, 4, 3, is_narrow_rows=True),
+)
+# Eight elements to a thread, or four where that many rows have no room; the next tiles on their way.
+UNROLLED_TILE = {
+    is_streamed: tuple(
+        Point(side, side, 0, stages, each=each)
+        for side in (64, 16)
+        for each, stages in (((8, 4), (8, 2), (4, 2)) if is_streamed else ((8, 1), (4, 1)))
+    )
+    for is_streamed in (False, True)
+}
+# Multiply-adds: rows beside each other (narrow) by elements along memory (wide), which share what is long.
+HEIGHTS = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
+PLAIN = {
+    0: tuple(Point(height, 0, warps) for height, warps in HEIGHTS),
+    16: tuple(Point(height, 0, warps) for height, warps in (*HEIGHTS, (16, 1), (32, 2), (32, 4))),  # few fill a warp
+}
+OTHERS = {
+    "deep": tuple(Point(height, 0, warps) for height, warps in ((8, 1), (16, 1), (16, 2), (32, 4))),
+    # one result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured
+    "unrolled": tuple(Point(1, 0, 0, 1, each=each) for each in (1, 2, 4)),
+    "scalar": (Point(1, 1, 1, 1),),
+}

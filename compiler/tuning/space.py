@@ -1,0 +1,278 @@
+"""Every config that a schedule may have, and those worth timing: a handful by default, a grid of them on request.
+
+The space has an axis for each choice: the tile along every axis of the schedule, the depth of a step, warps, stages,
+which operand takes the rows' side of a dot, the order of programs, rows to a program, programs to a sum. Points of it
+come from what was measured (`measured`) and, on request, from a grid; both are clipped to the statement's extents and
+to what the device holds, and rules order them. No rule takes a point away that the device could run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice, product
+from math import prod
+
+from ..codegen import Config
+from ..contract import SHORT, dots
+from ..planning.device import Device, device_of, line_of
+from ..planning.footprint import accumulators
+from ..scatter import power_of_two
+from ..schedule import LARGEST_TILE, Schedule
+from .measured import Point, Traits, measured_points
+
+__all__ = ["configs"]
+
+BUSY = 4  # programs for each multiprocessor, so that none waits for the last; reckoned, not measured
+# of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
+LEAST_TURNS = 4
+MOST_ROWS = 8  # of a program, whose neighbours have as many groups
+SORTED = 4  # configs that are tried with the longest rows first too
+FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
+FEW_COLUMNS = 16  # fill a warp with several rows
+WIDE = 1024  # results of a program from which on they are too many for one warp
+TENSOR_CORE_SIDE = 16  # the shortest side of a dot
+MOST_WARPS = 8
+MOST_ACCUMULATORS = 256  # registers of a thread
+LONG_TILE = 128  # along a side, from which on a longer one gains little
+
+GRID_SIDES = (16, 32, 64, 128, 256)
+GRID_DEPTHS = (32, 64, 128)
+GRID_WARPS = (1, 2, 4, 8)
+GRID_STAGES = (2, 3, 4)
+GRID_HEIGHTS = (1, 2, 4, 8, 16, 32)
+
+
+def configs(
+    schedule: Schedule, full: bool = False, has_order: bool = False, device: Device | None = None
+) -> tuple[Config, ...]:
+    """Configs for one schedule, the most promising first; each appears once.
+
+    `has_order`: it is known which rows have the most groups. `device`: the one that the schedule is for, unless another
+    is given.
+    """
+    space = Space(schedule, device or device_of(schedule.bound.device))
+    found = space.in_program_orders(space.measured(), full)
+    if full:
+        found = chain(found, space.grid())
+    if has_order:
+        found = space.in_row_orders(found)
+    if schedule.is_shared:
+        found = (replace(config, parts=space.parts(config)) for config in found)
+        found = (config for config in found if config.parts > 1)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configs of a schedule on a device."""
+
+    schedule: Schedule
+    device: Device
+
+    # the axes of a tile
+
+    @cached_property
+    def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tile axes that a point's narrow side holds, and those that its wide side holds."""
+        schedule, traits = self.schedule, self.traits
+        if traits.form == "unrolled":
+            *others, vector = sorted(schedule.axes, key=lambda name: schedule.extents[name])
+            return tuple(others), (vector,)
+        if not schedule.uses_dot:
+            return schedule.axes[:-1], schedule.axes[-1:]
+        first, *others = schedule.names("tile")
+        return ((first,), tuple(others)) if traits.is_narrow_first else (tuple(others), (first,))
+
+    @cached_property
+    def traits(self) -> Traits:
+        """The properties by which measured points are found."""
+        schedule, extents = self.schedule, self.schedule.extents
+        if schedule.tables:
+            return self.unrolled_traits
+        if not schedule.uses_dot:
+            return self.plain_traits
+        tiles, merged = schedule.names("tile"), schedule.merged
+        if merged is not None and schedule.holds_set:
+            return Traits("set", is_narrow_first=merged.name == tiles[0])
+        if merged is not None:
+            (other,) = [name for name in tiles if name != merged.name]
+            widest = min(power_of_two(extents[merged.name]), 4 * 128 // schedule.bound.dtype.itemsize)
+            return Traits("neighbours", extents[other], other == tiles[0], widest)
+        if schedule.has_table:
+            few = 1 if prod(self.fit(name, 64) for name in tiles) < WIDE else 2
+            # a strategy that adds is there beside another: gradients have many statements to tune
+            return Traits("table", few_warps=few, is_fallback=schedule.strategy == "atomic")
+        rows, *others = tiles
+        columns = extents[others[0]] if len(others) == 1 else LONG_TILE + 1
+        if len({dot.over for dot in dots(schedule.tree)}) > 1:
+            return Traits("alone", 16)
+        narrow = min(power_of_two(max(extents[rows], 16)), LONG_TILE)
+        if narrow < LONG_TILE:
+            return Traits("alone", narrow)
+        narrow = power_of_two(max(columns, 32))
+        if narrow < LONG_TILE:
+            return Traits("alone", narrow, is_narrow_first=False)
+        is_long = extents[rows] > LONG_TILE
+        return Traits("alone", LONG_TILE, not is_long, is_long_by_narrow=is_long and columns <= LONG_TILE)
+
+    @cached_property
+    def unrolled_traits(self) -> Traits:
+        schedule, extents = self.schedule, self.schedule.extents
+        if len(schedule.axes) == 2 and all(extents[name] > 1 for name in schedule.axes):
+            is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
+            return Traits("unrolled tile", is_streamed=is_streamed)
+        return Traits("unrolled", widest=256)
+
+    @cached_property
+    def plain_traits(self) -> Traits:
+        schedule, axes = self.schedule, self.schedule.axes
+        if not axes:
+            return Traits("scalar")
+        wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
+        if schedule.names("step") and axes[:-1] == schedule.names("step"):
+            return Traits("deep", widest=wide)
+        return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide)
+
+    def fit(self, name: str, size: int) -> int:
+        """The block of an axis: as long as it is, `size` at most; a tensor core's side at least."""
+        schedule, extent = self.schedule, power_of_two(self.schedule.extents[name])
+        if schedule.tables:
+            return extent if schedule.roles[name] == "step" else min(extent, size)
+        if not schedule.uses_dot:
+            return min(extent, size)
+        least = 2 if name in self.table_axes else TENSOR_CORE_SIDE
+        return max(least, min(extent, size))
+
+    @cached_property
+    def table_axes(self) -> frozenset[str]:
+        """The short axes of a table that no dot of long ones sums over: they are as short as they are."""
+        schedule = self.schedule
+        if not schedule.has_table:
+            return frozenset()
+        short = {name for name in schedule.axes if schedule.extents[name] <= SHORT}
+        return frozenset(short - {dot.over for dot in dots(schedule.tree) if not short & dot.axes})
+
+    @cached_property
+    def line(self) -> int:
+        """A depth of 1, in elements; the sums of a table are as long whatever the type."""
+        schedule = self.schedule
+        itemsize = schedule.bound.dtype.itemsize
+        return 64 if schedule.has_table else 128 // itemsize if schedule.merged is not None else line_of(itemsize)
+
+    # points
+
+    def measured(self) -> Iterator[Config]:
+        """The points that were measured, in this space."""
+        has_turns = False
+        for point in measured_points(self.traits):
+            if point.is_else and has_turns:
+                continue
+            for config in self.place(point):
+                has_turns |= config.rows > 1
+                yield config
+
+    def place(self, point: Point) -> Iterator[Config]:
+        """A point as a config, clipped to the statement; nothing where the statement has no such point."""
+        schedule, steps = self.schedule, self.schedule.names("step")
+        if len(point.depths) not in (1, len(steps)):
+            return
+        narrow, wide = self.sides
+        sizes = {**dict.fromkeys(narrow, point.narrow), **dict.fromkeys(wide, point.wide)}
+        if schedule.uses_dot:
+            depths = point.depths * len(steps) if len(point.depths) == 1 else point.depths
+            sizes |= {name: int(depth * self.line) for name, depth in zip(steps, depths)}
+            if schedule.has_table:
+                long_steps = [name for name in steps if schedule.extents[name] > SHORT]
+                sizes |= dict.fromkeys([name for name in steps if name not in long_steps[:1]], 64)
+        blocks = tuple((name, self.fit(name, sizes[name])) for name in self.order)
+        elements = prod(size for _, size in blocks)
+        if schedule.tables and len(schedule.axes) == 2 and elements > LARGEST_TILE:
+            return
+        warps = point.warps or max(1, min(elements // (32 * point.each), MOST_WARPS))
+        swap = schedule.uses_dot and self.traits.is_narrow_first != point.is_narrow_rows
+        config = Config(blocks, warps, point.stages, swap, point.reverse)
+        yield from self.in_turn(config) if point.is_in_turn else (config,)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The axes as configs list them."""
+        schedule, (narrow, wide) = self.schedule, self.sides
+        if not schedule.uses_dot:
+            return (*narrow, *wide)
+        return schedule.axes if schedule.has_table else (*schedule.names("tile"), *schedule.names("step"))
+
+    def grid(self) -> Iterator[Config]:
+        """Every combination, for those who have the time; sums that would not fit the registers are left out."""
+        schedule = self.schedule
+        if schedule.tables:
+            return
+        if not schedule.uses_dot:
+            points = (Point(height, self.traits.widest, warps) for height, warps in product(GRID_HEIGHTS, GRID_WARPS))
+            yield from self.in_program_orders(chain.from_iterable(map(self.place, points)), True)
+            return
+        rows, *others = schedule.names("tile")
+        for row, column, depth, warps, stages, swap in product(
+            GRID_SIDES, GRID_SIDES, GRID_DEPTHS, GRID_WARPS, GRID_STAGES, (False, True)
+        ):
+            sizes = {rows: row, **dict.fromkeys(others, column), **dict.fromkeys(schedule.names("step"), depth)}
+            blocks = {name: max(TENSOR_CORE_SIDE, self.fit(name, size)) for name, size in sizes.items()}
+            config = Config(tuple(blocks.items()), warps, stages, swap)
+            if accumulators(config, schedule, self.device) <= MOST_ACCUMULATORS:
+                yield config
+
+    # orders
+
+    def in_program_orders(self, found: Iterable[Config], full: bool) -> Iterator[Config]:
+        """Without a dot, grid positions side by side share what is long: a channelwise product of 20,000 edges into 71
+        components took 0.52 ms on an H200, one after another 0.82."""
+        schedule = self.schedule
+        if schedule.uses_dot or schedule.tables or not schedule.names("grid"):
+            yield from found
+            return
+        known = list(found)
+        yield from (replace(config, reverse=True) for config in known)
+        yield from known if full else known[:FORWARD]
+
+    def in_row_orders(self, found: Iterable[Config]) -> Iterator[Config]:
+        """With the longest rows first: whole blocks are long work, and a late one is waited for.
+
+        Rows of single entries are short, and gain more from neighbours that read the same: sorted, graphs took up to
+        1.5 times as long on an H200. Rows of a set stand in an order of their own.
+        """
+        schedule, each = self.schedule, iter(found)
+        if schedule.tables:
+            yield from each
+        elif schedule.holds_set or schedule.has_rows_in_turn:
+            yield from (replace(config, longest_first=config.rows == 1) for config in each)
+        elif schedule.owner is not None and schedule.uses_dot:
+            first = list(islice(each, SORTED))
+            yield from first
+            yield from (replace(config, longest_first=True) for config in first)
+            yield from each
+        else:
+            yield from each
+
+    def in_turn(self, config: Config) -> Iterator[Config]:
+        """As many rows to a program as leave each multiprocessor eight warps of them; nothing if that is one."""
+        schedule, merged = self.schedule, self.schedule.merged
+        rows = self.programs(self.tiles(config)) // (self.device.wave * MOST_WARPS // config.num_warps)
+        is_whole = merged is None or config.block(merged.name) >= schedule.extents[merged.name]
+        if schedule.has_rows_in_turn and is_whole and rows > 1:
+            yield replace(config, rows=min(rows, MOST_ROWS))
+
+    def parts(self, config: Config) -> int:
+        """How many programs share a sum."""
+        tiles = self.tiles(config)
+        turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
+        busy = BUSY * self.device.wave
+        return max(1, min(power_of_two(busy // self.programs(tiles)), turns // LEAST_TURNS))
+
+    def tiles(self, config: Config) -> dict[str, int]:
+        """Of each name, the same number for all lengths that have one power of two, as tuned configs are."""
+        blocks = dict(config.blocks)
+        return {name: power_of_two(extent) // blocks.get(name, 1) for name, extent in self.schedule.extents.items()}
+
+    def programs(self, tiles: Mapping[str, int]) -> int:
+        return prod(max(tiles[name], 1) for name in self.schedule.names("grid", "tile"))

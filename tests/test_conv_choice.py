@@ -167,7 +167,7 @@ def step(layer, x):
 
 def call_of(layer, found):
     shape = statement_weight(layer.weight, layer.groups).shape
-    return found.memory["statement", shape, *conv_forms.settings_of(layer.weight.dtype)]
+    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def statement_of(layer, found):

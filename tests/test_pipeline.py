@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from process_caches import forget
 from tolerances import TOLERANCE
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, ready
+from insum_ops.compiler import pipeline
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import SettingError, UnsupportedError
 from insum_ops.compiler.parse import parse
@@ -33,15 +34,6 @@ def dense(AM, AK, AV, B):
     return (A @ B.double()).float()
 
 
-def test_a_plan_is_made_once_for_equal_shapes():
-    pipeline._plans.clear()
-    for _ in range(3):
-        insum(SPMM, size=(4, 3), **tensors())
-    assert len(pipeline._plans) == 1
-    insum(SPMM, size=(4, 3), **tensors(10))
-    assert len(pipeline._plans) == 2
-
-
 def test_a_new_minus_one_is_noticed_though_shapes_are_equal():
     given = tensors()
     insum(SPMM, size=(4, 3), **given)
@@ -56,9 +48,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
 
     monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "choose", refuse)
-    pipeline._plans.clear()
-    pipeline._kins.clear()
-    ready._plans.clear()
+    forget()
     given = tensors()
     message = (
         "^no config of this statement fits a small GPU: OutOfResources; "
@@ -68,8 +58,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
         result = insum(SPMM, size=(4, 3), **given)
     torch.testing.assert_close(result, dense(**given), **TOLERANCE[torch.float32])
     insum(SPMM, size=(4, 3), **given)  # said once
-    pipeline._plans.clear()
-    ready._plans.clear()
+    forget()
 
 
 @pytest.mark.parametrize("is_seeded", [False, True])
@@ -92,8 +81,7 @@ def test_deterministic_mode_scatters_in_order(is_seeded):
 def test_deterministic_sums_that_may_not_be_rounded_are_not(dtype, is_seeded, monkeypatch):
     """Products that overflow, or that are no half precision, meet in float32."""
     monkeypatch.setattr(pipeline, "may_round_sums", lambda dtype: False)
-    pipeline._plans.clear()
-    ready._plans.clear()
+    forget()
     A = torch.tensor([300.0, 300.0, 1 + 2**-7, 1.0], dtype=dtype)
     B = torch.tensor([300.0, -300.0, 1 + 2**-7, -1 - 2**-6], dtype=dtype)
     extra = {"C": torch.tensor([2.0, 0.0], dtype=dtype)} if is_seeded else {}
@@ -103,8 +91,7 @@ def test_deterministic_sums_that_may_not_be_rounded_are_not(dtype, is_seeded, mo
         result = insum("C[M[p]] += A[p] * B[p]", M=M, A=A, B=B, size=None if is_seeded else (2,), **extra)
     finally:
         torch.use_deterministic_algorithms(False)
-        pipeline._plans.clear()
-        ready._plans.clear()
+        forget()
     assert result.dtype == dtype
     assert result.tolist() == [2.0 * is_seeded, 2**-14]
 
@@ -151,12 +138,10 @@ def test_torchs_newer_settings_of_precision_are_obeyed():
 def test_a_misspelt_mode_is_an_error_and_no_slow_path(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "fast")
     monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
-    pipeline._plans.clear()
-    ready._plans.clear()
+    forget()
     with pytest.raises(SettingError, match=r"^INSUM_TUNE is 'fast'; it must be one of default, full, off$"):
         insum(SPMM, size=(4, 3), **tensors())
-    pipeline._plans.clear()
-    ready._plans.clear()
+    forget()
 
 
 def test_a_format_is_rewritten_once():

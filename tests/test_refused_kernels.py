@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 import triton
+from process_caches import forget
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from insum_ops import explain, insum
-from insum_ops.compiler import autotune, launch, pipeline, ready
+from insum_ops.compiler import autotune, launch, pipeline
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Kernel
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.explain import Tuning
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
-from insum_ops.compiler.ready import pinned
+from insum_ops.compiler.pipeline import problem_for, run_in_place
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`")
 
@@ -38,8 +38,8 @@ def normal(*size: int) -> torch.Tensor:
 
 
 def start_afresh() -> None:
-    for memory in (pipeline._plans, pipeline._kins, ready._plans, pipeline._warned):
-        memory.clear()
+    forget()
+    pipeline._warned.clear()
     autotune._forget()
 
 
@@ -214,27 +214,27 @@ def test_an_expanded_view_is_copied_as_one(refuse: Refuse) -> None:
 @pytest.mark.parametrize("is_built_once", [False, True])
 def test_what_can_not_be_written_to_its_place_is_copied_there(is_built_once: bool, refuse: Refuse) -> None:
     A, B = normal(3, 4), normal(4, 2)
-    call = pinned(PRODUCT, {"A": A, "B": B}, {}, None)
-    call([A, B])
+    write_to = lambda place: run_in_place(PRODUCT, "A,B", (3, 2), [A, B], "", [], place=place)
+    insum(PRODUCT, A=A, B=B)
     if is_built_once:
-        call.write_to(normal(3, 6)[:, 2:4], [A, B])
+        write_to(normal(3, 6)[:, 2:4])
     refuse(lambda asked: True)
     for start in (3, 2, 3):
         whole = normal(3, 6)
         expected = whole.clone()
         expected[:, start : start + 2] = A @ B
         place = whole[:, start : start + 2]
-        assert call.write_to(place, [A, B]) is place
+        assert write_to(place) is place
         assert_matches(whole, expected)
 
 
 def test_a_sum_grows_in_a_place_for_which_no_kernel_can_be_built(refuse: Refuse) -> None:
     expr, A, index = "C[I[p],n] += A[p,n]", normal(4, 3), torch.tensor([0, 1, 0, 1], device=DEVICE)
     C = normal(2, 3)
-    call = pinned(expr, {"A": A, "C": C}, {"I": index}, None)
+    add_to = lambda total: run_in_place(expr, "A,I,C", (2, 3), [A, index, total], "", [], total=total)
     expected = C + A[:2] + A[2:]
-    assert_matches(call.add_to(C, [A]), expected)
+    assert_matches(add_to(C), expected)
     refuse(lambda asked: True)
     total = unaligned(2, 3)
     expected = total + A[:2] + A[2:]
-    assert_matches(call.add_to(total, [A]), expected)
+    assert_matches(add_to(total), expected)

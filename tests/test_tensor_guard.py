@@ -7,13 +7,13 @@ import torch
 from sparse_inputs import SPARSE_WARNINGS
 from torch.autograd import forward_ad
 
-from insum_ops.compiler import recognise
+from insum_ops.compiler.runtime import tensor_guard
 from insum_ops.compiler.runtime.tensor_guard import recogniser
 
 pytestmark = [
     pytest.mark.cpu,
     SPARSE_WARNINGS,
-    pytest.mark.skipif(not recognise._tells_apart(), reason="this torch has no such guards"),
+    pytest.mark.skipif(not tensor_guard._tells_apart(), reason="this torch has no such guards"),
 ]
 
 
@@ -102,12 +102,12 @@ def test_who_casts_or_transforms_is_seen_too():
 
 
 def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
-    original = recognise._guard
+    original = tensor_guard._guard
     for miss in (lambda *given: True, lambda *given: False):
-        monkeypatch.setattr(recognise, "_guard", lambda tensors, miss=miss: miss)
-        assert not recognise._tells_apart.__wrapped__()
-    monkeypatch.setattr(recognise, "_guard", original)
-    assert recognise._tells_apart.__wrapped__()
+        monkeypatch.setattr(tensor_guard, "_guard", lambda tensors, miss=miss: miss)
+        assert not tensor_guard._tells_apart.__wrapped__()
+    monkeypatch.setattr(tensor_guard, "_guard", original)
+    assert tensor_guard._tells_apart.__wrapped__()
 
 
 @pytest.mark.parametrize("kind", [TypeError, RuntimeError])
@@ -115,24 +115,24 @@ def test_a_torch_whose_guards_are_made_otherwise_is_not_asked(monkeypatch, kind)
     def refuse(tensors):
         raise kind("other arguments")
 
-    monkeypatch.setattr(recognise, "_guard", refuse)
-    assert not recognise._tells_apart.__wrapped__()
+    monkeypatch.setattr(tensor_guard, "_guard", refuse)
+    assert not tensor_guard._tells_apart.__wrapped__()
 
 
 def test_a_torch_without_guards_is_not_asked(monkeypatch):
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    assert not recognise._tells_apart.__wrapped__()
-    monkeypatch.setattr(recognise, "_tells_apart", lambda: False)
+    assert not tensor_guard._tells_apart.__wrapped__()
+    monkeypatch.setattr(tensor_guard, "_tells_apart", lambda: False)
     assert recogniser([drawn(2)]) is None
 
 
 def test_the_first_question_may_come_in_any_mode():
     with torch.inference_mode(), torch.no_grad():
-        assert recognise._tells_apart.__wrapped__()
+        assert tensor_guard._tells_apart.__wrapped__()
     before = torch.get_default_dtype()
     try:
         for dtype in (torch.float64, torch.float16):
             torch.set_default_dtype(dtype)
-            assert recognise._tells_apart.__wrapped__()
+            assert tensor_guard._tells_apart.__wrapped__()
     finally:
         torch.set_default_dtype(before)

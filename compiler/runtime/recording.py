@@ -151,12 +151,14 @@ class Recording(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = _tensors_in((args, tuple(kwargs.values())))
+        before = _versions(given)
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
-        if name in READS or (name == "__getitem__" and _has_mask(args[1])):
+        if name in READS or (name == "__getitem__" and _has_mask(args[1])) or (name == "where" and len(args) == 1):
             self.refuse(f"{name} reads numbers out of a tensor")
         elif name == "__setitem__" or _tensors_in(result):
-            self.call(function, args, kwargs, result)
+            self.call(function, args, kwargs, result, before != _versions(given))
         return result
 
     def refuse(self, why: str) -> None:
@@ -167,10 +169,18 @@ class Recording(TorchFunctionMode):
         """State that this run is not yet like those to come: a later one may be recorded."""
         self.is_postponed = True
 
-    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Note a function that has been called."""
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        has_written: bool = False,
+    ) -> None:
+        """Note a function that has been called; `has_written`: an argument has another version since."""
         name = getattr(function, "__name__", "")
-        has_effect = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs
+        is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+        has_effect = has_written or is_in_place or kwargs.get("out") is not None  # inference tensors have no version
         given = self._stated(tuple(args))
         named = tuple((key, self._stated(value)) for key, value in kwargs.items())
         made = self._made(result)
@@ -232,18 +242,24 @@ class Recording(TorchFunctionMode):
         return self.slots.setdefault(id(tensor), slot)  # of a tensor that is given twice, the first place
 
     def _view(self, result: Tensor, args: Sequence[Any]) -> View | None:
-        """Return the argument in whose memory a result lies, and where; None if it has memory of its own."""
+        """Return the argument in whose memory a result lies, and where; None if it has memory of its own.
+
+        None too if two arguments lie there: nobody knows which of them the result is a view of.
+        """
+        bases: dict[Slot, Tensor] = {}
         for tensor in _tensors_in(args):
             if tensor is result or not tensor.layout == result.layout == torch.strided:
                 continue
             if tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
                 continue
             if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
-                offset = result.data_ptr() - tensor.data_ptr()
-                is_whole = result.numel() == tensor.numel() and result.is_contiguous() and tensor.is_contiguous()
-                layout = tuple(result.shape), result.stride(), is_whole
-                return View(self._slot(result), self._slot(tensor), offset, result.element_size(), *layout)
-        return None
+                bases[self._slot(tensor)] = tensor
+        if len(bases) != 1:
+            return None
+        ((slot, base),) = bases.items()
+        is_whole = result.numel() == base.numel() and result.is_contiguous() and base.is_contiguous()
+        layout = tuple(result.shape), result.stride(), is_whole
+        return View(self._slot(result), slot, result.data_ptr() - base.data_ptr(), result.element_size(), *layout)
 
     def _made(self, result: Any) -> Any:
         if isinstance(result, Tensor):
@@ -278,6 +294,10 @@ def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [tensor for part in value for tensor in _tensors_in(part)] if isinstance(value, (tuple, list)) else []
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _has_mask(index: Any) -> bool:

@@ -119,10 +119,12 @@ def planned(
         for recognises, kind in recent:
             if recognises(*tensors):  # and so nobody casts or transforms them
                 for plan in kind.plans:
-                    result = plan.replay(*tensors)
+                    result = plan.replay(*tensors, *numbers)
                     if result is not None:
                         return result
-                return _recorded(kind, None, function, tensors, [], owned)
+                if type(kind) is _Kind:
+                    return _recorded(kind, None, function, tensors, [], owned)
+                break
     if transforms() is not None or may_autocast():
         return function(*tensors)
     return _by_key(cache, settings, recent, function, tensors, numbers, varies, owned)
@@ -147,9 +149,11 @@ def _by_key(
         if recent != ():
             cache[settings] = _with_recent(recent or (), kind, tensors)
         for plan in kind.plans:
-            result = plan.replay(*tensors)
+            result = plan.replay(*tensors, *numbers)
             if result is not None:
                 return result
+        if type(kind) is _Family:  # whose plans are for every length: what is recorded below is for these
+            kind = None
     family, lengths = None, list[int | None]()
     if varies:
         rougher, lengths = _family_of(settings, tensors, numbers)
@@ -160,6 +164,7 @@ def _by_key(
             for plan in family.plans:
                 result = plan.replay(*tensors, *numbers)
                 if result is not None:
+                    cache[key] = family  # found sooner the next time
                     return result
     if kind is None:
         if family is None or not family.plans:

@@ -5,6 +5,8 @@ Each rule is about a matrix, a result and a device; what was measured stands bes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .device import Device, line_of
 
 __all__ = ["beside_each_other", "may_be_listed", "rows_of_a_set"]
@@ -51,7 +53,7 @@ def may_be_listed(width: int, sets: int, columns: int, results: int, device: Dev
     return results >= LEAST_PROGRAMS[width] * device.wave * RESULTS_OF_A_PROGRAM
 
 
-def beside_each_other(block: tuple[int, ...], itemsize: int, blocks: int, rows: int, device: Device) -> int:
+def beside_each_other(block: Sequence[int], itemsize: int, blocks: int, rows: int, device: Device) -> int:
     """How many neighbouring blocks of a row share what the row reads, in one tile; 0: each is taken alone."""
     if max(block) > line_of(itemsize):
         return 0

@@ -78,7 +78,9 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
         for access in factor.indirections:
             count = prod(blocks[axis] for axis in leaf.axes if axis in {*access.names})
             positions += count * bound.dtypes[access.name].itemsize
-            levels = max(levels, int(bool(loop & {*access.names})))
+            # elements gathered one by one along memory are not loaded ahead, nor are their positions
+            is_ahead = bool(loop & {*access.names}) and access is not factor.indices[-1]
+            levels = max(levels, int(is_ahead))
     if schedule.strategy == "on-chip":  # whose positions are no level
         levels = 0
     ahead = max(config.num_stages - 1, 0) // (1 + levels) if loop else 0

@@ -34,7 +34,7 @@ FEW_COLUMNS = 16  # fill a warp with several rows
 WIDE = 1024  # results of a program from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
-MOST_ACCUMULATORS = 256  # registers of a thread
+LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
 LONG_TILE = 128  # along a side, from which on a longer one gains little
 
 GRID_SIDES = (16, 32, 64, 128, 256)
@@ -204,7 +204,7 @@ class Space:
         return schedule.axes if schedule.has_table else (*schedule.names("tile"), *schedule.names("step"))
 
     def grid(self) -> Iterator[Config]:
-        """Every combination, for those who have the time; sums that would not fit the registers are left out."""
+        """Every combination, for those who have the time; tiles too small or too large for their warps are left out."""
         schedule = self.schedule
         if schedule.tables:
             return
@@ -219,7 +219,7 @@ class Space:
             sizes = {rows: row, **dict.fromkeys(others, column), **dict.fromkeys(schedule.names("step"), depth)}
             blocks = {name: max(TENSOR_CORE_SIDE, self.fit(name, size)) for name, size in sizes.items()}
             config = Config(tuple(blocks.items()), warps, stages, swap)
-            if accumulators(config, schedule, self.device) <= MOST_ACCUMULATORS:
+            if LEAST_ACCUMULATORS <= accumulators(config, schedule, self.device) <= MOST_ACCUMULATORS:
                 yield config
 
     # orders

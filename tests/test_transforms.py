@@ -29,6 +29,9 @@ pytestmark = [
 ]
 
 IS_FOLLOWED = torch.__version__ >= (2, 11)  # an older tracer leaves gradients of statements uncompiled
+FAILS_IN_THE_TRACER = pytest.mark.xfail(
+    not IS_FOLLOWED, reason="torch 2.10 fails inside its tracer of vjp and of layers"
+)
 COMPILED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
 TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
 DOUBLE = (torch.float64,)
@@ -310,7 +313,13 @@ def loss_of_dense(A, B) -> Tensor:
 
 
 @pytest.mark.parametrize("is_made", [False, True], ids=["given", "made inside"])
-@pytest.mark.parametrize("transform", [grad, lambda loss: lambda A, B: vjp(loss, A, B)[1](torch.ones_like(A[0, 0]))])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        grad,
+        pytest.param(lambda loss: lambda A, B: vjp(loss, A, B)[1](torch.ones_like(A[0, 0])), marks=FAILS_IN_THE_TRACER),
+    ],
+)
 @COMPILED
 def test_a_compiled_gradient_reaches_every_input(transform, is_made):
     torch._dynamo.reset()
@@ -322,6 +331,7 @@ def test_a_compiled_gradient_reaches_every_input(transform, is_made):
         torch.testing.assert_close(one, other)
 
 
+@FAILS_IN_THE_TRACER
 @COMPILED
 def test_a_compiled_gradient_reaches_every_parameter_of_a_layer():
     torch._dynamo.reset()

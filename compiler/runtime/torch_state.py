@@ -106,6 +106,14 @@ setattr(_transforms, "_dynamo_marked_constant", True)  # noqa: B010 - no such at
 FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transform: an older tracer fails at them
 
 
+def _leave_uncompiled() -> None:
+    """Break the graph; apart from `followed`, in which newer tracers would fail at the words alone."""
+    torch._dynamo.graph_break(
+        f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
+        "uncompiled; leave out fullgraph=True, or use torch 2.11 or newer"
+    )
+
+
 def followed(tensor: Any) -> Any:
     """The same tensor, or None, for a tracer inside a transform: a first gradient and batches are all it can follow.
 
@@ -121,10 +129,7 @@ def followed(tensor: Any) -> Any:
             "leave out torch.compile, or compile what is inside the transform"
         )
     if not FOLLOWS_FUNCTIONS:
-        torch._dynamo.graph_break(
-            f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
-            "uncompiled; leave out fullgraph=True, or use torch 2.11 or newer"
-        )
+        _leave_uncompiled()
     return tensor.view_as(tensor) if tensor is not None and tensor.is_floating_point() else tensor
 
 

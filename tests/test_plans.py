@@ -566,11 +566,22 @@ def test_a_pinned_index_tensor_must_not_change():
     assert plan_of(recorded(function, x), Surroundings().services) is None
 
 
-def test_index_tensors_are_in_range_and_padded_as_they_were():
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda index: index,
+        lambda index: index.contiguous(),
+        lambda index: index.view(-1),
+        lambda index: index.int(),
+        lambda index: index.to(torch.int32)[None].clone().flatten(),
+    ],
+    ids=["itself", "in order already", "a view", "cast", "copied"],
+)
+def test_index_tensors_are_in_range_and_padded_as_they_were(read):
     def function(x: Tensor, index: Tensor) -> Tensor:
         recording = active()
         if recording is not None:
-            recording.ranged(index.view(-1), 4, False)
+            recording.ranged(read(index), 4, False)
         return x[index] * 1
 
     x = torch.randn(4)

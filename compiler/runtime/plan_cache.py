@@ -222,13 +222,12 @@ def _recorded(
         return function(*tensors)
     if tensors[0].is_cuda and is_capturing():  # when nothing is tuned, nor read
         return function(*tensors)
-    kind.attempts += 1
     with Recording(tensors) as recording:
         result = function(*tensors)
     stated = recording.result(result)
     if recording.is_postponed:
-        kind.attempts -= 1
         return result
+    kind.attempts += 1
     if recording.refusal or not recording.steps:
         kind.attempts = ATTEMPTS
         return result

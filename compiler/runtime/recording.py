@@ -26,6 +26,8 @@ READS = {
     *("equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
     *("bincount", "histc", "repeat_interleave"),
 }
+# what copies the numbers of its first argument
+COPIES = {"to", "int", "long", "contiguous", "clone", "reshape", "flatten", "resolve_neg"}
 
 
 class _Thread(threading.local):
@@ -208,8 +210,11 @@ class Recording(TorchFunctionMode):
         """Note that the range of an index tensor was compared with the dimension it points into."""
         slot = self._slot(index)
         made_by = self.maker_of(slot)
-        while isinstance(made_by, Call) and (view := made_by.view(slot)) is not None:
-            slot = view.base  # a view holds no numbers that its base lacks
+        while isinstance(made_by, Call):
+            view, name = made_by.view(slot), getattr(made_by.function, "__name__", "")
+            if view is None and name not in COPIES:
+                break
+            slot = slots_in(made_by.args)[0] if view is None else view.base  # which has all numbers that this one has
             made_by = self.maker_of(slot)
         if made_by is None:  # an input or pinned; what a step makes is in range by how it is made
             self.ranges.append(Range(slot, extent, is_padded))
@@ -217,7 +222,9 @@ class Recording(TorchFunctionMode):
     def maker_of(self, slot: Slot) -> Step | None:
         """Return the step that made a tensor; None for inputs and pinned tensors."""
         for step in reversed(self.steps):
-            if isinstance(step, Call) and not step.has_effect and slot in slots_in(step.results):
+            if not isinstance(step, Call) or step.has_effect or slot in slots_in(step.args):
+                continue  # what returns its argument has not made it
+            if slot in slots_in(step.results):
                 return step
         return None
 

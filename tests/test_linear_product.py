@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight
-from statements import DEVICE, IS_INTERPRETED
+from statements import DEVICE
 from tolerances import TOLERANCE, assert_matches
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -66,13 +66,12 @@ def test_inputs_of_many_shapes_may_take_turns(features, bias):
         assert_step(layer, drawn(3, 1, width).expand(3, 2, width))
 
 
-@pytest.mark.skipif(not IS_INTERPRETED, reason="kernels alone read what stands for its views")
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
-def test_a_kernel_reads_the_input_and_the_bias_as_they_are(statements, shape):
+def test_steps_after_the_first_are_right_too(shape):
+    """The first is worked out, the second recorded, the others replayed."""
     layer = made()
-    for _ in range(3):
+    for _ in range(4):
         assert_step(layer, drawn(*shape))
-    assert len(statements) == 1
 
 
 def other_data(layer: BlockSparseLinear) -> None:

@@ -249,8 +249,7 @@ class Launcher:
         recording = active()
         if recording is not None:
             given = [pool[position] for position in self.order]
-            writes = [pool[-1], *([pool[-2]] if self.wants_winners else [])]
-            recording.launch(self.runners, unaligned, self.grid, self.kernel.parts, given, self.numbers, writes)
+            recording.launch(self.runners, unaligned, self.grid, self.kernel.parts, given, self.numbers)
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
         arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *self.numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():

@@ -1,4 +1,4 @@
-"""A convolution's weight and bias as its statements read them: views, which a layer makes once."""
+"""A convolution's weight as its statements read it, and a gradient of that shape as the weight lies."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ def _nan_in_fresh_memory() -> Iterator[None]:
         def make_filled(*args: object, **kwargs: object) -> Tensor:
             tensor = make(*args, **kwargs)
             if tensor.is_floating_point():
-                tensor.detach().fill_(float("nan"))
+                with torch.no_grad():  # not a detached view of it: a launch plan would see memory that others use
+                    tensor.fill_(float("nan"))
             return tensor
 
         return make_filled

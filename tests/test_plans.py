@@ -381,7 +381,7 @@ class Launching:
         self.kernel(unaligned)
         if recording is not None:
             given = [len(tensors[0])]
-            recording.launch(self.kernels, unaligned, self.grid(*tensors), self.parts, tensors, given, tensors[-1:])
+            recording.launch(self.kernels, unaligned, self.grid(*tensors), self.parts, tensors, given)
         else:
             self.kernel(unaligned)(1, [tensor.data_ptr() for tensor in tensors])
 
@@ -629,3 +629,47 @@ def test_threads_record_apart_while_another_replays():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def fresh_and_its_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = torch.empty_strided((2, 6), (6, 1), dtype=x.dtype, device=x.device)
+    made.zero_()
+    return made, made.view(3, 4)
+
+
+def only_the_view(x: Tensor) -> Tensor:
+    return fresh_and_its_view(x)[1]
+
+
+def test_memory_that_is_returned_beside_its_view_keeps_its_shape() -> None:
+    x = torch.zeros(1)
+    plan = plan_of(recorded(fresh_and_its_view, x), Surroundings().services)
+    assert plan is not None
+    assert [tuple(part.shape) for part in plan.replay(x)] == [(2, 6), (3, 4)]
+
+
+def test_what_is_returned_as_a_view_alone_is_no_view() -> None:
+    x = torch.zeros(1)
+    plan = plan_of(recorded(only_the_view, x), Surroundings().services)
+    assert plan is not None
+    result = plan.replay(x)
+    assert result.shape == (3, 4)
+    assert result._base is None
+    assert not result.any()
+
+
+def test_runs_that_are_never_like_the_next_are_not_recorded_for_ever() -> None:
+    were_recorded = []
+
+    def function(x: Tensor) -> Tensor:
+        recording = active()
+        were_recorded.append(recording is not None)
+        if recording is not None:
+            recording.postpone()
+        return x + 1
+
+    cache: dict[Any, Any] = {}
+    for number in range(200):
+        assert planned(cache, "a mark", function, (torch.full((2,), float(number)),)).tolist() == [number + 1.0] * 2
+    assert any(were_recorded)
+    assert not any(were_recorded[100:])

@@ -30,7 +30,7 @@ pytestmark = [
 
 IS_FOLLOWED = torch.__version__ >= (2, 11)  # an older tracer leaves gradients of statements uncompiled
 FAILS_IN_THE_TRACER = pytest.mark.xfail(
-    not IS_FOLLOWED, reason="torch 2.10 fails inside its tracer of vjp and of layers"
+    not IS_FOLLOWED, strict=True, reason="torch 2.10 fails inside its tracer of vjp and of layers"
 )
 COMPILED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
 TINY = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}

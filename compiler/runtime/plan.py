@@ -27,6 +27,8 @@ class Epoch:
 
 
 EPOCH = Epoch()
+ALLOCATE = torch.empty_strided  # as recordings see it, whoever wraps torch's name for it later
+FILLS = (Tensor.zero_, Tensor.fill_)  # which write all of a tensor, whatever its shape
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,13 @@ def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...
             chain.append(known.base)
             view = _maker(found, known.base)
         whole = None if len(chain) == 1 else _maker(found, slot)
-        if whole is None or view is None or view.function is not torch.empty_strided:
+        if whole is None or view is None or view.function is not ALLOCATE:
             continue
         made, between = chain[-1], [_maker(found, each) for each in chain[:-1]]
+        if any(each in slots_in(result) for each in chain[1:]):  # returned in its own shape too
+            continue
         users = [step for step in found if made in _reads(step) and step not in between]
-        is_memory = all(isinstance(step, Launch) or step.function is Tensor.zero_ for step in users)
+        is_memory = all(isinstance(step, Launch) or step.function in FILLS for step in users)
         if not is_memory or any(_count(found, each) > 1 for each in chain[1:-1]) or _count(found, slot):
             continue
         final = whole.view(slot)
@@ -323,14 +327,12 @@ class _Writer:
     def write_call(self, step: Call) -> None:
         args = ", ".join([*map(self.text, step.args), *[f"{key}={self.text(value)}" for key, value in step.kwargs]])
         function = step.function
-        if function is torch.empty_strided and dict(step.kwargs).keys() == {"dtype", "device"}:
+        if function is ALLOCATE and dict(step.kwargs).keys() == {"dtype", "device"}:
             named = dict(step.kwargs)
             function = self.services.empty_on(named["device"])
             args = ", ".join([*map(self.text, step.args), self.text(named["dtype"])])
-        elif (
-            function in (Tensor.as_strided, torch.as_strided) and step.views
-        ):  # not from where the recorded tensor began
-            (view,) = step.views
+        elif function in (Tensor.as_strided, torch.as_strided) and step.views:
+            (view,) = step.views  # it begins where its base does in this call, not where that began when recorded
             start = f"{self.names[view.base.number]}.storage_offset() + {view.offset // view.itemsize}"
             args = f"{', '.join(map(self.text, step.args[:3]))}, {start}"
         self.lines.append(f"{self.target(step)}{self.constant(function, 'f')}({args})")

@@ -43,6 +43,7 @@ Cache = dict[Any, Any]
 RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
 VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
 ATTEMPTS = 8  # recorded runs of one kind
+POSTPONED = 64  # runs of one kind that were recorded too early: a map is used 32 times before its form is settled
 
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
 _guards = None if INTERPRETED else getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -66,7 +67,7 @@ class _Kind:
 
     def __init__(self) -> None:
         self.plans: tuple[Plan, ...] = ()
-        self.attempts = 0
+        self.attempts = self.postponed = 0  # recorded runs, and those of them that were not yet like the next
 
     def add(self, plan: Plan) -> None:
         self.plans = (plan, *self.plans[: VARIANTS - 1])
@@ -187,9 +188,13 @@ def _key(settings: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     except RuntimeError:  # a tensor without strides
         return None
-    if len({id(tensor) for tensor in tensors}) < len(tensors):  # one in two places, which a plan takes once
-        key += tuple([[id(other) for other in tensors].index(id(tensor)) for tensor in tensors])
-    return key
+    return key + _repeated(tensors)
+
+
+def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the first place of each tensor if one is given in two places, which a plan takes once; else nothing."""
+    ids = [id(tensor) for tensor in tensors]
+    return tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
 
 
 def _family_of(
@@ -204,9 +209,7 @@ def _family_of(
         alike = rough(shape, strides)
         key += (alike, tensor.dtype, tensor.device)
         lengths.append(None if alike[0] is shape else shape[0])
-    if len({id(tensor) for tensor in tensors}) < len(tensors):
-        key += tuple([[id(other) for other in tensors].index(id(tensor)) for tensor in tensors])
-    return key, [*lengths, *numbers]
+    return key + _repeated(tensors), [*lengths, *numbers]
 
 
 def _recorded(
@@ -226,6 +229,9 @@ def _recorded(
         result = function(*tensors)
     stated = recording.result(result)
     if recording.is_postponed:
+        kind.postponed += 1
+        if kind.postponed >= POSTPONED:
+            kind.attempts = ATTEMPTS
         return result
     kind.attempts += 1
     if recording.refusal or not recording.steps:
@@ -247,7 +253,7 @@ def _with_recent(recent: tuple[Any, ...], kind: _Kind, tensors: Sequence[Tensor]
     A recogniser compares all that a key does, and more, in a fraction of the time. One tensor in two places it never
     takes for two, and that they are one says nothing of the calls to come.
     """
-    if len({id(tensor) for tensor in tensors}) < len(tensors) or any([known is kind for _, known in recent]):
+    if _repeated(tensors) or any([known is kind for _, known in recent]):
         return recent
     recognises = recogniser(tensors) if len(recent) < RECENT else None
     return () if recognises is None else (*recent, (recognises, kind))

@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: which of its pointers are aligned decides between `kernels`, `usual` fits what was recorded."""
+    """One kernel; `kernels` has one for each set of pointers that are not aligned, `unaligned` is that of this run."""
 
     kernels: dict[int, Callable[[int, Sequence[Any]], None]]
     unaligned: int
@@ -80,7 +80,6 @@ class Launch:
     parts: int
     tensors: tuple[Slot, ...]
     numbers: tuple[int, ...]
-    writes: tuple[Slot, ...]
 
 
 Step = Call | Launch
@@ -199,12 +198,10 @@ class Recording(TorchFunctionMode):
         parts: int,
         tensors: Sequence[Tensor],
         numbers: Sequence[int],
-        writes: Sequence[Tensor],
     ) -> None:
         """Note a kernel that is launched."""
         slots = tuple([self._slot(tensor) for tensor in tensors])
-        written = tuple([self._slot(tensor) for tensor in writes])
-        self.steps.append(Launch(kernels, unaligned, tuple(grid), parts, slots, tuple(numbers), written))
+        self.steps.append(Launch(kernels, unaligned, tuple(grid), parts, slots, tuple(numbers)))
 
     def ranged(self, index: Tensor, extent: int, is_padded: bool) -> None:
         """Note that the range of an index tensor was compared with the dimension it points into."""

@@ -1,8 +1,8 @@
 """A whole tensor product as one node of autograd: its terms run without a graph, forward and backward.
 
-Between the statements of a plan stand splits, views and gathers; recorded one by one they take the host longer than
-the products take a GPU. Here they are made once for each layout of the tensors. Where gradients are to be
-differentiated in turn, backward asks the plan for its composition of statements, which has gradients of any order.
+Between the statements stand splits, views and gathers. As nodes of autograd they would take the host longer than the
+products take a GPU; here the forward pass is one launch plan and the backward pass another. Where gradients are to be
+differentiated in turn, backward asks for the composition of statements, which has gradients of any order.
 """
 
 from __future__ import annotations

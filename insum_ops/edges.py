@@ -78,14 +78,14 @@ class Edges:
         """The weights over the format's slots; differentiable."""
         return self.arranged.fill(edge_weight).values
 
-    def detached(self, edge_weight: Tensor) -> SparseFormat:
-        """The pattern with these weights, for where gradients are taken care of."""
+    def entries(self, edge_weight: Tensor) -> Tensor:
+        """Return the weights without their graph; raise if they do not fit the edges."""
         _check_weights(edge_weight, self.arranged)
-        return self.arranged.fill(edge_weight.detach())
+        return edge_weight.detach()
 
-    def like(self, edge_weight: Tensor, values: Tensor) -> Tensor:
-        """`values`, one over each of the format's slots, in the order of the edges."""
-        return self.arranged.read(values)
+    def like(self, edge_weight: Tensor, entries: Tensor) -> Tensor:
+        """Return what `entries`, one for each edge, are as a gradient of the weights: themselves."""
+        return entries
 
 
 def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:

@@ -24,14 +24,14 @@ from .compiler.runtime.torch_state import (
     wants_gradient,
 )
 from .compiler.sparse import check_pattern, pattern_of
-from .edges import edges_of
+from .edges import Edges, edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from .formats.convert import block_grid
 from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
 from .functional import insum
 from .operands import as_format, trained_source
-from .sparse_source import remembered_format, remembered_source, sparse_source
+from .sparse_source import SparseSource, remembered_format, remembered_source, sparse_source
 
 __all__ = ["sddmm", "spmm"]
 
@@ -136,23 +136,39 @@ class _Trained(torch.autograd.Function):
     """A product with a matrix whose values are listed in an order of their own, and come back in it as gradients."""
 
     @staticmethod
-    def forward(ctx: Any, listed: Tensor, source: Any, B: Tensor, statement: str) -> Tensor:
-        ctx.source, ctx.statement, ctx.form = source, statement, source.detached(listed)
-        ctx.save_for_backward(listed, B)
-        return owned(insum(statement, A=ctx.form, B=B))
+    def forward(ctx: Any, listed: Tensor, source: SparseSource | Edges, B: Tensor, statement: str) -> Tensor:
+        arranged = source.arranged
+
+        def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the product, and the values over the format's slots, which its gradients read again."""
+            form = arranged.fill(entries)
+            return insum(statement, A=form, B=B), form.values
+
+        pattern, given = arranged.pattern, (source.entries(listed), B)
+        C, slots = planned(pattern.memory, ("trained", statement), product, given, owned=pattern.coords)
+        ctx.source, ctx.statement = source, statement
+        ctx.save_for_backward(listed, slots, B)
+        return owned(C)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        listed, B = ctx.saved_tensors
-        form = ctx.form
+        listed, slots, B = ctx.saved_tensors
+        source, statement, wanted = ctx.source, ctx.statement, ctx.needs_input_grad[::2]
+        arranged = source.arranged
+
+        def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
+            """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
+            form = arranged.pattern.with_values(slots)
+            d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted)
+            return None if d_slots is None else arranged.read(d_slots), d_B
+
         if torch.is_grad_enabled():  # these gradients are to be differentiated in their turn
-            form = form.with_values(ctx.source.slots(listed))
-        wants_listed, _, wants_B, _ = ctx.needs_input_grad
-        slots, d_B = gradients_of(evaluate, ctx.statement, "A", form, {"B": B}, upstream, (wants_listed, wants_B))
-        if slots is not None:
-            slots = ctx.source.like(listed.detach() if torch.is_grad_enabled() else listed, slots)
-        return slots, None, d_B, None
+            listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
+        else:
+            pattern, marks = arranged.pattern, ("gradients", statement, *wanted)
+            d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
+        return None if d_entries is None else source.like(listed, d_entries), None, d_B, None
 
 
 def _refuse_tracing(name: str) -> None:
@@ -221,7 +237,7 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     _refuse_tracing("pattern")
     if isinstance(pattern, Tensor):
         source = sparse_source(pattern, "pattern")
-        return source.like(pattern.detach(), _sampled(source.arranged.pattern, X, Y))
+        return source.like(pattern.detach(), source.arranged.read(_sampled(source.arranged.pattern, X, Y)))
     if isinstance(pattern, tuple):
         edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]))
         return edges.arranged.read(_sampled(edges.arranged.pattern, X, Y))

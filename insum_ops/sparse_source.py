@@ -67,13 +67,13 @@ class SparseSource:
         """A's values over the format's slots; differentiable."""
         return _Slots.apply(A, self)  # type: ignore[no-any-return]
 
-    def detached(self, A: Tensor) -> SparseFormat:
-        """The pattern with A's values, for where gradients are taken care of."""
-        return self.arranged.fill(_entries(A, self.merged))
+    def entries(self, A: Tensor) -> Tensor:
+        """Return A's values in the order in which the pattern lists them, without their graph: [E, *block_size]."""
+        return _entries(A, self.merged)
 
-    def like(self, A: Tensor, values: Tensor) -> Tensor:
-        """A torch sparse tensor of A's pattern and layout that holds `values`, one over each of the format's slots."""
-        return _with_entries(A, self.merged, self.arranged.read(values))
+    def like(self, A: Tensor, entries: Tensor) -> Tensor:
+        """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
+        return _with_entries(A, self.merged, entries)
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -167,7 +167,7 @@ class _Slots(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        return ctx.source.like(ctx.pattern, upstream), None
+        return ctx.source.like(ctx.pattern, ctx.source.arranged.read(upstream)), None
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -250,10 +250,11 @@ def _recorded(
 def _with_recent(recent: tuple[Any, ...], kind: _Kind, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the few kinds that are recognised before any key is made; none of them where there are more than a few.
 
-    A recogniser compares all that a key does, and more, in a fraction of the time. One tensor in two places it never
+    A recogniser compares all that a key does, and more, such as whether gradients are wanted, in a fraction of the
+    time. One tensor in two places it never
     takes for two, and that they are one says nothing of the calls to come.
     """
-    if _repeated(tensors) or any([known is kind for _, known in recent]):
-        return recent
+    if _repeated(tensors) or any([recognises(*tensors) for recognises, _ in recent]):
+        return recent  # a kind may be there more than once: its tensors want gradients, or do not
     recognises = recogniser(tensors) if len(recent) < RECENT else None
     return () if recognises is None else (*recent, (recognises, kind))

@@ -1,0 +1,33 @@
+"""What version 0.1.0 pickled, before its modules moved to other folders, is read and computes the same."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from tolerances import TOLERANCE
+
+from insum_ops import insum
+from insum_ops.nn import SparseConvTensor
+
+pytestmark = pytest.mark.cpu
+
+PICKLED = sorted((Path(__file__).parent / "pickled").glob("*.pickle"))
+
+
+@pytest.mark.parametrize("path", PICKLED, ids=lambda path: path.stem)
+def test_a_pickle_of_an_older_version_computes_what_it_did(path):
+    saved = pickle.loads(path.read_bytes())
+    thing, given, expected = saved["object"], saved["given"], saved["expected"]
+    with torch.no_grad():
+        if isinstance(thing, SparseConvTensor):
+            result = thing.dense()
+        elif path.stem == "convolutions":
+            result = thing(SparseConvTensor(*given, [3, 3, 3], batch_size=1))
+        elif isinstance(thing, torch.nn.Module):
+            result = thing(*given) if isinstance(given, tuple) else thing(given)
+        else:
+            result = insum("C[m,n] += A[m,k] * B[k,n]", A=thing, B=given)
+    torch.testing.assert_close(result, expected, **TOLERANCE[torch.float32])

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from ..lru_cache import LRUCache
 from .bind import Bound
 from .cache import Config as Choices
-from .cache import Entry, Key, TuningCache, cache_dir
+from .cache import Entry, Key, TuningCache
+from .cache_folder import cache_dir
 from .errors import UnsupportedError
 from .launch import INTERPRETED, Launcher, on_device, reason_of
 from .planning.device import device_of

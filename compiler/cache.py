@@ -1,35 +1,25 @@
-"""What outlives a process: tuned configs, one JSON file per key, and the sources of generated kernels."""
+"""Tuned configs, kept in memory and on disk, one JSON file per key."""
 
-import atexit
-import functools
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 import threading
-import time
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-try:
-    from platformdirs import user_cache_dir
-except ImportError:  # torch brings filelock along, but not platformdirs
-    user_cache_dir = None  # type: ignore[assignment]
-
 from ..lru_cache import LRUCache
+from .cache_folder import cache_dir, remove_abandoned, replace_file, warn_damaged, warn_unusable
+
+__all__ = ["Config", "Entry", "Key", "TuningCache", "bucket"]
 
 Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
 ENTRIES = 1024  # kept in memory, of some 10 kB each: every config that was tried and its time
-ABANDONED = 3600.0  # seconds after which a half-written file is that of a process which was killed
-_warned: set[Path | None] = set()  # files that were warned of; None stands for the folder
 _turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
 
 
@@ -74,25 +64,6 @@ class Entry:
             raise ValueError(f"times are finite floats in milliseconds, best first, got {times}")
 
 
-def cache_dir() -> Path:
-    """INSUM_CACHE_DIR, else the user's cache folder; without a home, a path that can't be written."""
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "insum_ops")
-    if user_cache_dir is not None:
-        with suppress(RuntimeError):  # newer platformdirs: there is no home
-            folder = user_cache_dir("insum_ops")
-    folder = os.path.expanduser(os.environ.get("INSUM_CACHE_DIR") or folder)
-    return Path(os.path.join(os.devnull, folder) if folder.startswith("~") else os.path.abspath(folder))
-
-
-def cache_size(folder: Path) -> tuple[int, int]:
-    """How many files lie below the folder, and their bytes."""
-    sizes = []
-    for file in (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with suppress(OSError):  # another process may have removed it
-            sizes.append(os.lstat(file).st_size)
-    return len(sizes), sum(sizes)
-
-
 class TuningCache:
     """Key -> Entry, on disk and in memory: `with cache.lock(key): entry = cache.get(key) or tune()`.
 
@@ -116,9 +87,9 @@ class TuningCache:
         except FileNotFoundError:
             pass
         except (IsADirectoryError, KeyError, TypeError, ValueError, RecursionError):
-            _warn_damaged(path)
+            warn_damaged(path)
         except OSError as error:
-            _warn_unusable(self.folder, error)
+            warn_unusable(self.folder, error)
         return None
 
     def put(self, key: Key, entry: Entry) -> None:
@@ -127,11 +98,11 @@ class TuningCache:
         content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
         content["refused"] = entry.refused
         try:
-            _replace(self._path(key), json.dumps(content, indent=1).encode())
+            replace_file(self._path(key), json.dumps(content, indent=1).encode())
         except OSError as error:
-            _warn_unusable(self.folder, error)
+            warn_unusable(self.folder, error)
         else:
-            _remove_abandoned(self._path(key).parent)
+            remove_abandoned(self._path(key).parent)
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
@@ -142,122 +113,21 @@ class TuningCache:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(path, timeout=LOCK_TIMEOUT, fallback_to_soft=False))
             except (OSError, NotImplementedError) as error:  # the latter: no locks here, to older filelocks
-                _warn_unusable(self.folder, error)
+                warn_unusable(self.folder, error)
             yield
 
     def _path(self, key: Key) -> Path:
         return self.folder / "tuning" / f"{key.digest()}.json"
 
 
-MOST_SOURCES = 8192
-SOURCES_BETWEEN_LOOKS = 256
-_written = 0  # by this process
-
-
-def source_path(digest: str) -> Path:
-    """Where the kernel source of this digest lies once `write_source` has written it."""
-    return cache_dir() / "kernels" / f"{digest}.py"
-
-
-def write_source(text: str) -> Path:
-    """A file of this text, named by its hash, for Triton and debuggers; execute the text, not the file.
-
-    Where nothing can be written, as on a full disk, the path is that of a file which is not there.
-    """
-    data = text.encode()
-    path = source_path(hashlib.sha256(data).hexdigest()[:32])
-    try:
-        return _store(path, data)
-    except OSError as error:
-        _warn_unusable(cache_dir(), error)
-    try:
-        return _store(_private_folder() / path.name, data)
-    except OSError:
-        return path
-
-
-def _store(path: Path, data: bytes) -> Path:
-    held: bytes | None = None
-    try:  # and never ask first: another process may write or remove it in between
-        held = path.read_bytes()
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError:
-        held = b""
-    if held == data:
-        with suppress(OSError):  # it is another user's, or gone since
-            os.utime(path)
-        return path
-    if held is not None:
-        _warn_damaged(path)
-    _replace(path, data)
-    _thin_out(path.parent, keep=path.name)
-    return path
-
-
-def _thin_out(folder: Path, keep: str) -> None:
-    """Of very many sources the older half, by when they were last used, goes: every config ever tried has one.
-
-    A process looks when it first writes one and then now and again, since most of them write few.
-    """
-    global _written
-    is_time = _written % SOURCES_BETWEEN_LOOKS == 0
-    _written += 1
-    if not is_time:
-        return
-    _remove_abandoned(folder)
-    found = [entry for entry in _listed(folder) if entry.name.endswith(".py") and entry.name != keep]
-    if len(found) > MOST_SOURCES:
-        for entry in sorted(found, key=_age)[: len(found) // 2]:
-            with suppress(OSError):  # another process thins out too, or it is another user's
-                os.unlink(entry.path)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the half-written files of processes that were killed, and no file that may still be written."""
-    for entry in _listed(folder):
-        if entry.name.endswith(".tmp"):
-            with suppress(OSError):  # it is written now, or another user's
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED:
-                    os.unlink(entry.path)
-
-
-def _listed(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:  # tidying up is no reason to fail
-        return []
-
-
-def _age(entry: os.DirEntry[str]) -> float:
-    try:
-        return entry.stat().st_mtime
-    except OSError:  # another process thins out too
-        return 0.0
-
-
-@functools.cache
-def _private_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="insum_ops-")
-    atexit.register(_remove_folder, folder, os.getpid())
-    return Path(folder)
-
-
-def _remove_folder(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child leaves it to its parent
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _after_fork_in_child() -> None:
-    """Take new locks, since a thread that held one is not in this process, and a private folder of its own."""
+def _take_a_new_lock() -> None:
+    """In a forked child: a thread that held the old one is not in this process."""
     global _turn
     _turn = threading.RLock()
-    _private_folder.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_take_a_new_lock)
 
 
 def _decode(data: bytes, key: Key) -> Entry:
@@ -267,32 +137,3 @@ def _decode(data: bytes, key: Key) -> Entry:
         raise ValueError("another version or another key")
     times = tuple((config, ms) for config, ms in content["times"])
     return Entry(content["config"], times, tuple((config, str(why)) for config, why in content.get("refused", ())))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write the file in one step, so that no reader sees half of it; a folder in its place is moved aside."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
-    try:
-        written.write_bytes(data)
-        if path.is_dir():
-            path.rename(written.with_suffix(".aside"))
-        os.replace(written, path)
-    finally:
-        written.unlink(missing_ok=True)
-
-
-def _warn_damaged(path: Path) -> None:
-    _warn_once(path, f"the cache file {path} is damaged or of another version, so it is written anew")
-
-
-def _warn_unusable(folder: Path, error: Exception) -> None:
-    reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
-    problem = f"can't use the cache folder {folder} ({reason}), so tuned configs and kernels may be lost"
-    _warn_once(None, f"{problem} with this process; set INSUM_CACHE_DIR to a folder that can be written")
-
-
-def _warn_once(subject: Path | None, text: str) -> None:
-    if subject not in _warned:
-        _warned.add(subject)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -23,7 +23,7 @@ except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
 from .bind import Bound, row_major
-from .cache import write_source
+from .cache_folder import write_source
 from .codegen import NUMBERS, Kernel, Parameter
 from .enqueue import Runner, enqueue
 from .errors import UnsupportedError

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import torch
 
-from insum_ops.compiler.cache import cache_dir, cache_size
+from insum_ops.compiler.cache_folder import cache_dir, cache_size
 from insum_ops.compiler.runtime.torch_state import rounds_float32
 from insum_ops.functional import insum
 

@@ -26,17 +26,9 @@ import pytest
 from filelock import FileLock
 
 from insum_ops import lru_cache
-from insum_ops.compiler import cache, launch
-from insum_ops.compiler.cache import (
-    Entry,
-    Key,
-    TuningCache,
-    bucket,
-    cache_dir,
-    cache_size,
-    source_path,
-    write_source,
-)
+from insum_ops.compiler import cache, cache_folder, launch
+from insum_ops.compiler.cache import Entry, Key, TuningCache, bucket
+from insum_ops.compiler.cache_folder import cache_dir, cache_size, source_path, write_source
 
 pytestmark = pytest.mark.cpu
 
@@ -61,7 +53,7 @@ import importlib, pathlib, sys, time, types
 for name, file in (("insum_ops", {lru_cache.__file__!r}), ("insum_ops.compiler", {cache.__file__!r})):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [str(pathlib.Path(file).parent)]
-from insum_ops.compiler import cache
+from insum_ops.compiler import cache, cache_folder
 assert "torch" not in sys.modules
 Key, Entry, TuningCache = cache.Key, cache.Entry, cache.TuningCache
 key, entry = {KEY!r}, {ENTRY!r}
@@ -72,7 +64,7 @@ key, entry = {KEY!r}, {ENTRY!r}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder, not made yet, of a process that has warned of nothing yet."""
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(cache_folder, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -253,7 +245,7 @@ def test_the_folder_may_be_relative_or_below_home(tmp_path: Path, monkeypatch: p
 
 def test_the_default_folder_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSUM_CACHE_DIR", "")
-    monkeypatch.setattr(cache, "user_cache_dir", lambda name: f"/caches/{name}")
+    monkeypatch.setattr(cache_folder, "user_cache_dir", lambda name: f"/caches/{name}")
     assert cache_dir() == Path("/caches/insum_ops")
 
 
@@ -261,9 +253,11 @@ def test_the_default_folder_needs_no_platformdirs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("INSUM_CACHE_DIR")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    process = start('sys.modules["platformdirs"] = None\nimportlib.reload(cache)\nprint(cache.cache_dir())')
+    process = start(
+        'sys.modules["platformdirs"] = None\nimportlib.reload(cache_folder)\nprint(cache_folder.cache_dir())'
+    )
     assert outputs(process) == ["/home/me/.cache/insum_ops\n"]
-    monkeypatch.setattr(cache, "user_cache_dir", None)
+    monkeypatch.setattr(cache_folder, "user_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_dir() == Path("/caches/insum_ops")
 
@@ -377,7 +371,7 @@ def test_without_a_home_memory_takes_over_with_one_warning(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", raise_(KeyError("uid not found")))
     if not has_platformdirs:
-        monkeypatch.setattr(cache, "user_cache_dir", None)
+        monkeypatch.setattr(cache_folder, "user_cache_dir", None)
     monkeypatch.chdir(tmp_path)
     tuning = TuningCache()
     assert tuning.folder.parts[1:4] == ("dev", "null", "~")
@@ -467,7 +461,7 @@ def test_an_error_while_tuning_passes_through_and_frees_the_lock(monkeypatch: py
 @pytest.mark.parametrize("is_usable", [True, False])
 def test_two_threads_tune_one_key_once(is_usable: bool, request: pytest.FixtureRequest) -> None:
     if not is_usable:
-        cache._warned.add(None)  # the warning has a test of its own
+        cache_folder._warned.add(None)  # the warning has a test of its own
         request.getfixturevalue("unusable")
     tuning = TuningCache()
     with ThreadPoolExecutor(4) as pool:
@@ -533,8 +527,8 @@ def test_source_is_written_once_under_its_hash(folder: Path) -> None:
 def test_of_very_many_sources_those_go_that_were_used_longest_ago(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "MOST_SOURCES", 4)
-    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(cache_folder, "MOST_SOURCES", 4)
+    monkeypatch.setattr(cache_folder, "SOURCES_BETWEEN_LOOKS", 1)
     paths = [write_source(f"{SOURCE}# {at}\n") for at in range(4)]
     for at, path in enumerate(paths):
         os.utime(path, (100 + at, 100 + at))
@@ -547,8 +541,8 @@ def test_of_very_many_sources_those_go_that_were_used_longest_ago(
 
 
 def test_a_source_just_written_stays_though_clocks_were_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_SOURCES", 4)
-    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(cache_folder, "MOST_SOURCES", 4)
+    monkeypatch.setattr(cache_folder, "SOURCES_BETWEEN_LOOKS", 1)
     for at in range(4):
         os.utime(write_source(f"{SOURCE}# {at}\n"), (1e10, 1e10))  # in the year 2286
     for at in range(4, 8):
@@ -626,7 +620,9 @@ def test_without_a_folder_source_goes_to_a_private_one(unusable: Path) -> None:
 
 @pytest.mark.usefixtures("unusable")
 def test_the_private_folder_goes_with_its_process() -> None:
-    script = 'cache._warned.add(None)\npath = cache.write_source("")\nassert path.exists()\nprint(path.parent)'
+    script = (
+        'cache_folder._warned.add(None)\npath = cache_folder.write_source("")\nassert path.exists()\nprint(path.parent)'
+    )
     (output,) = outputs(start(script))
     assert Path(output.strip()).name.startswith("insum_ops-")
     assert not Path(output.strip()).exists()
@@ -634,8 +630,8 @@ def test_the_private_folder_goes_with_its_process() -> None:
 
 def test_sources_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "MOST_SOURCES", 20)
-    monkeypatch.setattr(cache, "SOURCES_BETWEEN_LOOKS", 5)
+    monkeypatch.setattr(cache_folder, "MOST_SOURCES", 20)
+    monkeypatch.setattr(cache_folder, "SOURCES_BETWEEN_LOOKS", 5)
     for number in range(60):
         path = write_source(f"# {number}\n")
         os.utime(path, (number, number))

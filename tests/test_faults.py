@@ -22,8 +22,9 @@ from children import as_another_user, foreign, in_child
 from test_cache import ENTRY, KEY, SOURCE, folder, is_damaged, is_unusable, outputs, path_of, raise_, start, tune
 
 from insum_ops import insum
-from insum_ops.compiler import cache, launch
-from insum_ops.compiler.cache import TuningCache, cache_dir, cache_size, source_path, write_source
+from insum_ops.compiler import cache, cache_folder, launch
+from insum_ops.compiler.cache import TuningCache
+from insum_ops.compiler.cache_folder import cache_dir, cache_size, source_path, write_source
 
 __all__ = ["folder"]  # a fixture for every test here
 KERNEL = "import triton\n\n\n@triton.jit\ndef tampered(x_ptr):\n    pass\n"
@@ -49,7 +50,7 @@ def test_sixteen_processes_share_one_empty_folder(folder: Path) -> None:
     script = """
 import hashlib, os, random
 from dataclasses import replace
-cache.MOST_SOURCES, cache.SOURCES_BETWEEN_LOOKS = 12, 4
+cache_folder.MOST_SOURCES, cache_folder.SOURCES_BETWEEN_LOOKS = 12, 4
 keys = [replace(key, layout=f"shared {number}") for number in range(6)]
 print(flush=True)  # nothing is left in the buffer that each child would write
 children = []
@@ -70,8 +71,8 @@ for number in range(16):
                 tuning.put(one, entry)
     for at in draw.sample(range(20), 20):
         text = f"# source {at}\\n" * 50
-        path = cache.write_source(text)
-        assert path.parent == cache.cache_dir() / "kernels", path
+        path = cache_folder.write_source(text)
+        assert path.parent == cache_folder.cache_dir() / "kernels", path
     assert all(TuningCache().get(one) == entry for one in keys)
     os._exit(0)
 os.close(opened)
@@ -121,7 +122,7 @@ def test_half_a_source_of_a_killed_process_goes_too(folder: Path, monkeypatch: p
     left.parent.mkdir(parents=True)
     left.write_text("half")
     os.utime(left, (1, 1))
-    outputs(start(f"cache.write_source({SOURCE!r})"))
+    outputs(start(f"cache_folder.write_source({SOURCE!r})"))
     assert not left.exists()
 
 
@@ -149,7 +150,7 @@ def test_a_full_disk_costs_one_warning_and_nothing_half_written_stays(folder: Pa
 def test_with_no_temporary_folder_either_kernels_are_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", raise_(OSError(errno.ENOSPC, "No space left on device")))
     monkeypatch.setattr(tempfile, "mkdtemp", raise_(FileNotFoundError(errno.ENOENT, "No usable temporary directory")))
-    monkeypatch.setattr(cache, "_private_folder", cache._private_folder.__wrapped__)
+    monkeypatch.setattr(cache_folder, "_private_folder", cache_folder._private_folder.__wrapped__)
     with pytest.warns(RuntimeWarning, match=is_unusable(folder, "No space left on device")):
         kernel = launch.load(f"# nowhere\n{KERNEL}", "tampered")
     assert "def tampered" in kernel.src
@@ -310,11 +311,11 @@ def test_a_child_does_not_wait_for_a_thread_that_it_lacks(folder: Path) -> None:
 def test_a_child_leaves_its_parents_private_folder(folder: Path) -> None:
     script = """
 import os
-cache._warned.add(None)
-first = cache.write_source("# 1")
+cache_folder._warned.add(None)
+first = cache_folder.write_source("# 1")
 child = os.fork()
 if not child:
-    path = cache.write_source("# 2")
+    path = cache_folder.write_source("# 2")
     assert path.exists() and path.parent != first.parent
     sys.exit()
 assert os.waitpid(child, 0)[1] == 0

@@ -16,7 +16,8 @@ import torch
 from insum_ops.compiler import autotune, launch
 from insum_ops.compiler.autotune import choose, fastest, recall
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.cache import Entry, TuningCache, cache_dir
+from insum_ops.compiler.cache import Entry, TuningCache
+from insum_ops.compiler.cache_folder import cache_dir
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse

@@ -25,7 +25,6 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
-from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 
 from .harness import check, device_ms, geomean, host_us, table
@@ -188,11 +187,12 @@ def _broadcast(A: BlockCOO, B: Tensor, is_lazy: bool) -> float:
     tensors = {"AM": A.AM, "AV": A.AV, "AK": A.AK, "B": B.unflatten(0, (-1, A.block_size[0]))}
     size = (A.shape[0] // A.block_size[0], A.block_size[0], B.shape[1])
     bound = bind(parse("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]"), tensors, size)
-    facts = fact_tensors(A.facts)
-    problem = problem_for(bound, tensors, "AM", frozenset(), facts)
+    assert A.facts is not None
+    fact = A.facts.owned("AM")
+    problem = problem_for(bound, tensors, fact, frozenset())
     problem = replace(problem, flags=replace(problem.flags, lazy=is_lazy))
-    _, best = tune(problem, list(tensors.values()), facts)
-    return device_ms(lambda: best(list(tensors.values()), facts))
+    _, best = tune(problem, list(tensors.values()), fact)
+    return device_ms(lambda: best(list(tensors.values()), fact))
 
 
 def _block_yardstick(peer: ModuleType, A: BlockCOO, B: Tensor) -> float:

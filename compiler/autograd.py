@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats.facts import Fact
 from ..lru_cache import LRUCache
 from .carried import as_memory, owned
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
@@ -27,14 +28,14 @@ from .runtime.torch_state import (
     may_autocast,
     wants_gradient,
 )
-from .sparse import SparseFormat, check_pattern, fact_tensors, is_sparse, pattern_of
+from .sparse import SparseFormat, check_pattern, is_sparse, pattern_of
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 from .walks import walked
 
 __all__ = ["evaluate", "evaluate_anew", "gradients", "grouped"]
 
 Operand = Any  # a Tensor or a SparseFormat
-PARAMETERS = 6  # of an autograd function before the tensors
+PARAMETERS, SPARSE_PARAMETERS = 5, 6  # of autograd functions before the tensors, without and with a format
 NONE = (None,) * PARAMETERS  # their gradients
 PLANS = 4096  # of calls over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
 
@@ -70,7 +71,7 @@ def evaluate(
         if not is_free() or not is_sum(expr):
             return evaluate_anew(expr, operands, check(expr, operands, size))
         if form is None:
-            return _Plain.apply(expr, tuple(operands), whole, "", [], check, *tensors)  # type: ignore[no-any-return]
+            return _Plain.apply(expr, tuple(operands), whole, None, check, *tensors)  # type: ignore[no-any-return]
         name = next(name for name, operand in operands.items() if operand is form)
         dense = [tensor for tensor, operand in zip(tensors, operands.values()) if operand is not form]
         return _Sparse.apply(expr, name, form, whole, tuple(operands), check, form.values, *dense)  # type: ignore[no-any-return]
@@ -152,17 +153,17 @@ def _followed(operand: Operand) -> Operand:
 
 
 def _evaluate_plain(
-    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str = "", facts: Sequence[Tensor] = ()
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: Fact | None = None
 ) -> Tensor:
     names = ",".join(tensors)
     values = list(tensors.values())
     if is_transformed():
-        return transformed(_evaluate_plain, expr, names, size, values, fact, list(facts))
+        return transformed(_evaluate_plain, expr, names, size, values, fact)
     if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         function = _Plain if is_sum(expr) else _Extremum
-        given = expr, tuple(tensors), None if size is None else tuple(size), fact, list(facts), _unchecked
+        given = expr, tuple(tensors), None if size is None else tuple(size), fact, _unchecked
         return function.apply(*given, *values)  # type: ignore[no-any-return]
-    return run_plain(expr, names, size, values, fact, list(facts))
+    return run_plain(expr, names, size, values, fact)
 
 
 class _Plain(torch.autograd.Function):
@@ -174,15 +175,14 @@ class _Plain(torch.autograd.Function):
         expr: str,
         names: tuple[str, ...],
         size: tuple[int, ...] | None,
-        fact: str,
-        facts: list[Tensor],
+        fact: Fact | None,
         check: Check,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        if fact or torch.compiler.is_compiling():
-            return owned(run_plain(expr, ",".join(names), size, list(tensors), fact, facts))
+        if fact is not None or torch.compiler.is_compiling():
+            return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
 
         def anew(*tensors: Tensor) -> Tensor:
             operands = dict(zip(names, tensors))
@@ -213,13 +213,12 @@ class _Extremum(torch.autograd.Function):
         expr: str,
         names: tuple[str, ...],
         size: tuple[int, ...] | None,
-        fact: str,
-        facts: list[Tensor],
+        fact: Fact | None,
         check: Check,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
-        result, won = run_plain_with_winners(expr, ",".join(names), size, list(tensors), fact, facts)
+        result, won = run_plain_with_winners(expr, ",".join(names), size, list(tensors), fact)
         ctx.save_for_backward(won, *tensors)
         return owned(result)
 
@@ -262,8 +261,7 @@ def _evaluate_sparse(
         return _Sparse.apply(*given, form.values, *dense.values())  # type: ignore[no-any-return]
     form = grouped(expr, size, name, form, group_dim, dense)
     how = recipe_for(expr, size, name, form, dense)
-    tensors, facts = how.tensors(form, dense), fact_tensors(form.facts) if how.fact else []
-    return how.finish(_evaluate_plain(how.text, tensors, how.size, how.fact, facts))
+    return how.finish(_evaluate_plain(how.text, how.tensors(form, dense), how.size, how.fact(form)))
 
 
 def grouped(
@@ -304,8 +302,9 @@ class _Sparse(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.pattern, ctx.name)
-        form, wanted = ctx.form, ctx.needs_input_grad[PARAMETERS:]
-        return *NONE, *gradients(ctx.expr, ctx.name, form, ctx.names, ctx.saved_tensors, upstream, wanted)
+        form, wanted = ctx.form, ctx.needs_input_grad[SPARSE_PARAMETERS:]
+        grads = gradients(ctx.expr, ctx.name, form, ctx.names, ctx.saved_tensors, upstream, wanted)
+        return *(None,) * SPARSE_PARAMETERS, *grads
 
 
 def gradients(

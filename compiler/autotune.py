@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..formats.facts import Fact
 from ..lru_cache import LRUCache
 from .bind import Bound
 from .cache import Config as Choices
@@ -69,13 +70,13 @@ def _cache(folder: str) -> TuningCache:
     return TuningCache()
 
 
-def alike(kin: object, bound: Bound, fact: str) -> Launcher | None:
+def alike(kin: object, bound: Bound, fact: Fact | None) -> Launcher | None:
     """The launcher that was chosen for an equal `kin`, resized."""
     known = _launchers.get(kin)
     return None if known is None else resize(known, bound, fact)
 
 
-def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], kin: object = None) -> Launcher:
+def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, kin: object = None) -> Launcher:
     """The best launcher known for a problem, measured now if need be and allowed; `kin` finds it again, by `alike`."""
     known = _launchers.get(problem.signature)
     if known is not None:
@@ -86,7 +87,7 @@ def choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor],
             raise UnsupportedError(hopeless)
         is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         try:
-            found = _choose(problem, tensors, facts, is_capturing)
+            found = _choose(problem, tensors, fact, is_capturing)
         except UnsupportedError as error:
             if not is_capturing and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
@@ -104,24 +105,24 @@ def _forget() -> None:
         memory.clear()
 
 
-def _choose(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], is_capturing: bool) -> Launcher:
-    known = _recalled(problem, tensors, facts)
+def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool) -> Launcher:
+    known = _recalled(problem, tensors, fact)
     if known is not None:
         return known
     if INTERPRETED or is_capturing or tuning_mode() == "off":
-        return _first(problem, tensors, facts)
+        return _first(problem, tensors, fact)
     with _cache(str(cache_dir())).lock(problem.key):
-        known = _recalled(problem, tensors, facts)  # another process may have tuned it while this one waited
+        known = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
         if known is not None:
             return known
-        return _measure(problem, tensors, facts, full=tuning_mode() == "full")[1]
+        return _measure(problem, tensors, fact, full=tuning_mode() == "full")[1]
 
 
-def _first(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher:
+def _first(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher:
     """The most promising candidate that can be built."""
     reasons = []
     for candidate in candidates(problem):
-        made, reason = _built(problem, candidate, tensors, facts)
+        made, reason = _built(problem, candidate, tensors, fact)
         if made is not None:
             return made
         reasons.append(reason)
@@ -129,12 +130,12 @@ def _first(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor])
 
 
 def _built(
-    problem: Problem, candidate: Candidate, tensors: Sequence[Tensor], facts: Sequence[Tensor]
+    problem: Problem, candidate: Candidate, tensors: Sequence[Tensor], fact: Fact | None
 ) -> tuple[Launcher | None, str]:
     """A candidate, built; or None and the reason why it can't be, which is noted."""
     try:
         made = problem.launcher(candidate)
-        made.build(tensors, facts)
+        made.build(tensors, fact)
     except UnsupportedError as error:
         if _is_out_of_memory(error):  # which is no fault of the kernel, and may pass
             return None, OUT_OF_MEMORY
@@ -193,22 +194,20 @@ def _find(problem: Problem, choices: Choices) -> Candidate | None:
     return None
 
 
-def _recalled(problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Launcher | None:
+def _recalled(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher | None:
     """What was measured to be the best, built; if that can't be any more, the next best."""
     for candidate in _ranked(problem):
-        made, _ = _built(problem, candidate, tensors, facts)
+        made, _ = _built(problem, candidate, tensors, fact)
         if made is not None:
-            return _with_recalled_captures(made, problem, tensors, facts)
+            return _with_recalled_captures(made, problem, tensors, fact)
     return None
 
 
-def _with_recalled_captures(
-    made: Launcher, problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor]
-) -> Launcher:
+def _with_recalled_captures(made: Launcher, problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher:
     entry = _entry(problem)
     choices = None if entry is None else _for_captures(entry)
     other = None if choices is None else _find(problem, choices)
-    quickest = None if other is None else _built(problem, other, tensors, facts)[0]
+    quickest = None if other is None else _built(problem, other, tensors, fact)[0]
     return made if quickest is None else _with_captured(made, quickest)
 
 
@@ -226,26 +225,26 @@ def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
 
 
 def tune(
-    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool = False
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool = False
 ) -> tuple[tuple[Timing, ...], Launcher]:
     """Time every candidate on outputs of its own and remember the best; times come back best first."""
     _forget()
     with _cache(str(cache_dir())).lock(problem.key):
-        return _measure(problem, tensors, facts, full)
+        return _measure(problem, tensors, fact, full)
 
 
 def _measure(
-    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
 ) -> tuple[tuple[Timing, ...], Launcher]:
     with paused():  # none of it is a part of the call
-        return _timed(problem, tensors, facts, full)
+        return _timed(problem, tensors, fact, full)
 
 
 def _timed(
-    problem: Problem, tensors: Sequence[Tensor], facts: Sequence[Tensor], full: bool
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
 ) -> tuple[tuple[Timing, ...], Launcher]:
     ways = candidates(problem, full)
-    built = list(_build_all(problem, ways, tensors, facts))
+    built = list(_build_all(problem, ways, tensors, fact))
     is_clean_known = any(way is not None and not way.spills for way, _ in built)
     measured = []
     best_so_far = float("inf")
@@ -256,7 +255,7 @@ def _timed(
         if way is not None:
             try:
                 with on_device(problem.bound.device):
-                    milliseconds = _time(partial(way, tensors, facts), HOPELESS * best_so_far)
+                    milliseconds = _time(partial(way, tensors, fact), HOPELESS * best_so_far)
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -339,12 +338,12 @@ def host_milliseconds(device: torch.device, preparation: str, is_wide: bool = Fa
 
 
 def _build_all(
-    problem: Problem, ways: Sequence[Candidate], tensors: Sequence[Tensor], facts: Sequence[Tensor]
+    problem: Problem, ways: Sequence[Candidate], tensors: Sequence[Tensor], fact: Fact | None
 ) -> Iterator[tuple[Launcher | None, str]]:
     """Compile every candidate, several at once."""
 
     def build(candidate: Candidate) -> tuple[Launcher | None, str]:
-        return _built(problem, candidate, tensors, facts)
+        return _built(problem, candidate, tensors, fact)
 
     pool = ThreadPoolExecutor(BUILDERS)
     try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 from .bind import Bound, Meta, bind
 from .codegen import Flags
-from .known import Tables, known_numbers
 from .parse import parse
 
 __all__ = ["EXEMPLARS", "Exemplar"]
@@ -25,10 +25,9 @@ class Exemplar:
     expr: str
     shapes: Mapping[str, tuple[int, ...]]  # of all tensors, and "" the size of an output that starts from nothing
     dtype: torch.dtype = HALF
-    fact: str = ""
+    fact: Fact | None = None
     flags: Flags = field(default_factory=lambda: Flags(padded=frozenset()))
     has_order: bool = False
-    tables: Tables = field(default_factory=dict)  # of numbers that never change
 
     @property
     def bound(self) -> Bound:
@@ -39,10 +38,6 @@ class Exemplar:
             if name
         }
         return bind(statement, tensors, self.shapes.get(""))
-
-    @property
-    def known(self) -> str:
-        return known_numbers(self.tables) if self.tables else self.fact
 
 
 def _flags(*padded: str, **settings: object) -> Flags:
@@ -55,7 +50,8 @@ def _exemplars() -> tuple[Exemplar, ...]:
     groups = {"AM": (300,), "AK": (300, 8), "AV": (300, 8), "B": (2000, 96), "": (200, 96)}
     pairs = {"AM": (64, 2), "AT": (700,), "AS": (700, 2), "AK": (700,)}
     group_spmm, group_max = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
-    table = {"I": [[0, 2], [1, -1], [3, 3]], "V": [[0.5, 2.0], [1.0, 0.0], [3.0, -1.0]]}
+    table = ConstantTables({"I": [[0, 2], [1, -1], [3, 3]], "V": [[0.5, 2.0], [1.0, 0.0], [3.0, -1.0]]})
+    rows = OwnedRows("AM")
     return (
         Exemplar("C[i,j] += A[i,k] * B[k,j]", dense),
         Exemplar("C[i,j] += A[i,k] * B[k,j]", dense, SINGLE, flags=_flags(precision="tf32")),
@@ -65,16 +61,16 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[i,j] = max(A[i,k] * B[k,j])", dense, SINGLE, flags=_flags(wants_winners=True)),
         Exemplar("C[i] += A[k]", {"A": (10_000,), "": (3,)}, SINGLE),
         Exemplar("dW[u,w] += T[b,i,u] * dZ[b,i,w]", {"T": (10_000, 9, 64), "dZ": (10_000, 9, 64)}, SINGLE),
-        Exemplar(group_spmm, groups, SINGLE, "AM", _flags("AK")),
-        Exemplar(group_spmm, {**groups, "C": (200, 96)}, HALF, "", _flags("AM", "AK", sum_dtype=SINGLE)),
-        Exemplar(group_max, groups, SINGLE, "AM", _flags("AK", wants_winners=True)),
-        Exemplar(group_max, groups, HALF, "AM", _flags("AK")),
-        Exemplar("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", blocks, HALF, "AM", has_order=True),
+        Exemplar(group_spmm, groups, SINGLE, rows, _flags("AK")),
+        Exemplar(group_spmm, {**groups, "C": (200, 96)}, HALF, None, _flags("AM", "AK", sum_dtype=SINGLE)),
+        Exemplar(group_max, groups, SINGLE, rows, _flags("AK", wants_winners=True)),
+        Exemplar(group_max, groups, HALF, rows, _flags("AK")),
+        Exemplar("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", blocks, HALF, rows, has_order=True),
         Exemplar(
             "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]",
             {**pairs, "AV": (900, 32, 32), "B": (128, 32, 4096), "": (128, 32, 4096)},
             HALF,
-            "AM.AT",
+            OwnedRows("AM", "AT"),
             _flags("AS"),
             has_order=True,
         ),
@@ -83,7 +79,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
             {**dict.fromkeys(("WT", "WS", "WI"), (200,)), "WO": (32,), "WV": (200, 128, 128), "X": (4096, 32, 128)}
             | {"": (4096, 32, 128)},
             HALF,
-            "WO.WT",
+            OwnedRows("WO", "WT"),
             has_order=True,
         ),
         Exemplar(
@@ -91,7 +87,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
             {"AS": (300, 8), "AM": (300,), "AK": (300, 8), "dC": (1024, 128, 32), "B": (1024, 128, 32)}
             | {"": (2200, 32, 32)},
             HALF,
-            "AS once",
+            WrittenOnce("AS"),
             _flags("AS", "AK"),
         ),
         Exemplar(
@@ -105,7 +101,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
             {"ROW": (4, 8), "TILE": (23,), "CGJ": (23, 8), "CGK": (23, 8), "CGL": (23,), "CG": (23, 8, 8, 8)}
             | {"X": (4000, 16, 32), "Y": (4000, 16), "W": (4000, 23, 32, 32), "": (4000, 16, 32)},
             SINGLE,
-            "ROW.TILE",
+            OwnedRows("ROW", "TILE"),
             _flags("ROW", "CGJ", "CGK"),
         ),
         Exemplar(
@@ -118,15 +114,15 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[i] += A[k,i,j]", {"A": (5000, 3, 3)}, SINGLE),
         Exemplar("C[i] += 2", {"C": (50,)}, SINGLE),
         Exemplar("C[i] = min(0.5 * A[i,E[k]])", {"A": (100_000, 30_000), "E": (20,)}, SINGLE, flags=_flags("E")),
-        Exemplar("C[P[q],n] += A[q,n]", {"P": (3,), "A": (3, 70), "": (3, 70)}, SINGLE, tables={"P": [2, 0, 1]}),
         Exemplar(
-            "Z[b,i,u] += V[i,q] * X[b,I[i,q],u]", {"V": (3, 2), "I": (3, 2), "X": (500, 4, 32)}, SINGLE, tables=table
+            "C[P[q],n] += A[q,n]", {"P": (3,), "A": (3, 70), "": (3, 70)}, SINGLE, ConstantTables({"P": [2, 0, 1]})
         ),
+        Exemplar("Z[b,i,u] += V[i,q] * X[b,I[i,q],u]", {"V": (3, 2), "I": (3, 2), "X": (500, 4, 32)}, SINGLE, table),
         Exemplar(
             "Z[b,i,w] += V[i,q] * X[b,I[i,q],u] * W[b,u,w]",
             {"V": (3, 2), "I": (3, 2), "X": (500, 4, 16), "W": (500, 16, 16)},
             SINGLE,
-            tables=table,
+            table,
         ),
     )
 

@@ -10,6 +10,7 @@ from textwrap import indent
 import torch
 from torch import Tensor, fx
 
+from ..formats.facts import Fact
 from .autograd import grouped
 from .autotune import Timing, recall, refusals
 from .bind import Bound, bind
@@ -25,7 +26,7 @@ from .ranges import check_ranges
 from .rewrite import sparse_factor
 from .scatter import strategies
 from .schedule import Schedule
-from .sparse import Kind, Recipe, SparseFormat, best_group_dim, fact_tensors, is_sparse, recipe
+from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
 
@@ -94,8 +95,7 @@ class _Call:
     expr: str  # of the indirect statement, like all that follows
     tensors: dict[str, Tensor]
     size: Sequence[int] | None
-    fact: str
-    facts: list[Tensor]
+    fact: Fact | None
 
     @property
     def wants_winners(self) -> bool:
@@ -112,8 +112,10 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
     extents = {**call.bound.extents, **bound.extents}
     padded = None if bound.device.type == "meta" else check_ranges(bound, call.tensors)
     graph = lower(bound, padded, call.wants_winners)
-    facts = [] if bound.device.type == "meta" else call.facts
-    problem = problem_for(bound, call.tensors, call.fact, padded, facts, wants_winners=call.wants_winners)
+    fact = call.fact
+    if fact is not None and bound.device.type == "meta":  # where no lengths of rows can be read
+        fact = fact.without_tensors()
+    problem = problem_for(bound, call.tensors, fact, padded, wants_winners=call.wants_winners)
     ways = () if bound.is_empty else candidates(problem)
     if not ways:
         why = "no product is formed" if bound.is_empty else _why_no_way(bound.statement)
@@ -142,7 +144,7 @@ def tune(expr: str, operands: Operands, size: Sequence[int] | None = None, full:
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
     if not plan.bound.statement.is_sum and not strategies(plan.bound, plan.fact):
         raise UnsupportedError(f"there is nothing to tune: {_why_no_way(plan.bound.statement)}")
-    return Tuning(call.statement, tune_plan(plan, values, call.facts, full))
+    return Tuning(call.statement, tune_plan(plan, values, call.fact, full))
 
 
 def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
@@ -151,15 +153,14 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     tensors = {name: operand for name, operand in operands.items() if isinstance(operand, Tensor)}
     sparse = {name: operand for name, operand in operands.items() if is_sparse(operand)}
     if not sparse:
-        return _Call(statement, bound, expr, tensors, size, "", [])
+        return _Call(statement, bound, expr, tensors, size, None)
     target = sparse_factor(statement, sparse)
     form = sparse[target.name]
     has_groups = form.coords[form.group_dim] is not None
     group_dim = best_group_dim(statement, target, form.group_dim, has_groups)
     form = grouped(expr, size, target.name, form, group_dim, tensors)
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
-    facts = fact_tensors(form.facts) if how.fact else []
-    return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact, facts)
+    return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact(form))
 
 
 def _why_no_way(statement: Statement) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..formats.facts import WrittenOnce
 from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
@@ -17,7 +18,6 @@ from .planning.device import device_of
 from .ranges import remember_range
 from .recipes import recipe_for
 from .runtime.torch_state import is_watched
-from .scatter import written_once
 from .sparse import Recipe, SparseFormat
 
 __all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
@@ -103,7 +103,7 @@ def values_gradient(
         sampled = _sampled(expr, name, form, dense, upstream)
         return _as_type(evaluate(sampled.text, sampled.tensors, size), form.values.dtype)
     names, tensors = ",".join(sampled.tensors), list(sampled.tensors.values())
-    return _as_type(run_plain(sampled.text, names, size, tensors, sampled.fact, []), form.values.dtype)
+    return _as_type(run_plain(sampled.text, names, size, tensors, sampled.fact), form.values.dtype)
 
 
 class _Sampled(NamedTuple):
@@ -113,7 +113,7 @@ class _Sampled(NamedTuple):
     how: Recipe
     tensors: dict[str, Tensor]
     upstream: str  # the name of the upstream gradient
-    fact: str
+    fact: WrittenOnce | None
 
 
 def _sampled(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> _Sampled:
@@ -122,7 +122,7 @@ def _sampled(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tenso
     tensors = how.tensors(form, dense)
     ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
     needed = {upstream_as: how.split_output(upstream), **{other: tensors[other] for other in others}}
-    return _Sampled(derived, how, needed, upstream_as, written_once(how.source) if how.source else "")
+    return _Sampled(derived, how, needed, upstream_as, WrittenOnce(how.source) if how.source else None)
 
 
 def _side_by_side(

@@ -22,6 +22,7 @@ try:
 except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
+from ..formats.facts import Fact, OwnedRows
 from .bind import Bound, row_major
 from .cache_folder import write_source
 from .codegen import NUMBERS, Kernel, Parameter
@@ -50,7 +51,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # An output that the GPU's memory takes in no longer than this is zeroed whole: one memset, where picking rows is
 # several operations for the host. 8 MB on an H200; reckoned, not measured.
 MEMSET_SECONDS = 1.75e-6
-FACTS = ("pointers", "order", "is_shared", "rows_to_zero")  # as they arrive after the tensors; some know the first two
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
@@ -136,7 +136,7 @@ class Launcher:
     schedule: Schedule  # that the kernel was written for, perhaps at other sizes
     kernel: Kernel
     sum_dtype: torch.dtype
-    order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *facts, *winners, output)
+    order: tuple[int, ...]  # the kernel's tensors: positions in (*tensors, *fact.tensors, *winners, output)
     numbers: tuple[int, ...]  # extents and strides, fixed for this launcher
     grid: tuple[tuple[int, int], ...]  # (extent, block) of each axis that programs are laid out along
     scatter_dim: int  # the scattered dimension of the output
@@ -197,25 +197,26 @@ class Launcher:
         same = self.order, tuple(numbers), self.grid, self.scatter_dim, self.seed, self.wants_winners, runners
         return Launcher(self.bound, self.schedule, self.kernel, self.sum_dtype, *same)
 
-    def __call__(self, tensors: Sequence[Tensor], facts: Sequence[Tensor] = ()) -> Tensor | tuple[Tensor, Tensor]:
+    def __call__(self, tensors: Sequence[Tensor], fact: Fact | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if self.captured is not None:
             if is_capturing():
-                return self.captured(tensors, facts)
+                return self.captured(tensors, fact)
             recording = active()
             if recording is not None:
                 recording.is_for_eager_calls = True
         if self.is_covered:
             output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
         else:
-            output = self.allocate(tensors, facts)
+            output = self.allocate(tensors, fact)
+        passed = (*tensors, *(() if fact is None else fact.tensors))
         if self.wants_winners:
             winners = self.allocate_winners()
-            self.launch((*tensors, *facts, winners, output))
+            self.launch((*passed, winners, output))
             return output, winners
-        self.launch((*tensors, *facts, output))
+        self.launch((*passed, output))
         return output.to(self.bound.dtype) if self.is_wide else output
 
-    def allocate(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> Tensor:
+    def allocate(self, tensors: Sequence[Tensor], fact: Fact | None) -> Tensor:
         """The output with whatever the kernel will not write itself already in it."""
         size, device = self.size, self.device
         if self.bound.is_seeded:
@@ -225,7 +226,10 @@ class Launcher:
             return seed.to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
         output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
         if self.preparation == "fill":
-            return output.index_fill_(self.scatter_dim, facts[3], 0) if facts[3].numel() else output
+            assert isinstance(fact, OwnedRows)
+            assert fact.rows_to_zero is not None
+            rows = fact.rows_to_zero
+            return output.index_fill_(self.scatter_dim, rows, 0) if rows.numel() else output
         return output.zero_()  # a third less for the host than torch.zeros
 
     def allocate_winners(self) -> Tensor:
@@ -233,7 +237,7 @@ class Launcher:
         return winners if self.schedule.covers_output else winners.fill_(-1)
 
     def launch(self, pool: Sequence[Tensor]) -> None:
-        """Run the kernel on `pool`: the tensors, the facts, the winners if it stores them, and the output."""
+        """Run the kernel on `pool`: the tensors, the fact's, the winners if it stores them, and the output."""
         # Triton specialises on which pointers are multiples of 16 bytes; everything else is fixed here
         pointers: list[Any] = [pool[position].data_ptr() for position in self.order]
         bits = 0
@@ -268,14 +272,14 @@ class Launcher:
             if at == len(pool) - 1 or (self.wants_winners and at == len(pool) - 2):  # what the kernel writes
                 pool[at].copy_(copies[at])
 
-    def build(self, tensors: Sequence[Tensor], facts: Sequence[Tensor]) -> None:
+    def build(self, tensors: Sequence[Tensor], fact: Fact | None) -> None:
         """Compile for these tensors without running."""
         if self.captured is not None:
             try:
-                self.captured.build(tensors, facts)
+                self.captured.build(tensors, fact)
             except UnsupportedError:  # captured graphs get the same as all others
                 self.captured = None
-        given = (*tensors, *facts)
+        given = (*tensors, *(() if fact is None else fact.tensors))
         # what the kernel writes is a new tensor, and aligned
         unaligned = misaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
@@ -346,8 +350,8 @@ def launcher(
     )
     grid = _grid(kernel, schedule.extents)
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    facts = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
-    return Launcher(bound, schedule, kernel, sum_dtype, *facts)
+    rest = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
+    return Launcher(bound, schedule, kernel, sum_dtype, *rest)
 
 
 def _grid(kernel: Kernel, extents: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
@@ -375,9 +379,9 @@ def misaligned(pointers: Sequence[int]) -> int:
 
 
 def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:
-    """Where a kernel's tensor stands in (*tensors, *facts, *winners, output)."""
+    """Where a kernel's tensor stands in (*tensors, *fact.tensors, *winners, output)."""
     if parameter.kind in ("output", "winners"):
         return -1 if parameter.kind == "output" else -2
-    if parameter.kind in FACTS:
-        return len(names) + FACTS.index(parameter.kind)
+    if parameter.kind in OwnedRows.TENSORS:
+        return len(names) + OwnedRows.TENSORS.index(parameter.kind)
     return names.index(bound.statement.output.name if parameter.kind == "seed" else parameter.name)

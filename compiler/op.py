@@ -1,6 +1,7 @@
 """Two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`: tracers see a single node.
 
-All planning happens inside them. The second is for a `max` or `min` whose gradient is wanted.
+All planning happens inside them. The second is for a `max` or `min` whose gradient is wanted. Here, and nowhere
+else, facts are text and tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..formats.facts import Fact
 from .batch import batched
 from .bind import bind
 from .carried import resolved
@@ -19,7 +21,6 @@ from .errors import UnsupportedError
 from .parse import parse
 from .pipeline import run, run_with_winners
 from .runtime.torch_state import PLAIN, is_watched
-from .scatter import tensors_of
 
 __all__ = ["batch_call", "call", "call_with_winners", "run_plain", "run_plain_with_winners"]
 
@@ -28,9 +29,23 @@ _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, 
 _library = torch.library.Library("insum_ops", "DEF")
 _library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _run(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
+    return run(expr, names, size, tensors, Fact.from_text(fact, facts))
+
+
+def _run_with_winners(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    return run_with_winners(expr, names, size, tensors, Fact.from_text(fact, facts))
+
+
 for _key in ("CPU", "CUDA"):
-    _library.impl("run", run, _key)
-    _library.impl("run_with_winners", run_with_winners, _key)
+    _library.impl("run", _run, _key)
+    _library.impl("run_with_winners", _run_with_winners, _key)
 
 
 def _with_gradients(operator: Any) -> Any:
@@ -77,15 +92,15 @@ def _batch(
     info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
 ) -> tuple[Tensor, int]:
     """Under vmap: one statement for the whole batch."""
-    given = batch_call(info.batch_size, dims[3], expr, names, size, tensors, fact)
-    return call(*given, facts if given[-1] else []), 0
+    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call(*given, *_written(left)), 0
 
 
 def _batch_with_winners(
     info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    given = batch_call(info.batch_size, dims[3], expr, names, size, tensors, fact)
-    return call_with_winners(*given, facts if given[-1] else []), (0, 0)
+    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call_with_winners(*given, *_written(left)), (0, 0)
 
 
 torch.library.register_vmap("insum_ops::run", _batch, lib=_library)
@@ -99,9 +114,12 @@ def batch_call(
     names: str,
     size: Sequence[int] | None,
     tensors: Sequence[Tensor],
-    fact: str,
-) -> tuple[str, str, Sequence[int] | None, list[Tensor], str]:
-    """The call for `count` tensors at once, along dimension `dims` of each; None: the same tensor for all of them."""
+    fact: Fact | None,
+) -> tuple[str, str, Sequence[int] | None, list[Tensor], Fact | None]:
+    """The call for `count` tensors at once, along dimension `dims` of each; None: the same tensor for all of them.
+
+    A fact about a tensor that differs from example to example is dropped.
+    """
     output, moved, along = parse(expr).output.name, list[Tensor](), list[str]()
     for name, tensor, dim in zip(names.split(","), tensors, dims):
         if dim is not None:
@@ -112,7 +130,13 @@ def batch_call(
             along.append(name)
         moved.append(tensor)
     wide = None if size is None else (count, *size)
-    return batched(expr, tuple(along)), names, wide, moved, "" if set(tensors_of(fact)) & set(along) else fact
+    left = None if fact is not None and set(fact.names) & set(along) else fact
+    return batched(expr, tuple(along)), names, wide, moved, left
+
+
+def _written(fact: Fact | None) -> tuple[str, list[Tensor]]:
+    """Return a fact as the operators take it."""
+    return ("", []) if fact is None else (fact.to_text(), list(fact.tensors))
 
 
 call = torch.ops.insum_ops.run.default
@@ -121,21 +145,19 @@ _library.impl("run", _with_gradients(call), "Autograd")
 _library.impl("run_with_winners", _with_gradients(call_with_winners), "Autograd")
 
 
-def run_plain(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
-) -> Tensor:
+def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
     """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
     if _is_watched(tensors):
-        return call(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
-    return run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, facts)
+        return call(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+    return run(expr, names, size, [resolved(tensor) for tensor in tensors], fact)
 
 
 def run_plain_with_winners(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None
 ) -> tuple[Tensor, Tensor]:
     if _is_watched(tensors):
-        return call_with_winners(expr, names, size, tensors, fact, facts)  # type: ignore[no-any-return]
-    return run_with_winners(expr, names, size, [resolved(tensor) for tensor in tensors], fact, facts)
+        return call_with_winners(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+    return run_with_winners(expr, names, size, [resolved(tensor) for tensor in tensors], fact)
 
 
 def _is_watched(tensors: Sequence[Tensor]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats.facts import Fact, OwnedRows
 from ..lru_cache import LRUCache
 from .autotune import Timing, alike, choose
 from .autotune import tune as time_all
@@ -54,18 +55,16 @@ _kins: LRUCache[Kin] = LRUCache(KINS)
 _warned: set[str] = set()  # statements of which it was said that no kernel runs them
 
 
-def run(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
-) -> Tensor:
+def run(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
     """Evaluate a statement over plain tensors; `names` joins their names with commas, in the order of `tensors`."""
-    return plan_for(expr, names, size, tensors, fact)(tensors, facts)  # type: ignore[return-value]
+    return plan_for(expr, names, size, tensors, fact)(tensors, fact)  # type: ignore[return-value]
 
 
 def run_with_winners(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None
 ) -> tuple[Tensor, Tensor]:
     """The same for a `max` or `min`, and for each output element the position of the product that won; -1: none."""
-    return plan_for(expr, names, size, tensors, fact, True)(tensors, facts)  # type: ignore[return-value]
+    return plan_for(expr, names, size, tensors, fact, True)(tensors, fact)  # type: ignore[return-value]
 
 
 def run_in_place(
@@ -73,8 +72,7 @@ def run_in_place(
     names: str,
     size: tuple[int, ...],
     tensors: list[Tensor],
-    fact: str,
-    facts: list[Tensor],
+    fact: Fact | None,
     total: Tensor | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
@@ -86,30 +84,31 @@ def run_in_place(
     """
     tensors = [resolved(tensor) for tensor in tensors]
     plan = plan_for(expr, names, size, tensors, fact)
-    runner: Any = plan.runner_of(tensors, facts)
+    runner: Any = plan.runner_of(tensors, fact)
+    passed = (*tensors, *(() if fact is None else fact.tensors))
     adds = total is not None and type(runner) is Launcher and runner.adds_in_place
     if total is not None and adds and total.stride() == runner.strides:
-        runner.launch((*tensors, *facts, total))
+        runner.launch((*passed, total))
         return total
     if place is None:
-        return runner(tensors, facts)  # type: ignore[no-any-return]
+        return runner(tensors, fact)  # type: ignore[no-any-return]
     placed = runner.placed(place.stride()) if type(runner) is Launcher and runner.can_be_placed else None
     if placed is not None:
         try:
-            placed.launch((*tensors, *facts, place))
+            placed.launch((*passed, place))
             return place
         except UnsupportedError:  # for an output that lies like this it can't be built
             pass
-    return place.copy_(runner(tensors, facts))
+    return place.copy_(runner(tensors, fact))
 
 
 def ways_of(
-    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: str, facts: Sequence[Tensor] = ()
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: Fact | None
 ) -> tuple[Candidate, ...]:
     """The ways to run a statement, none where there is nothing to compute."""
     values = list(tensors.values())
     plan = plan_for(expr, ",".join(tensors), size, values, fact)
-    return () if plan.bound.is_empty else candidates(plan.problem(values, list(facts)))
+    return () if plan.bound.is_empty else candidates(plan.problem(values, fact))
 
 
 def plan_for(
@@ -117,7 +116,7 @@ def plan_for(
     names: str,
     size: Sequence[int] | None,
     tensors: list[Tensor],
-    fact: str,
+    fact: Fact | None,
     wants_winners: bool = False,
 ) -> Plan:
     """The plan of a call, made once for each shape, layout and setting."""
@@ -129,14 +128,15 @@ def plan_for(
         rougher = _rougher(call, tensors)
         kin = _kins.get(rougher) or _kin(rougher, expr, names, size, tensors)
         bound = sized(kin.statement, kin.kinds, dict(zip(kin.names, tensors)), size)
-        plan = _plans[key] = Plan(bound, kin.names, fact, wants_winners, kin)
+        told = None if fact is None else fact.without_tensors()
+        plan = _plans[key] = Plan(bound, kin.names, told, wants_winners, kin)
     return plan
 
 
-def _call(expr: str, names: str, fact: str, wants_winners: bool) -> tuple[object, ...]:
+def _call(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
     """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
     settings = rounds_float32(), is_deterministic()
-    return expr, names, wants_winners, fact, *settings, torch.get_default_dtype()
+    return expr, names, wants_winners, None if fact is None else fact.key, *settings, torch.get_default_dtype()
 
 
 def _rougher(call: tuple[object, ...], tensors: list[Tensor]) -> tuple[object, ...]:
@@ -151,16 +151,16 @@ def _kin(key: object, expr: str, names: str, size: Sequence[int] | None, tensors
     return kin
 
 
-def tune(plan: Plan, tensors: list[Tensor], facts: list[Tensor], full: bool = False) -> tuple[Timing, ...]:
+def tune(plan: Plan, tensors: list[Tensor], fact: Fact | None, full: bool = False) -> tuple[Timing, ...]:
     """Time the ways to run a plan on these tensors and let it take the best from now on."""
-    timings, best = time_all(plan.problem(tensors, facts), tensors, facts, full)
+    timings, best = time_all(plan.problem(tensors, fact), tensors, fact, full)
     plan.runners[plan.variant(tensors)] = best
     EPOCH.number += 1  # launch plans hold the kernels that were chosen before
     return timings
 
 
 Result = Tensor | tuple[Tensor, Tensor]  # with the winners, where they are wanted
-Runner = Callable[[list[Tensor], list[Tensor]], Result]
+Runner = Callable[[list[Tensor], Fact | None], Result]
 
 
 @dataclass(eq=False)
@@ -183,7 +183,7 @@ class Plan:
 
     bound: Bound
     names: tuple[str, ...]
-    fact: str
+    fact: Fact | None  # without its tensors: each call brings its own
     wants_winners: bool
     kin: Kin
     runners: dict[object, Runner] = field(default_factory=dict)
@@ -196,19 +196,19 @@ class Plan:
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
-    def __call__(self, tensors: list[Tensor], facts: list[Tensor]) -> Result:
-        return self.runner_of(tensors, facts)(tensors, facts)
+    def __call__(self, tensors: list[Tensor], fact: Fact | None) -> Result:
+        return self.runner_of(tensors, fact)(tensors, fact)
 
-    def runner_of(self, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+    def runner_of(self, tensors: list[Tensor], fact: Fact | None) -> Runner:
         """Return what runs the statement on these tensors; raise if an index is out of range."""
         for name, tensor in zip(self.names, tensors):
             refuse_freed(name, tensor)
         key = self.variant(tensors)
-        return self.runners.get(key) or self.new_runner(key, tensors, facts)
+        return self.runners.get(key) or self.new_runner(key, tensors, fact)
 
-    def new_runner(self, key: Any, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+    def new_runner(self, key: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
         """What runs from now on; what is found while a graph is captured, when nothing is tuned, runs for it alone."""
-        runner = self.runner(key, tensors, facts)
+        runner = self.runner(key, tensors, fact)
         if self.bound.device.type != "cuda" or not is_capturing():
             self.runners[key] = runner
         return runner
@@ -233,23 +233,23 @@ class Plan:
     def with_rounding(self, padded: tuple[bool, ...]) -> object:
         return padded, may_round_sums(self.bound.dtype)
 
-    def problem(self, tensors: list[Tensor], facts: list[Tensor]) -> Problem:
+    def problem(self, tensors: list[Tensor], fact: Fact | None) -> Problem:
         named = dict(zip(self.names, tensors))
         padded = check_ranges(self.bound, named)
-        return problem_for(self.bound, named, self.fact, padded, facts, self.wants_winners)
+        return problem_for(self.bound, named, fact, padded, self.wants_winners)
 
-    def runner(self, key: Any, tensors: list[Tensor], facts: list[Tensor]) -> Runner:
+    def runner(self, key: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
         """What evaluates this variant of the statement on tensors like these."""
         if self.bound.is_empty or not has_kernels(self.bound.device):
             return self.graph(self.padding(key))
         try:
-            kin = self.variant_kin(key, facts)
+            kin = self.variant_kin(key, fact)
             launcher = alike(kin, self.bound, self.fact)
             if launcher is None:
                 if not strategies(self.bound, self.fact, is_deterministic()):
                     return self.ordered(key) if self.is_sum else self.graph(self.padding(key))
-                launcher = choose(self.problem(tensors, facts), tensors, facts, kin)
-            launcher.build(tensors, facts)
+                launcher = choose(self.problem(tensors, fact), tensors, fact, kin)
+            launcher.build(tensors, fact)
             return launcher
         except UnsupportedError as error:
             name = str(self.bound.statement)
@@ -258,16 +258,13 @@ class Plan:
                 warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
             return self.graph(self.padding(key))
 
-    def variant_kin(self, key: object, facts: list[Tensor]) -> tuple[object, ...]:
+    def variant_kin(self, key: object, fact: Fact | None) -> tuple[object, ...]:
         """Equal for two plans only where their problems' signatures are, and worked out without a problem."""
         bound = self.bound
         winners = None if self.is_sum else bound.winner_dtype
         known = self.kin, key, tuning_mode(), rough(bound.size, row_major(bound.size)), winners
-        if not facts:
-            return known
-        rows = segment_lengths(facts[0])
-        uneven = len(facts) > 1 and is_uneven(bound, self.fact, rows)
-        return *known, *map(bucket, rows), len(facts), uneven
+        rows, has_order = _rows(fact)
+        return *known, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
 
     def padding(self, key: Any) -> frozenset[str]:
         """The index tensors that hold a -1 in a variant."""
@@ -279,10 +276,10 @@ class Plan:
         program = program_for(self.bound, padded, self.wants_winners)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        return lambda tensors, facts: _noted(function, *[tensors[at] for at in order], *lengths)
+        return lambda tensors, fact: _noted(function, *[tensors[at] for at in order], *lengths)
 
     def ordered(self, key: Any) -> Runner:
-        """Deterministic without any facts: one kernel for the products, torch's own ordered sum for the scatter.
+        """Deterministic without any fact: one kernel for the products, torch's own ordered sum for the scatter.
 
         Where sums may not be rounded on the way, half precision is made float32 before.
         """
@@ -302,10 +299,10 @@ class Plan:
         program = program_for(scatter, frozenset(access.name for access in second.index_accesses))
         add_up, lengths = program.function, program.lengths_in(scatter)
 
-        def runner(tensors: list[Tensor], facts: list[Tensor]) -> Tensor:
+        def runner(tensors: list[Tensor], fact: Fact | None) -> Tensor:
             named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
             read = {own: named[own] for own in first.tensor_names}
-            named[name] = run(str(first), ",".join(read), inner, list(read.values()), "", [])
+            named[name] = run(str(first), ",".join(read), inner, list(read.values()), None)
             summed: Tensor = _noted(add_up, *[named[own] for own in placeholders(scatter)], *lengths)
             return summed.to(bound.dtype)
 
@@ -354,9 +351,8 @@ def has_kernels(device: torch.device) -> bool:
 def problem_for(
     bound: Bound,
     tensors: Mapping[str, Tensor],
-    fact: str = "",
+    fact: Fact | None = None,
     padded: frozenset[str] | None = None,
-    facts: Sequence[Tensor] = (),
     wants_winners: bool = False,
 ) -> Problem:
     """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
@@ -374,5 +370,12 @@ def problem_for(
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = is_deterministic()
-    rows = segment_lengths(facts[0]) if facts else (0, 0)
-    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic, rows, len(facts) > 1)
+    told = None if fact is None else fact.without_tensors()
+    return Problem(bound, strides, tuple(tensors), told, flags, deterministic, *_rows(fact))
+
+
+def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:
+    """Return how many rows are owned and the most groups of one, 0 if nothing tells; and whether it has their order."""
+    if not isinstance(fact, OwnedRows) or fact.pointers is None:
+        return (0, 0), False
+    return segment_lengths(fact.pointers), fact.order is not None

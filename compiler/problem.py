@@ -10,6 +10,7 @@ from itertools import groupby
 
 import torch
 
+from ..formats.facts import Fact, OwnedRows
 from .bind import Bound, row_major
 from .cache import Config as Choices
 from .cache import Key, bucket
@@ -19,7 +20,7 @@ from .ir import Access
 from .launch import TRITON_VERSION, Launcher, launcher
 from .planning.device import device_of
 from .planning.footprint import fitted
-from .scatter import SHORT_LENGTH, known_divisor, strategies, tensors_of
+from .scatter import SHORT_LENGTH, known_divisor, strategies
 from .schedule import Schedule, Strides, resized, schedules
 from .settings import tuning_mode
 from .tuning.space import configs
@@ -46,11 +47,11 @@ class Problem:
     bound: Bound
     strides: Strides
     names: tuple[str, ...]
-    fact: str
+    fact: Fact | None  # without its tensors, which a problem must not keep alive
     flags: Flags
     deterministic: bool
-    rows: tuple[int, int] = (0, 0)  # with facts: how many output rows there are, and the most groups of one
-    has_order: bool = False  # among the facts is the order of rows by their length
+    rows: tuple[int, int] = (0, 0)  # of owned rows: how many there are, and the most groups of one
+    has_order: bool = False  # the fact has the order of rows by their length
 
     def launcher(self, candidate: Candidate) -> Launcher:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
@@ -103,7 +104,7 @@ class Problem:
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
         return Key(
-            f"{statement} seeded={bound.is_seeded} fact={self.fact}",
+            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
             f"{generator_version()} {_digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
@@ -133,7 +134,7 @@ class Problem:
         return tuple(sorted(found))
 
 
-def resize(known: Launcher, bound: Bound, fact: str) -> Launcher:
+def resize(known: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
     """The same launcher for tensors of other lengths, with what it has for captures."""
     made = known.resized(bound, resized(known.schedule, bound, fact))
     if known.captured is not None:
@@ -141,10 +142,10 @@ def resize(known: Launcher, bound: Bound, fact: str) -> Launcher:
     return made
 
 
-def is_uneven(bound: Bound, fact: str, rows: tuple[int, int]) -> bool:
+def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
     """Some row has clearly more groups than the mean, so that the order of rows matters."""
     count, longest = rows
-    return longest * count > EVEN * bound.shapes[tensors_of(fact)[-1]][0]
+    return isinstance(fact, OwnedRows) and longest * count > EVEN * bound.shapes[fact.owner][0]
 
 
 def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
@@ -246,7 +247,7 @@ def _texts(exemplar: Exemplar) -> Iterator[str]:
     strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
     strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}
     problem = Problem(
-        bound, strides, tuple(bound.shapes), exemplar.known, exemplar.flags, False, has_order=exemplar.has_order
+        bound, strides, tuple(bound.shapes), exemplar.fact, exemplar.flags, False, has_order=exemplar.has_order
     )
     emitted = set()
     for way in problem.tried:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
+from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 from .bind import Bound
 from .differentiate import fresh_name
 from .ir import Access, Index, Var, walk
-from .known import is_permutation, tables_of
+from .known import is_permutation
 from .planning.device import device_of
 
 __all__ = [
@@ -25,14 +26,10 @@ __all__ = [
     "known_divisor",
     "owned_by",
     "owned_rows",
-    "owned_through",
     "power_of_two",
     "strategies",
-    "tensors_of",
-    "written_once",
 ]
 
-ONCE = " once"
 ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
 ON_CHIP_PROGRAMS = 2  # and only if at least this many programs remain for each multiprocessor; reckoned, not measured
 SHORT_LENGTH = ON_CHIP_EXTENT  # up to which a source may rely on a length, even if it varies from call to call
@@ -63,7 +60,7 @@ class Owner:
 
     row: str
     segment: str
-    fact: str
+    index: str  # the index tensor whose values own rows
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,6 @@ class Merged:
     outer: str
     inner: str
     width: int
-
-
-def written_once(name: str) -> str:
-    """The fact that an index tensor points to every place once, whatever its -1s."""
-    return f"{name}{ONCE}"
 
 
 def is_varying(bound: Bound, name: str) -> bool:
@@ -107,7 +99,7 @@ def known_divisor(length: int) -> int:
     return next((divisor for divisor in DIVISORS if length % divisor == 0), 1)
 
 
-def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tuple[str, ...]:
+def strategies(bound: Bound, fact: Fact | None = None, deterministic: bool = False) -> tuple[str, ...]:
     """How the result may reach the output, the most promising first.
 
     Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
@@ -125,14 +117,14 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     )
     found = []
     is_sum = bound.statement.is_sum
-    if is_simple and (fact == written_once(scattered[0].name) or _is_known_once(bound, scattered[0], fact)):
+    if is_simple and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS * device_of(bound.device).wave:
             found.append("on-chip")
     if is_simple and owned_by(scattered[0], fact) is not None:
-        if scattered[0].name != fact:  # tiles own their rows
+        if owns_tiles(fact):
             return ("owner",)
         found.append("owner")
         if is_sum and not deterministic and not bound.is_seeded:
@@ -142,9 +134,14 @@ def strategies(bound: Bound, fact: str = "", deterministic: bool = False) -> tup
     return tuple(found)
 
 
-def _is_known_once(bound: Bound, scattered: Access, fact: str) -> bool:
-    """Its numbers are known, each is met once, and they lead to every place once."""
-    table = tables_of(fact).get(scattered.name)
+def _is_written_once(bound: Bound, scattered: Access, fact: Fact | None) -> bool:
+    """The fact says that what is scattered to is written once.
+
+    Of constant tables it does where each number is met once, and they lead to every place once.
+    """
+    if isinstance(fact, WrittenOnce):
+        return fact.index == scattered.name
+    table = fact.numbers.get(scattered.name) if isinstance(fact, ConstantTables) else None
     names = [index.name for index in scattered.indices if isinstance(index, Var)]
     if table is None or len({*names}) < len(scattered.indices):
         return False
@@ -154,33 +151,21 @@ def _is_known_once(bound: Bound, scattered: Access, fact: str) -> bool:
     )
 
 
-def tensors_of(fact: str) -> tuple[str, ...]:
-    """The index tensors that a fact is about.
-
-    >>> tensors_of("AM"), tensors_of("ROW.TILE"), tensors_of(written_once("AS"))
-    (('AM',), ('ROW', 'TILE'), ('AS',))
-    """
-    return tuple(fact.removesuffix(ONCE).split("."))
+def owns_tiles(fact: Fact | None) -> bool:
+    """A program owns a tile of several rows."""
+    return isinstance(fact, OwnedRows) and bool(fact.tiles)
 
 
-def owned_through(rows: str, sets: str = "") -> str:
-    """The fact that rows are owned, each by the groups that name it or all of a set by those that name the set."""
-    return f"{rows}.{sets}" if sets else rows
-
-
-def owned_by(scattered: Access, fact: str) -> Access | None:
-    """The access whose values own what is scattered to, if `fact` says so.
-
-    "AM": AM[p] ascends, and each of its values owns a row. "ROW.TILE": TILE[p] ascends, and each of its values t owns
-    the rows ROW[t,...]; ROW holds every row of the output once, and -1 where a tile is not full.
-    """
-    outer, _, inner = fact.rpartition(".")
+def owned_by(scattered: Access, fact: Fact | None) -> Access | None:
+    """The access whose values own what is scattered to, if `fact` says so: AM[p], or TILE[p] in ROW[TILE[p],q]."""
+    if not isinstance(fact, OwnedRows) or scattered.name != fact.rows:
+        return None
     owner: Index = scattered
-    if outer:
-        if scattered.name != outer or not all(isinstance(index, Var) for index in scattered.indices[1:]):
+    if fact.tiles:
+        if not all(isinstance(index, Var) for index in scattered.indices[1:]):
             return None
         owner = scattered.indices[0]
-    if not isinstance(owner, Access) or owner.name != inner:
+    if not isinstance(owner, Access) or owner.name != fact.owner:
         return None
     if owner is not scattered and set(owner.names) & {str(index) for index in scattered.indices[1:]}:
         return None  # a tile would own what its own groups pick
@@ -192,10 +177,10 @@ def is_in_set(owner: Owner | None, output: Access, name: str) -> bool:
     return owner is not None and any(name in access.names for access in output.indirections)
 
 
-def owned_rows(bound: Bound, fact: str) -> int:
+def owned_rows(bound: Bound, fact: Fact | None) -> int:
     """How many rows are owned: of the output, or of ROW where tiles own what it holds."""
     output = bound.statement.output
-    return bound.shapes[output.indirections[0].name][0] if "." in fact else bound.size[bound.statement.scatter_dim]
+    return bound.shapes[output.indirections[0].name][0] if owns_tiles(fact) else bound.size[bound.statement.scatter_dim]
 
 
 @dataclass(frozen=True)
@@ -208,18 +193,18 @@ class Start:
     factors: tuple[Factor, ...]
     extents: Mapping[str, int]
     owner: Owner | None
-    fact: str
+    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     merged: Merged | None = None
 
     @staticmethod
-    def of(bound: Bound, strategy: str, fact: str) -> Start:
+    def of(bound: Bound, strategy: str, fact: Fact | None) -> Start:
         statement = bound.statement
-        start = Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None, "")
+        start = Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None)
         if strategy == "owner":
             return start.owned(fact)
         if strategy == "on-chip":
             return start.on_chip()
-        return replace(start, fact=fact if strategy == "store-or-atomic" else "")
+        return replace(start, shared_index=start.scattered.name) if strategy == "store-or-atomic" else start
 
     @property
     def scattered(self) -> Access:
@@ -228,7 +213,7 @@ class Start:
     def fresh(self, wanted: str) -> str:
         return fresh_name(wanted, self.extents)
 
-    def owned(self, fact: str) -> Start:
+    def owned(self, fact: Fact | None) -> Start:
         """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
 
         `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.

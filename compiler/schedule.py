@@ -21,10 +21,11 @@ from itertools import combinations, product
 
 import torch
 
+from ..formats.facts import ConstantTables, Fact, Tables
 from .bind import Bound
 from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
-from .known import Tables, line_at, tables_of
+from .known import line_at
 from .planning.device import device_of, line_of
 from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows, power_of_two
 
@@ -65,7 +66,7 @@ class Schedule:
     roles: Mapping[str, str]
     tree: Node | None
     owner: Owner | None = None
-    fact: str = ""
+    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
     merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
@@ -165,7 +166,7 @@ def schedules(
     bound: Bound,
     strides: Strides,
     strategy: str,
-    fact: str = "",
+    fact: Fact | None = None,
     deterministic: bool = False,
     use_dot: bool | None = None,
 ) -> tuple[Schedule, ...]:
@@ -186,13 +187,14 @@ def schedules(
         found += [deep] if deep is not None else []
     if not deterministic and _is_worth_sharing(found[0]):
         found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
-    unrolled = _unrolled_schedule(start, strides, tables_of(fact)) if use_dot is None else None
+    tables = fact.numbers if isinstance(fact, ConstantTables) else {}
+    unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(found)
     return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
 
 
-def resized(schedule: Schedule, bound: Bound, fact: str) -> dict[str, int]:
+def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:
     """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
     extents = resized_extents(schedule, bound.extents)
     if schedule.owner is not None:
@@ -294,7 +296,7 @@ def _finish(
         roles,
         tree,
         start.owner,
-        start.fact,
+        start.shared_index,
         merged=start.merged,
     )
 

@@ -9,43 +9,23 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from ..formats.facts import OwnedRows, RowFacts
 from ..formats.guard import may_keep
 from .bind import Bound
 from .errors import OperandError
 from .ir import Access, Statement
 from .rewrite import Shape, rewrite
-from .scatter import owned_through
 
 __all__ = [
-    "Facts",
     "Kind",
     "Recipe",
     "SparseFormat",
     "best_group_dim",
     "check_pattern",
-    "fact_tensors",
     "is_sparse",
     "pattern_of",
     "recipe",
 ]
-
-
-class Facts(Protocol):
-    """What a format knows of its ascending group coordinate (one value per group)."""
-
-    @property
-    def pointers(self) -> Tensor: ...  # [D+1] the groups of row r are pointers[r] .. pointers[r+1]
-    @property
-    def is_shared(self) -> Tensor: ...  # [P] the group's row has several groups
-    @property
-    def rows_to_zero(self) -> Tensor: ...  # [R] rows with no group, or with several
-    @property
-    def order(self) -> Tensor: ...  # [D] the rows, those with the most groups first
-
-
-def fact_tensors(facts: Facts | None) -> list[Tensor]:
-    """As a kernel takes them, by `launch.FACTS`."""
-    return [] if facts is None else [facts.pointers, facts.order, facts.is_shared, facts.rows_to_zero]
 
 
 class SparseFormat(Protocol):
@@ -76,7 +56,7 @@ class SparseFormat(Protocol):
     @property
     def sets(self) -> Tensor | None: ...  # [P] the set of rows that p is in, through which rows are read; None: there
     @property
-    def facts(self) -> Facts | None: ...
+    def facts(self) -> RowFacts | None: ...  # of the group coordinate, which ascends
     @property
     def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
     def regroup(self, group_dim: int) -> SparseFormat: ...
@@ -124,7 +104,7 @@ class Recipe:
     output_splits: Splits
     size: tuple[int, ...]  # of the indirect statement's output
     final: tuple[int, ...]  # of the output as the user wrote it
-    fact: str  # the index tensor that the format's facts are about, "" without any
+    rows: str  # the name of the group coordinate, if the format has facts about it; "" without any
     blocks: tuple[int, ...] | None
 
     def split(self, tensor: Tensor, splits: Splits) -> Tensor:
@@ -142,6 +122,11 @@ class Recipe:
             if output.shape[dim] != self.final[dim]:
                 output = output.narrow(dim, 0, self.final[dim])
         return output
+
+    def fact(self, operand: SparseFormat) -> OwnedRows | None:
+        """Return what the format knows of the rows that the indirect statement scatters to."""
+        facts = operand.facts if self.rows else None
+        return None if facts is None else facts.owned(self.rows, self.sets)
 
     def tensors(self, operand: SparseFormat, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the indirect statement reads."""
@@ -208,7 +193,7 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
     rewritten = rewrite(bound.statement, target, form)
     output_splits = rewritten.views[rewritten.statement.output.name].splits
     grouped = rewritten.coords[kind.group_dim]
-    fact = "" if grouped is None or not kind.has_facts else owned_through(grouped, rewritten.sets)
+    rows = "" if grouped is None or not kind.has_facts else grouped
     return (
         str(rewritten.statement),
         rewritten.values,
@@ -220,7 +205,7 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
         output_splits,
         _split_size(bound.size, dict(output_splits), blocks),
         bound.size,
-        fact,
+        rows,
         blocks,
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from ..formats.facts import Fact
 from .carried import owned
 from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
 from .op import batch_call, run_plain, run_plain_with_winners
@@ -22,18 +23,18 @@ from .sparse import SparseFormat
 __all__ = ["has_batched_values", "settle", "transformed", "transformed_sparse"]
 
 Size = Sequence[int] | None
-EvaluatePlain = Callable[..., Tensor]  # (expr, tensors, size, fact, facts)
+EvaluatePlain = Callable[..., Tensor]  # (expr, tensors, size, fact)
 Evaluate = Callable[..., Tensor]  # (expr, operands, size)
-PARAMETERS = 6  # before the tensors
+PARAMETERS, SPARSE_PARAMETERS = 5, 6  # before the tensors, without and with a format
 
 
 def transformed(
-    evaluate: EvaluatePlain, expr: str, names: str, size: Size, tensors: list[Tensor], fact: str, facts: list[Tensor]
+    evaluate: EvaluatePlain, expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None
 ) -> Tensor:
     """A statement over plain tensors, inside a transform."""
     if is_sum(expr):
-        return _Sum.apply(evaluate, expr, names, size, fact, facts, *tensors)  # type: ignore[no-any-return]
-    return _Extremum.apply(evaluate, expr, names, size, fact, facts, *tensors)[0]  # type: ignore[no-any-return]
+        return _Sum.apply(evaluate, expr, names, size, fact, *tensors)  # type: ignore[no-any-return]
+    return _Extremum.apply(evaluate, expr, names, size, fact, *tensors)[0]  # type: ignore[no-any-return]
 
 
 def transformed_sparse(
@@ -65,10 +66,8 @@ class _Sum(torch.autograd.Function):
     """An indirect statement over plain tensors."""
 
     @staticmethod
-    def forward(
-        evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: list[Tensor], *tensors: Tensor
-    ) -> Tensor:
-        return owned(run_plain(expr, names, size, list(tensors), fact, facts))
+    def forward(evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor) -> Tensor:
+        return owned(run_plain(expr, names, size, list(tensors), fact))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -84,12 +83,12 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: Any, *tensors: Tensor
+        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
     ) -> Any:
         expr, names, size, moved, fact = batch_call(
             info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
         )
-        return evaluate(expr, dict(zip(names.split(","), moved)), size, fact, facts if fact else []), 0
+        return evaluate(expr, dict(zip(names.split(","), moved)), size, fact), 0
 
 
 class _Extremum(torch.autograd.Function):
@@ -97,9 +96,9 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: list[Tensor], *tensors: Tensor
+        evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        result, won = run_plain_with_winners(expr, names, size, list(tensors), fact, facts)
+        result, won = run_plain_with_winners(expr, names, size, list(tensors), fact)
         return owned(result), owned(won)
 
     @staticmethod
@@ -118,12 +117,12 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: str, facts: Any, *tensors: Tensor
+        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
     ) -> Any:
         expr, names, size, moved, fact = batch_call(
             info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
         )
-        return _Extremum.apply(evaluate, expr, names, size, fact, facts if fact else [], *moved), (0, 0)
+        return _Extremum.apply(evaluate, expr, names, size, fact, *moved), (0, 0)
 
 
 def _keep(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> None:
@@ -181,21 +180,21 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.evaluate, ctx.expr, ctx.name, ctx.form, _, ctx.names = inputs[:PARAMETERS]
+        ctx.evaluate, ctx.expr, ctx.name, ctx.form, _, ctx.names = inputs[:SPARSE_PARAMETERS]
         ctx.size, ctx.dtype, ctx.device = tuple(output.shape), output.dtype, output.device
-        ctx.save_for_backward(*inputs[PARAMETERS:])
-        ctx.save_for_forward(*inputs[PARAMETERS:])
+        ctx.save_for_backward(*inputs[SPARSE_PARAMETERS:])
+        ctx.save_for_forward(*inputs[SPARSE_PARAMETERS:])
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         values, *rest = ctx.saved_tensors
         form, dense = ctx.form.with_values(values), dict(zip(ctx.names, rest))
-        wants_values, *wanted = ctx.needs_input_grad[PARAMETERS:]
+        wants_values, *wanted = ctx.needs_input_grad[SPARSE_PARAMETERS:]
         given = ctx.evaluate, ctx.expr
         d_values = values_gradient(*given, ctx.name, form, dense, upstream) if wants_values else None
         operands = {ctx.name: form, **dense}
         grads = [gradient_of(*given, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
-        return *(None,) * PARAMETERS, d_values, *grads
+        return *(None,) * SPARSE_PARAMETERS, d_values, *grads
 
     @staticmethod
     def jvp(ctx: Any, *moved: Any) -> Any:
@@ -203,7 +202,7 @@ class _Sparse(torch.autograd.Function):
         form = ctx.form.with_values(values)
         operands = {ctx.name: form, **dict(zip(ctx.names, rest))}
         total = None
-        for name, tangent in zip(operands, moved[PARAMETERS:]):
+        for name, tangent in zip(operands, moved[SPARSE_PARAMETERS:]):
             if tangent is not None and operands[name].dtype.is_floating_point:
                 changed = form.with_values(tangent) if name == ctx.name else tangent
                 total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, changed, ctx.size))
@@ -214,6 +213,6 @@ class _Sparse(torch.autograd.Function):
         info: Any, dims: Any, evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size,
         names: tuple[str, ...], values: Tensor, *dense: Tensor,
     ) -> Any:  # fmt: skip
-        given = batch_call(info.batch_size, dims[PARAMETERS + 1 :], expr, ",".join(names), size, dense, "")
+        given = batch_call(info.batch_size, dims[SPARSE_PARAMETERS + 1 :], expr, ",".join(names), size, dense, None)
         operands = {name: form.with_values(values), **dict(zip(names, given[3]))}
         return evaluate(given[0], operands, given[2]), 0

@@ -11,7 +11,7 @@ from .planning.block_rows import may_be_listed, rows_of_a_set
 from .planning.device import device_of
 from .recipes import recipe_for
 from .runtime.torch_state import is_capturing
-from .sparse import SparseFormat, fact_tensors
+from .sparse import SparseFormat
 
 __all__ = ["walked"]
 
@@ -34,8 +34,7 @@ def walked(
     if not may_be_listed(width, sets, found.sets.numel(), results, device, found.walk.shared):
         return None
     how = recipe_for(expr, size, name, found, dense)
-    tensors, facts = how.tensors(found, dense), fact_tensors(found.facts)
-    ways = [way.schedule for way in ways_of(how.text, tensors, how.size, how.fact, facts)]
+    ways = [way.schedule for way in ways_of(how.text, how.tensors(found, dense), how.size, how.fact(found))]
     is_held = any(way.holds_set or way.has_rows_in_turn for way in ways)
     return found if is_held and ways[0].bound.dtype.itemsize == 2 else None
 

@@ -33,7 +33,7 @@ from .conv_forms import (
 )
 from .conv_operands import drop, has, operands_of
 from .formats.kernel_map import MOST_TAPS, KernelMap
-from .functional import OWNED, insum_pinned
+from .functional import insum_pinned
 
 __all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
 
@@ -119,13 +119,11 @@ def _fastest(
 
     def start(name: str) -> tuple[Callable[[], object], float]:
         form, size = ways[name]
-        operands, facts = operands_of(kernel_map, form, size)
+        operands, fact = operands_of(kernel_map, form, size)
         memory: dict[Any, Any] = {}
-        adds = not facts and form not in (STATIONARY, TILED)
+        adds = fact is None and form not in (STATIONARY, TILED)
         host = host_milliseconds(device, "zero" if adds else "")
-        if facts:
-            return lambda: insum_pinned(memory, form[kind], operands, shape, OWNED, facts, **given), host
-        return lambda: insum_pinned(memory, form[kind], operands, shape, **given), host
+        return lambda: insum_pinned(memory, form[kind], operands, shape, fact, **given), host
 
     key = _key(first, given, kernel_map, kind, mark)
     with on_device(device), paused():  # none of it is a part of the call

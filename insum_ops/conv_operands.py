@@ -10,17 +10,18 @@ from torch import Tensor
 from .compiler.ranges import remember_range, remember_segments
 from .compiler.runtime.torch_state import outside_transforms
 from .conv_forms import STATIONARY, TILED, Form
+from .formats.facts import OwnedRows
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
 
 __all__ = ["drop", "groups_by_tap", "has", "maps", "neighbours", "operands_of"]
 
 
-def operands_of(kernel_map: KernelMap, form: Form, size: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """What a form reads of the map, in groups or tiles of `size`, and the facts about its tiles."""
+def operands_of(kernel_map: KernelMap, form: Form, size: int) -> tuple[dict[str, Tensor], OwnedRows | None]:
+    """What a form reads of the map, in groups or tiles of `size`, and the fact that tiles own their rows."""
     if form == TILED:  # not `is`: what a tracer finds by two paths are two tuples to it
         return tiles(kernel_map, size)
-    return neighbours(kernel_map) if form == STATIONARY else maps(kernel_map, size), []
+    return neighbours(kernel_map) if form == STATIONARY else maps(kernel_map, size), None
 
 
 def has(kernel_map: KernelMap, form: Form, size: int) -> bool:
@@ -34,10 +35,10 @@ def drop(kernel_map: KernelMap, form: Form, size: int) -> None:
     kernel_map.memory.pop(("tiles", size) if form == TILED else size, None)
 
 
-def tiles(kernel_map: KernelMap, tile_size: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The map in tiles, for a statement, and its facts: where each tile's taps begin, which tiles have the most."""
+def tiles(kernel_map: KernelMap, tile_size: int) -> tuple[dict[str, Tensor], OwnedRows]:
+    """The map in tiles, for a statement, and its fact: where each tile's taps begin, which tiles have the most."""
     key = "tiles", tile_size
-    known: tuple[dict[str, Tensor], list[Tensor]] | None = kernel_map.memory.get(key)
+    known: tuple[dict[str, Tensor], OwnedRows] | None = kernel_map.memory.get(key)
     if known is None:
         with outside_transforms():
             tiled = kernel_map.tiled(tile_size)
@@ -47,8 +48,8 @@ def tiles(kernel_map: KernelMap, tile_size: int) -> tuple[dict[str, Tensor], lis
         _remember(tiled.TAP, 0, kernel_map.volume)
         remember_segments(tiled.pointers, kernel_map.volume)
         operands = {"ROW": tiled.ROW, "TILE": tiled.TILE, "NBR": tiled.NBR, "TAP": tiled.TAP}
-        known = operands, [tiled.pointers, tiled.order]
-        _keep(kernel_map, key, known, *operands.values(), *known[1])
+        known = operands, OwnedRows("ROW", "TILE", tiled.pointers, tiled.order)
+        _keep(kernel_map, key, known, *operands.values(), tiled.pointers, tiled.order)
     return known
 
 

@@ -21,11 +21,11 @@ from .compiler.parse import parse
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.torch_state import is_free, wants_gradient
 from .compiler.sparse import is_sparse
+from .formats.facts import Fact
 
-__all__ = ["OWNED", "Insum", "explain", "insum", "insum_pinned", "tune"]
+__all__ = ["Insum", "explain", "insum", "insum_pinned", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
-OWNED = "ROW.TILE"  # each value of TILE owns the rows of the output that ROW holds there
 LARGEST = 2**63  # no dimension is that long
 
 
@@ -70,25 +70,25 @@ def insum_pinned(
     expr: str,
     fixed: Mapping[str, Tensor],
     size: Sequence[int] | None = None,
-    fact: str = "",
-    facts: Sequence[Tensor] = (),
+    fact: Fact | None = None,
     /,
     **tensors: Tensor,
 ) -> Tensor:
     """`insum` over tensors of which the `fixed` ones are always the same with this `cache`: its plans pin them.
 
     A change in place of an index tensor among them is still noticed. A fact tells a kernel more of them: which program
-    owns which rows (`scatter.owned_by`), or all their numbers (`known`). The statement means the same without it, and
+    owns which rows (`OwnedRows`), or all their numbers (`ConstantTables`). The statement means the same without it, and
     runs so where gradients are asked for or a transform is active.
     """
     given = {**tensors, **fixed}
     is_traced = torch.compiler.is_compiling()
-    if wants_gradient(list(given.values())) or not (is_traced or is_free()) or (is_traced and not fact):
+    if wants_gradient(list(given.values())) or not (is_traced or is_free()) or (is_traced and fact is None):
         return insum(expr, size=size, **given)
-    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact, list(facts))
+    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact)
     if is_traced:
         return run()
-    marks = "pinned", expr, None if size is None else tuple(size), fact, *tensors
+    key = None if fact is None else fact.key
+    marks = "pinned", expr, None if size is None else tuple(size), key, *tensors
     return planned(cache, marks, run, list(tensors.values()))  # type: ignore[no-any-return]
 
 

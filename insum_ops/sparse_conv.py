@@ -27,9 +27,10 @@ from .compiler.runtime.torch_state import (
 )
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
+from .formats.facts import OwnedRows
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
-from .functional import OWNED, insum
+from .functional import insum
 from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 from .lru_cache import LRUCache
 
@@ -103,8 +104,9 @@ def _run(
     given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
         given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-    if call.facts and (torch.compiler.is_compiling() or is_free()) and not wants_gradient(list(given.values())):
-        Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), OWNED, call.facts)
+    may_tell = torch.compiler.is_compiling() or is_free()
+    if call.fact is not None and may_tell and not wants_gradient(list(given.values())):
+        Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), call.fact)
     else:
         Out = insum(call.statement, size=call.shape, **given)
     return Out if is_flat else Out.flatten(1)
@@ -124,7 +126,7 @@ class _Call(NamedTuple):
     statement: str
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
-    facts: list[Tensor]  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
+    fact: OwnedRows | None  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
     awaits: str  # made anew once that pays
 
 
@@ -136,7 +138,7 @@ def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     call: _Call | None = kernel_map.memory.get(key)
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
         call = _prepare(features, Weight, kernel_map)
-        if may_keep(*call.operands.values(), *call.facts):
+        if may_keep(*call.operands.values(), *(() if call.fact is None else call.fact.tensors)):
             kernel_map.memory[key] = call
     if call.awaits:
         kernel_map.count_use()
@@ -157,8 +159,8 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         form = forms.form_of(kernel_map, channels, features.dtype, features.device)
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
-    operands, facts = operands_of(kernel_map, *way)
-    return _Call(way.form[kind], shape, operands, facts, awaits)
+    operands, fact = operands_of(kernel_map, *way)
+    return _Call(way.form[kind], shape, operands, fact, awaits)
 
 
 class _Convolution(torch.autograd.Function):

@@ -31,13 +31,12 @@ from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.compiler.schedule import schedules
-from insum_ops.compiler.sparse import fact_tensors
-from insum_ops.formats.facts import longest_first
+from insum_ops.formats.facts import Fact, OwnedRows, longest_first
 
 __all__ = ["GOLDEN", "Golden"]
 
 
-def path_tables(dtype: torch.dtype, wide: int) -> tuple[str, dict[str, Tensor], tuple[int, ...], str, list[Tensor]]:
+def path_tables(dtype: torch.dtype, wide: int) -> tuple[str, dict[str, Tensor], tuple[int, ...], Fact]:
     """Two tiles of rows, the last one not full; three paths."""
 
     def listed(numbers: list[Any]) -> Tensor:
@@ -49,7 +48,7 @@ def path_tables(dtype: torch.dtype, wide: int) -> tuple[str, dict[str, Tensor], 
     tensors |= dict(CG=draw(3, 2, 2, 2, dtype=dtype), X=draw(2, 3, wide, dtype=dtype), Y=draw(2, 2, dtype=dtype))
     tensors |= dict(W=draw(2, 2, wide, 3, dtype=dtype))
     expr = APPLICATIONS["tensor_product_tables"].expr
-    return expr, tensors, (2, 3, 3), "ROW.TILE", [pointers, longest_first(pointers)]
+    return expr, tensors, (2, 3, 3), OwnedRows("ROW", "TILE", pointers, longest_first(pointers))
 
 
 GOLDEN: dict[str, Callable[..., Any]] = {
@@ -71,21 +70,21 @@ GOLDEN: dict[str, Callable[..., Any]] = {
 
 
 class Golden:
-    """The problem of a golden file, with tensors and facts; only index tensors that hold a -1 are masked."""
+    """The problem of a golden file, with tensors and its fact; only index tensors that hold a -1 are masked."""
 
     def __init__(self, name: str, dtype: torch.dtype, wide: int) -> None:
         self.application = APPLICATIONS[name]
-        expr, tensors, size, fact, facts = GOLDEN[name](dtype, wide)
+        expr, tensors, size, fact = GOLDEN[name](dtype, wide)
         self.tensors: list[Tensor] = list(tensors.values())
-        self.facts: list[Tensor] = [] if facts is None else facts if isinstance(facts, list) else fact_tensors(facts)
+        self.fact: Fact | None = fact
         padded = frozenset(n for n, t in tensors.items() if not t.is_floating_point() and bool((t < 0).any()))
         flags = replace(FLAGS, padded=padded, wants_winners=self.application.wants_winners)
         if self.application.strategy == "atomic":
-            fact = ""
+            fact = None
         self.problem: Problem = problem(expr, tensors, size, fact, flags)
 
     def run(self, launcher: Launcher) -> tuple[Tensor, ...]:
-        result = launcher(self.tensors, self.facts)
+        result = launcher(self.tensors, self.fact)
         return result if isinstance(result, tuple) else (result,)
 
     def in_tiles(self, warps: int = 1) -> Iterator[Launcher]:

@@ -12,6 +12,7 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
+from insum_ops.formats.facts import Fact, OwnedRows, WrittenOnce
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -26,7 +27,7 @@ def problem(
     expr: str,
     tensors: Mapping[str, Tensor],
     size: Sequence[int] | None = None,
-    fact: str = "",
+    fact: Fact | None = None,
     flags: Flags = Flags(),  # noqa: B008 - frozen
     deterministic: bool = False,
 ) -> Problem:
@@ -35,7 +36,8 @@ def problem(
     strides[""] = values(*bound.size).stride()
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
-    return Problem(bound, strides, tuple(tensors), fact, flags, deterministic)
+    told = None if fact is None else fact.without_tensors()
+    return Problem(bound, strides, tuple(tensors), told, flags, deterministic)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Application:
     expr: str
     tensors: dict[str, Tensor]
     size: tuple[int, ...] | None
-    fact: str
+    fact: Fact | None
     strategy: str
     uses_dot: bool
     blocks: tuple[int, ...]  # of each tile axis, in the schedule's order
@@ -77,28 +79,28 @@ APPLICATIONS = {
         "C[D[y],x] += A[y,E[r]] * B[r,x]",
         {"D": positions(1000), "E": positions(300), "A": values(1000, 700), "B": values(300, 256)},
         (512, 256),
-        "",
+        None,
         "atomic",
         True,
         (64, 32, 128),
     ),
     "group_spmm_owner": Application(
-        GROUP_SPMM, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"})
+        GROUP_SPMM, _group_spmm(), (2000, 128), OwnedRows("AM"), "owner", False, (4, 128), frozenset({"AK"})
     ),
     "group_spmm_store_or_atomic": Application(
-        GROUP_SPMM, _group_spmm(), (2000, 128), "AM", "store-or-atomic", False, (4, 128), frozenset({"AK"})
+        GROUP_SPMM, _group_spmm(), (2000, 128), OwnedRows("AM"), "store-or-atomic", False, (4, 128), frozenset({"AK"})
     ),
     "group_max_owner": Application(
-        GROUP_MAX, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"})
+        GROUP_MAX, _group_spmm(), (2000, 128), OwnedRows("AM"), "owner", False, (4, 128), frozenset({"AK"})
     ),
     "group_max_winners_owner": Application(
-        GROUP_MAX, _group_spmm(), (2000, 128), "AM", "owner", False, (4, 128), frozenset({"AK"}), True
+        GROUP_MAX, _group_spmm(), (2000, 128), OwnedRows("AM"), "owner", False, (4, 128), frozenset({"AK"}), True
     ),
     "block_spmm_owner": Application(
         "C[AM[p],bm,n] += AV[p,bm,bk] * B[AK[p],bk,n]",
         {"AM": positions(900), "AK": positions(900), "AV": values(900, 32, 32), "B": values(128, 32, 1024)},
         (128, 32, 1024),
-        "AM",
+        OwnedRows("AM"),
         "owner",
         True,
         (32, 32, 128),
@@ -107,7 +109,7 @@ APPLICATIONS = {
         "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
         _pairs(),
         (128, 32, 1024),
-        "AM.AT",
+        OwnedRows("AM", "AT"),
         "owner",
         True,
         (64, 32, 256),
@@ -117,7 +119,7 @@ APPLICATIONS = {
         "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]",
         _pairs(),
         (128, 32, 1024),
-        "AM.AT",
+        OwnedRows("AM", "AT"),
         "owner",
         True,
         (64, 32, 512),
@@ -135,7 +137,7 @@ APPLICATIONS = {
             "X": values(4096, 32, 128),
         },
         (4096, 32, 128),
-        "WO.WT",
+        OwnedRows("WO", "WT"),
         "owner",
         True,
         (256, 64, 128),
@@ -151,7 +153,7 @@ APPLICATIONS = {
             "B": values(1024, 128, 32),
         },
         (2200, 32, 32),
-        "AS once",
+        WrittenOnce("AS"),
         "store-once",
         True,
         (32, 64, 128),
@@ -167,7 +169,7 @@ APPLICATIONS = {
             "Weight": values(27, 64, 96),
         },
         (10000, 96),
-        "",
+        None,
         "atomic",
         True,
         (64, 32, 64),
@@ -184,7 +186,7 @@ APPLICATIONS = {
             "Weight": values(27, 64, 96),
         },
         (10000, 96),
-        "ROW.TILE",
+        OwnedRows("ROW", "TILE"),
         "owner",
         True,
         (64, 32, 64),
@@ -204,7 +206,7 @@ APPLICATIONS = {
             "W": values(4000, 23, 32, 32),
         },
         (4000, 16, 32),
-        "ROW.TILE",
+        OwnedRows("ROW", "TILE"),
         "owner",
         True,
         (8, 8, 8, 32, 32),
@@ -223,7 +225,7 @@ APPLICATIONS = {
             "W": values(4000, 20, 32, 32),
         },
         (4000, 16, 32),
-        "",
+        None,
         "on-chip",
         True,
         (16, 16, 32, 32),

@@ -130,7 +130,7 @@ def golden_works() -> Iterator[Work]:
 def is_built(golden: Golden, launcher: Launcher) -> bool:
     """Whether the GPU has room for the tiles; it says so if not."""
     try:
-        launcher.build(golden.tensors, golden.facts)
+        launcher.build(golden.tensors, golden.fact)
     except UnsupportedError as error:
         print(error)
         return False

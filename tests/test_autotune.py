@@ -15,8 +15,7 @@ from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import candidates
 from insum_ops.compiler.settings import tuning_mode
-from insum_ops.compiler.sparse import fact_tensors
-from insum_ops.formats.facts import row_facts
+from insum_ops.formats.facts import OwnedRows, row_facts
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def building(monkeypatch, refuse=lambda source: None):
 def chosen(problem):
     """The source of what runs a problem."""
     tensors = [torch.zeros(shape) for shape in problem.bound.shapes.values()]
-    return choose(problem, tensors, []).kernel.source
+    return choose(problem, tensors, None).kernel.source
 
 
 def sources(problem):
@@ -111,7 +110,7 @@ def test_what_captured_graphs_would_get_is_left_out_where_it_can_not_be_built(pr
     own = sources(problem)
     building(monkeypatch, lambda source: PASS_FAILED if source == own[1] else None)
     tensors = [torch.zeros(shape) for shape in problem.bound.shapes.values()]
-    found = choose(problem, tensors, [])
+    found = choose(problem, tensors, None)
     assert found.kernel.source == own[0]
     assert found.captured is None
 
@@ -142,7 +141,7 @@ def groups(dtype=torch.float32):
     AM, AK = torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 2], [0, 2]])
     tensors = {"AM": AM, "AK": AK, "AV": torch.randn(3, 2, dtype=dtype), "B": torch.randn(3, 64, dtype=dtype)}
     bound = bind(parse("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"), tensors, (2, 64))
-    own = problem_for(bound, tensors, "AM", facts=fact_tensors(row_facts(AM, 2)))
+    own = problem_for(bound, tensors, row_facts(AM, 2).owned("AM"))
     return own, {way.schedule.strategy: way for way in candidates(own)}
 
 
@@ -173,14 +172,15 @@ def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other, 
     own, ways = groups()
     eager, quick = ways["owner"].choices, ways["store-or-atomic"].choices
     TuningCache().put(own.key, Entry(eager, ((quick, ms), (eager, 0.006))))
-    tensors, facts = ([torch.zeros(2)] * count for count in (len(own.names), 4))
-    found = choose(own, tensors, facts)
+    tensors = [torch.zeros(2)] * len(own.names)
+    fact = OwnedRows("AM", "", *[torch.zeros(2)] * 4)
+    found = choose(own, tensors, fact)
     assert found.schedule.strategy == "owner"
     assert (found.captured is not None) is is_other
     if is_other:
         assert found.captured.schedule.strategy == "store-or-atomic"
         assert own.resized(found).captured.kernel is found.captured.kernel
-        assert choose(own, [], []).captured is not None  # from memory
+        assert choose(own, [], None).captured is not None  # from memory
 
 
 def test_what_makes_its_output_another_way_has_no_other_for_captures():
@@ -201,7 +201,7 @@ def blocks_in(rows):
         "B": torch.randn(8, 32, 64),
     }
     bound = bind(parse("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]"), tensors, (4, 32, 64))
-    return problem_for(bound, tensors, "AM", facts=fact_tensors(row_facts(tensors["AM"], 4)))
+    return problem_for(bound, tensors, row_facts(tensors["AM"], 4).owned("AM"))
 
 
 def test_rows_of_one_length_are_tuned_apart_from_others():

@@ -9,6 +9,7 @@ from problems import APPLICATIONS, positions, problem, values
 from insum_ops.compiler.scatter import power_of_two
 from insum_ops.compiler.schedule import Schedule, schedules
 from insum_ops.compiler.tuning.space import configs
+from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu
 
@@ -51,7 +52,7 @@ def test_rows_are_owned_in_turn_where_there_are_more_than_cores() -> None:
         tensors = {"AM": positions(sets, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}
         tensors |= {"AV": values(900, 32, 32), "B": values(128, 32, columns)}
         expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
-        own = problem(expr, tensors, (2 * sets, 32, columns), "AM.AT")
+        own = problem(expr, tensors, (2 * sets, 32, columns), OwnedRows("AM", "AT"))
         (schedule,) = schedules(own.bound, own.strides, "owner", own.fact)
         found = configs(schedule, has_order=True)
         assert all(config.longest_first == (config.rows == 1) for config in found)

@@ -28,6 +28,7 @@ from insum_ops.compiler.planning.device import (
 )
 from insum_ops.compiler.planning.footprint import shared_bytes
 from insum_ops.compiler.problem import Problem, candidates
+from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -135,7 +136,9 @@ def test_smaller_gpus_take_fewer_stages_of_the_same_tiles() -> None:
 def rows_per_program(device: Device) -> set[int]:
     tensors = {"AM": positions(64, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}
     tensors |= {"AV": values(900, 32, 32), "B": values(128, 32, 4096)}
-    own: Problem = problem("C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]", tensors, (128, 32, 4096), "AM.AT")
+    own: Problem = problem(
+        "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]", tensors, (128, 32, 4096), OwnedRows("AM", "AT")
+    )
     with described_as(device):
         return {way.config.rows for way in candidates(own)}
 

@@ -210,7 +210,7 @@ def test_an_index_out_of_range_is_refused_like_by_insum() -> None:
 
 
 def problem_of(found: Explanation, tensors: dict[str, torch.Tensor]) -> Problem:
-    return problem_for(bind(parse(str(found.statement)), tensors), tensors, "", frozenset())
+    return problem_for(bind(parse(str(found.statement)), tensors), tensors, None, frozenset())
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="interpreted kernels are never tuned")

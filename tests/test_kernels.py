@@ -23,9 +23,8 @@ from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.problem import Candidate
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
-from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
-from insum_ops.formats.facts import longest_first
+from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first
 
 pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
 
@@ -49,51 +48,51 @@ def positions(high, *size):
 def group_spmm(dtype, wide):
     A = GroupCOO.from_dense(matrix(7, 6, 0.4, dtype), group_size=2)
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype))
-    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), "AM", A.facts
+    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), A.facts.owned("AM")
 
 
 def block_spmm(dtype, wide):
     A = BlockGroupCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3), group_size=2)
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, wide, dtype=dtype))
-    return "C[AM[p],i,n] += AV[p,q,i,j] * B[AK[p,q],j,n]", tensors, (3, 4, wide), "AM", A.facts
+    return "C[AM[p],i,n] += AV[p,q,i,j] * B[AK[p,q],j,n]", tensors, (3, 4, wide), A.facts.owned("AM")
 
 
 def block_coo_spmm(dtype, wide):
     A = BlockCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3))
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, wide, dtype=dtype))
-    return "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", tensors, (3, 4, wide), "AM", A.facts
+    return "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", tensors, (3, 4, wide), A.facts.owned("AM")
 
 
 def group_max(dtype, wide):
-    _, tensors, size, fact, facts = group_spmm(dtype, wide)
-    return "C[AM[p],n] = max(0.5 * AV[p,q] * B[AK[p,q],n])", tensors, size, fact, facts
+    _, tensors, size, fact = group_spmm(dtype, wide)
+    return "C[AM[p],n] = max(0.5 * AV[p,q] * B[AK[p,q],n])", tensors, size, fact
 
 
 def block_max(dtype, wide):
-    _, tensors, size, fact, facts = block_spmm(dtype, wide)
-    return "C[AM[p],i,n] = max(AV[p,q,i,j] * B[AK[p,q],j,n])", tensors, size, fact, facts
+    _, tensors, size, fact = block_spmm(dtype, wide)
+    return "C[AM[p],i,n] = max(AV[p,q,i,j] * B[AK[p,q],j,n])", tensors, size, fact
 
 
 def neighbour_max(dtype, wide):
     tensors = dict(NBR=positions(5, 6, 2), In=draw(5, wide, dtype=dtype), W=draw(2, wide, 5, dtype=dtype))
-    return "Out[x,m] = max(In[NBR[x,z],c] * W[z,c,m])", tensors, None, "", None
+    return "Out[x,m] = max(In[NBR[x,z],c] * W[z,c,m])", tensors, None, None
 
 
 def convolution(dtype, wide):
     tensors = dict(MX=positions(7, 2, 6), MY=positions(5, 2, 6), MZ=positions(2, 2))
     tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide, dtype=dtype))
-    return "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", tensors, (7, wide), "", None
+    return "Out[MX[p,q],m] += In[MY[p,q],c] * W[MZ[p],c,m]", tensors, (7, wide), None
 
 
 def convolution_weight(dtype, wide):
     tensors = dict(MX=positions(7, 2, 6), MY=positions(5, 2, 6), MZ=positions(2, 2))
     tensors |= dict(In=draw(5, 3, dtype=dtype), dOut=draw(7, wide, dtype=dtype))
-    return "dW[MZ[p],c,m] += In[MY[p,q],c] * dOut[MX[p,q],m]", tensors, (2, 3, wide), "", None
+    return "dW[MZ[p],c,m] += In[MY[p,q],c] * dOut[MX[p,q],m]", tensors, (2, 3, wide), None
 
 
 def output_stationary(dtype, wide):
     tensors = dict(NBR=positions(5, 6, 2), In=draw(5, wide, dtype=dtype), W=draw(2, wide, 5, dtype=dtype))
-    return "Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", tensors, None, "", None
+    return "Out[x,m] += In[NBR[x,z],c] * W[z,c,m]", tensors, None, None
 
 
 def product_tensors(dtype):
@@ -103,47 +102,47 @@ def product_tensors(dtype):
 def tensor_product(dtype, wide):
     tensors = product_tensors(dtype) | dict(X=draw(2, 3, wide, dtype=dtype), Y=draw(2, 4, dtype=dtype))
     tensors |= dict(W=draw(2, 2, wide, 3, dtype=dtype))
-    return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (2, 3, 3), "", None
+    return "Z[b,I[p,q],w] += V[p,q] * X[b,J[p,q],u] * Y[b,K[p,q]] * W[b,p,u,w]", tensors, (2, 3, 3), None
 
 
 def tensor_product_y(dtype, wide):
     tensors = product_tensors(dtype) | dict(X=draw(2, 3, 3, dtype=dtype), dZ=draw(2, 3, wide, dtype=dtype))
     tensors |= dict(W=draw(2, 2, 3, wide, dtype=dtype))
-    return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (2, 4), "", None
+    return "dY[b,K[p,q]] += V[p,q] * X[b,J[p,q],u] * dZ[b,I[p,q],w] * W[b,p,u,w]", tensors, (2, 4), None
 
 
 def sampled(dtype, wide):
     tensors = dict(AM=positions(5, 7), AK=positions(6, 7, 2))
     tensors |= dict(dC=draw(5, wide, dtype=dtype), B=draw(6, wide, dtype=dtype))
-    return "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]", tensors, None, "", None
+    return "dAV[p,q] += dC[AM[p],n] * B[AK[p,q],n]", tensors, None, None
 
 
 def paper_example(dtype, wide):
     tensors = dict(D=positions(5, wide), E=positions(6, wide))
     tensors |= dict(A=draw(wide, 6, dtype=dtype), B=draw(wide, 5, dtype=dtype))
-    return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (5, 5), "", None
+    return "C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, (5, 5), None
 
 
 def full_sum(dtype, wide):
     tensors = dict(A=draw(3 * wide, dtype=dtype), B=draw(3 * wide, dtype=dtype))
-    return "C[()] += A[i] * B[i] * 0.5", tensors, None, "", None
+    return "C[()] += A[i] * B[i] * 0.5", tensors, None, None
 
 
 def corner(dtype, wide):
     tensors = dict(A=draw(5, 5, dtype=dtype), C=draw(5, 5, 3, dtype=dtype), S=draw(2, dtype=dtype))
-    return "C[i,i,0] += A[i,i] * S[1]", tensors, None, "", None
+    return "C[i,i,0] += A[i,i] * S[1]", tensors, None, None
 
 
 def grouped_gradient(dtype, wide):
     tensors = dict(AM=positions(5, 3), AK=positions(6, 3, 3))
     tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
-    return "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i] * 0.5", tensors, None, "", None
+    return "dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i] * 0.5", tensors, None, None
 
 
 def scaled_gradient(dtype, wide):
     tensors = dict(AM=positions(5, 3), AK=positions(6, 3, 3), S=draw(3, 3, dtype=dtype))
     tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
-    return "dW[p,o,i,q] += S[p,q] * X[t,AK[p,q],i] * dY[t,AM[p],o]", tensors, None, "", None
+    return "dW[p,o,i,q] += S[p,q] * X[t,AK[p,q],i] * dY[t,AM[p],o]", tensors, None, None
 
 
 def placed_gradient(dtype, wide):
@@ -151,13 +150,13 @@ def placed_gradient(dtype, wide):
     places = torch.tensor([[3, 0, -1], [4, -1, -1], [1, 5, 2]], dtype=torch.int32, device=DEVICE)
     tensors = dict(S=places, AM=positions(5, 3), AK=positions(6, 3, 3))
     tensors |= dict(dY=draw(wide, 5, 3, dtype=dtype), X=draw(wide, 6, 8, dtype=dtype))
-    return "dW[S[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, (6, 3, 8), "S once", None
+    return "dW[S[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, (6, 3, 8), WrittenOnce("S")
 
 
 def owned_neighbours(dtype, wide):
     A = BlockCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3))
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, 3, wide - wide % 2 + 2, dtype=dtype)[..., :4])
-    return "C[AM[p],q,i,n] += AV[p,i,j] * B[AK[p],q,j,n]", tensors, (3, 3, 4, 4), "AM", A.facts
+    return "C[AM[p],q,i,n] += AV[p,i,j] * B[AK[p],q,j,n]", tensors, (3, 3, 4, 4), A.facts.owned("AM")
 
 
 def tiled_convolution(dtype, wide):
@@ -170,27 +169,27 @@ def tiled_convolution(dtype, wide):
     tensors = dict(ROW=ROW.to(DEVICE), TILE=TILE, NBR=positions(5, 3, size), TAP=positions(2, 3).clamp_min(0))
     tensors |= dict(In=draw(5, wide, dtype=dtype), W=draw(2, wide, wide + 1, dtype=dtype))
     expr = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * W[TAP[p],c,m]"
-    return expr, tensors, (rows, wide + 1), "ROW.TILE", [pointers, longest_first(pointers)]
+    return expr, tensors, (rows, wide + 1), OwnedRows("ROW", "TILE", pointers, longest_first(pointers))
 
 
 def seeded_tiles(dtype, wide):
     """The sums start from a bias, the same one for every row."""
-    expr, tensors, size, fact, facts = tiled_convolution(dtype, wide)
+    expr, tensors, size, fact = tiled_convolution(dtype, wide)
     tensors["Out"] = draw(size[1], dtype=dtype).expand(size)
-    return expr, tensors, None, fact, facts
+    return expr, tensors, None, fact
 
 
 def grouped_tiles(dtype, wide):
     """Channels in two groups."""
-    _, tensors, (rows, _), fact, facts = tiled_convolution(dtype, wide)
+    _, tensors, (rows, _), fact = tiled_convolution(dtype, wide)
     tensors |= dict(In=draw(5, 2, wide, dtype=dtype), W=draw(2, 2, wide, 3, dtype=dtype))
-    return "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * W[TAP[p],g,c,m]", tensors, (rows, 2, 3), fact, facts
+    return "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * W[TAP[p],g,c,m]", tensors, (rows, 2, 3), fact
 
 
 def depthwise_tiles(dtype, wide):
-    _, tensors, (rows, _), fact, facts = tiled_convolution(dtype, wide)
+    _, tensors, (rows, _), fact = tiled_convolution(dtype, wide)
     tensors["W"] = draw(2, wide, dtype=dtype)
-    return "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * W[TAP[p],g]", tensors, (rows, wide), fact, facts
+    return "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * W[TAP[p],g]", tensors, (rows, wide), fact
 
 
 def tiled_max(dtype, wide):
@@ -205,31 +204,31 @@ def rows_together(dtype, wide):
     tensors |= dict(AV=draw(4, 16, 3, dtype=dtype), B=draw(4, 3, wide, dtype=dtype))
     pointers = torch.tensor([0, 3, 3], dtype=torch.int32, device=DEVICE)
     expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
-    return expr, tensors, (3, 16, wide), "AM.AT", [pointers, longest_first(pointers)]
+    return expr, tensors, (3, 16, wide), OwnedRows("AM", "AT", pointers, longest_first(pointers))
 
 
 def biased_rows_together(dtype, wide):
     """The columns' side first, and sums that start from a bias of each row."""
-    _, tensors, _, fact, facts = rows_together(dtype, wide)
+    _, tensors, _, fact = rows_together(dtype, wide)
     tensors |= dict(B=draw(wide, 4, 3, dtype=dtype), C=draw(3, 16, dtype=dtype).expand(wide, 3, 16))
-    return "C[n,AM[AT[p],q],i] += B[n,AK[p],j] * AV[AS[p,q],i,j]", tensors, None, fact, facts
+    return "C[n,AM[AT[p],q],i] += B[n,AK[p],j] * AV[AS[p,q],i,j]", tensors, None, fact
 
 
 def long_rows_together(dtype, wide):
     """Several steps to a block."""
-    expr, tensors, size, fact, facts = rows_together(dtype, wide)
+    expr, tensors, size, fact = rows_together(dtype, wide)
     tensors |= dict(AV=draw(4, 16, 20, dtype=dtype), B=draw(4, 20, wide, dtype=dtype))
-    return expr, tensors, size, fact, facts
+    return expr, tensors, size, fact
 
 
 def many_rows_together(dtype, wide):
     """Six sets, of which the first, the last and two others side by side have no columns."""
-    expr, tensors, _, fact, _ = rows_together(dtype, wide)
+    expr, tensors, *_ = rows_together(dtype, wide)
     own = dict(AM=[[8, 0], [4, 1], [7, 9], [2, 6], [5, 10], [3, -1]], AT=[1, 1, 4, 4, 4])
     own |= dict(AS=[[0, 1], [-1, 2], [3, -1], [-1, 0], [2, 2]], AK=[1, 3, 2, 3, 0])
     tensors |= {name: torch.tensor(value, dtype=torch.int32, device=DEVICE) for name, value in own.items()}
     pointers = torch.tensor([0, 0, 2, 2, 2, 5, 5], dtype=torch.int32, device=DEVICE)
-    return expr, tensors, (11, 16, wide), fact, [pointers, longest_first(pointers)]
+    return expr, tensors, (11, 16, wide), OwnedRows("AM", "AT", pointers, longest_first(pointers))
 
 
 def rows_alone(dtype, wide):
@@ -240,13 +239,13 @@ def rows_alone(dtype, wide):
     tensors |= dict(AV=draw(8, 16, 20, dtype=dtype), B=draw(4, 20, wide, dtype=dtype))
     pointers = torch.tensor([0, 1, 1, 3, 4, 4, 5, 8], dtype=torch.int32, device=DEVICE)
     expr = "C[AM[AT[p]],i,n] += 0.5 * AV[AS[p],i,j] * B[AK[p],j,n]"
-    return expr, tensors, (7, 16, wide), "AM.AT", [pointers, longest_first(pointers)]
+    return expr, tensors, (7, 16, wide), OwnedRows("AM", "AT", pointers, longest_first(pointers))
 
 
 def biased_rows_alone(dtype, wide):
-    _, tensors, _, fact, facts = rows_alone(dtype, wide)
+    _, tensors, _, fact = rows_alone(dtype, wide)
     tensors |= dict(B=draw(wide, 4, 20, dtype=dtype), C=draw(7, 16, dtype=dtype).expand(wide, 7, 16))
-    return "C[n,AM[AT[p]],i] += B[n,AK[p],j] * AV[AS[p],i,j]", tensors, None, fact, facts
+    return "C[n,AM[AT[p]],i] += B[n,AK[p],j] * AV[AS[p],i,j]", tensors, None, fact
 
 
 IN_TURN = [
@@ -308,11 +307,8 @@ every_case = pytest.mark.parametrize(("make", "strategy"), CASES, ids=lambda x: 
 
 
 def problem_of(make, dtype, flags, wide):
-    expr, tensors, size, fact, facts = make(dtype, wide)
-    known = []
-    if facts is not None:
-        known = facts if isinstance(facts, list) else fact_tensors(facts)
-    return problem(expr, tensors, size, fact, flags), tensors, known
+    expr, tensors, size, fact = make(dtype, wide)
+    return problem(expr, tensors, size, fact, flags), tensors, fact
 
 
 def expected(bound, tensors):
@@ -409,12 +405,12 @@ def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
 
 def weight_gradient(dtype, wide):
     tensors = dict(L=positions(2, 3), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
-    return "dW[L[i],u,w] += T[b,i,u] * dZ[b,i,w]", tensors, (2, wide, 4), "", None
+    return "dW[L[i],u,w] += T[b,i,u] * dZ[b,i,w]", tensors, (2, wide, 4), None
 
 
 def seeded_gradient(dtype, wide):
     tensors = dict(dW=draw(wide, 4, dtype=dtype), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
-    return "dW[u,w] += T[b,i,u] * dZ[b,i,w]", tensors, None, "", None
+    return "dW[u,w] += T[b,i,u] * dZ[b,i,w]", tensors, None, None
 
 
 SHARED = [
@@ -473,7 +469,9 @@ def test_neighbours_of_any_extent(P, Q, o, i, t, width, is_placed, swap):
     left, size, strategy = "dW[p,q,o,i]", None, "store"
     if is_placed:
         left, size, strategy = "dW[S[p,q],o,i]", (int(places.max()) + 1, o, i), "store-once"
-    own = problem(f"{left} += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, size, "S once" * is_placed, FLAGS)
+    own = problem(
+        f"{left} += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors, size, WrittenOnce("S") if is_placed else None, FLAGS
+    )
     way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=True)[0]
     assume(way.merged is not None)
     sizes = tuple((axis, width if axis == way.merged.name else 32 if axis == "o" else 16) for axis in way.axes)
@@ -515,7 +513,7 @@ def test_tiles_write_every_row_and_nothing_else(make, use_dot):
 
 def test_a_full_last_tile_has_no_mask():
     """Nothing is compared where ROW is known to hold no -1."""
-    expr, tensors, _, fact, facts = tiled_convolution(torch.float32, 3)
+    expr, tensors, _, fact = tiled_convolution(torch.float32, 3)
     tensors["ROW"] = torch.randperm(12, device=DEVICE).int().view(3, 4)
     own = problem(expr, tensors, (12, 4), fact, replace(FLAGS, padded=frozenset({"NBR"})))
     for use_dot in (True, False):
@@ -523,7 +521,7 @@ def test_a_full_last_tile_has_no_mask():
         sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
         launcher = own.launcher(Candidate(way, Config(sizes, 1, 1)))
         assert "has_ROW" not in launcher.kernel.source
-        assert_matches(launcher(list(tensors.values()), facts), expected(own.bound, tensors))
+        assert_matches(launcher(list(tensors.values()), fact), expected(own.bound, tensors))
 
 
 EAGER = [

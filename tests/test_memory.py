@@ -53,14 +53,14 @@ def test_candidates_for_golden_statements_stay_in_bounds(name: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_sums_that_are_taken_again_stay_in_their_rows(rows: int) -> None:
     """Two rows of 16 in a tile of 64: row 0 alone has the column that holds NaN."""
-    expr, tensors, size, fact, facts = rows_together(torch.float32, 17)
+    expr, tensors, size, fact = rows_together(torch.float32, 17)
     tensors["B"][3] = torch.nan
     own = problem(expr, tensors, size, fact, FLAGS)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     assert way.merged is not None
     blocks = tuple((axis, 64 if axis == way.merged.name else 16) for axis in way.axes)
     with checked_memory():
-        result = own.launcher(Candidate(way, Config(blocks, 1, 1, rows=rows)))(list(tensors.values()), facts)
+        result = own.launcher(Candidate(way, Config(blocks, 1, 1, rows=rows)))(list(tensors.values()), fact)
     assert result[0].isnan().all()
     assert result[1:].isfinite().all()
 

@@ -100,11 +100,11 @@ def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
     """Nothing is tuned then; what comes later is not to be held to it."""
     given = [torch.ones(3), torch.ones(3)]
     bound = bind(parse("C[i] = A[i] * B[i]"), dict(zip("AB", given)))
-    plan = pipeline.plan_for("C[i] = A[i] * B[i]", "A,B", None, given, "")
+    plan = pipeline.plan_for("C[i] = A[i] * B[i]", "A,B", None, given, None)
     plan.runners.clear()
     monkeypatch.setattr(pipeline, "is_capturing", lambda: True)
     monkeypatch.setattr(plan, "bound", replace(bound, device=torch.device("cuda")))
-    monkeypatch.setattr(plan, "runner", lambda key, tensors, facts: lambda tensors, facts: "captured")
+    monkeypatch.setattr(plan, "runner", lambda key, tensors, fact: lambda tensors, fact: "captured")
     assert plan(given, []) == "captured"
     assert not plan.runners
     monkeypatch.setattr(pipeline, "is_capturing", lambda: False)

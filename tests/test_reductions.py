@@ -25,7 +25,6 @@ from insum_ops.compiler.op import call_with_winners
 from insum_ops.compiler.problem import Candidate
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
-from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 EXTREMES = ("max", "min")
@@ -145,18 +144,18 @@ def test_programs_that_own_rows_find_the_winners_of_the_graph(
     B = (2 * random_values((17, 3), torch.float32, generator)).round().to(DEVICE)
     tensors = {"AM": sparse.AM, "AK": sparse.AK, "AV": sparse.AV, "B": B}
     flags = Flags(interpreted=IS_INTERPRETED, lazy=lazy, wants_winners=True)
-    own = problem(SPMM.replace("max", reduction), tensors, (6, 3), "AM", flags)
+    fact = sparse.facts.owned("AM")
+    own = problem(SPMM.replace("max", reduction), tensors, (6, 3), fact, flags)
     graph = lower(own.bound, wants_winners=True)
     expected = graph(*(tensors[name] for name in placeholders(own.bound)))
-    facts = fact_tensors(sparse.facts)
-    found = schedules(own.bound, own.strides, "owner", "AM")
+    found = schedules(own.bound, own.strides, "owner", own.fact)
     assert {way.names("step") for way in found} == {(), ("q",)}
     for way in found:
         candidate = Candidate(way, Config(tuple(zip(way.axes, blocks)), 1, 1))
-        for actual, other in zip(own.launcher(candidate)(list(tensors.values()), facts), expected, strict=True):
+        for actual, other in zip(own.launcher(candidate)(list(tensors.values()), fact), expected, strict=True):
             torch.testing.assert_close(actual, other, rtol=0, atol=0, equal_nan=True)
         plain = replace(own, flags=replace(flags, wants_winners=False)).launcher(candidate)
-        torch.testing.assert_close(plain(list(tensors.values()), facts), expected[0], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(plain(list(tensors.values()), fact), expected[0], rtol=0, atol=0, equal_nan=True)
 
 
 # against plain torch

@@ -214,7 +214,7 @@ def test_an_expanded_view_is_copied_as_one(refuse: Refuse) -> None:
 @pytest.mark.parametrize("is_built_once", [False, True])
 def test_what_can_not_be_written_to_its_place_is_copied_there(is_built_once: bool, refuse: Refuse) -> None:
     A, B = normal(3, 4), normal(4, 2)
-    write_to = lambda place: run_in_place(PRODUCT, "A,B", (3, 2), [A, B], "", [], place=place)
+    write_to = lambda place: run_in_place(PRODUCT, "A,B", (3, 2), [A, B], None, place=place)
     insum(PRODUCT, A=A, B=B)
     if is_built_once:
         write_to(normal(3, 6)[:, 2:4])
@@ -231,7 +231,7 @@ def test_what_can_not_be_written_to_its_place_is_copied_there(is_built_once: boo
 def test_a_sum_grows_in_a_place_for_which_no_kernel_can_be_built(refuse: Refuse) -> None:
     expr, A, index = "C[I[p],n] += A[p,n]", normal(4, 3), torch.tensor([0, 1, 0, 1], device=DEVICE)
     C = normal(2, 3)
-    add_to = lambda total: run_in_place(expr, "A,I,C", (2, 3), [A, index, total], "", [], total=total)
+    add_to = lambda total: run_in_place(expr, "A,I,C", (2, 3), [A, index, total], None, total=total)
     expected = C + A[:2] + A[2:]
     assert_matches(add_to(C), expected)
     refuse(lambda asked: True)

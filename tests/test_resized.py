@@ -23,6 +23,7 @@ from insum_ops.compiler.pipeline import plan_for, problem_for
 from insum_ops.compiler.problem import Candidate, candidates
 from insum_ops.compiler.scatter import known_divisor
 from insum_ops.compiler.schedule import resized
+from insum_ops.formats.facts import OwnedRows, WrittenOnce
 
 FACTS = (
     "numbers",
@@ -93,7 +94,8 @@ def pairs_of_problems(draw):
     fixed = {name: draw(st.sampled_from((1, 3, 8, 16, 32))) for name in statement.names}
     dtype, is_seeded = draw(st.sampled_from(VALUE_TYPES)), statement.op == "+=" and draw(st.booleans())
     scattered = statement.output.indirections[0].name if len(statement.output.indirections) == 1 else ""
-    fact = draw(st.sampled_from((*[scattered] * 3, *[f"{scattered} once"] * bool(scattered), "")))
+    facts = (*[OwnedRows(scattered)] * 3, WrittenOnce(scattered)) if scattered else ()
+    fact = draw(st.sampled_from((*facts, None)))
     padded = draw(st.sampled_from((None, frozenset())))
     flags = Flags(padded=padded, wants_winners=not statement.is_sum and draw(st.booleans()))
 
@@ -111,7 +113,9 @@ def pairs_of_problems(draw):
         size = shape(statement.output)
         given |= {statement.output.name: values(*size, dtype=dtype)} if is_seeded else {}
         own = problem(str(statement), given, size, fact, flags)
-        return replace(own, bound=replace(own.bound, statement=statement), rows=(100, 3) if fact else (0, 0))
+        return replace(
+            own, bound=replace(own.bound, statement=statement), rows=(100, 3) if fact is not None else (0, 0)
+        )
 
     def other(length):
         """Another length that counts alike."""
@@ -182,7 +186,7 @@ def gather(rows, columns=8, last=0, expr=GATHER, dtype=torch.float32, wide=None)
     if wide is not None:
         tensors["X"] = torch.zeros(1500, wide, dtype=dtype)[:, :columns]
     given = list(tensors.values())
-    plan = plan_for(expr, "E,X", None, given, "")
+    plan = plan_for(expr, "E,X", None, given, None)
     return given, plan, plan.variant(given)
 
 

@@ -7,18 +7,18 @@ import torch
 from problems import GROUP_SPMM, positions, problem, values
 from torch import Tensor
 
-from insum_ops.compiler.known import known
 from insum_ops.compiler.problem import Problem
-from insum_ops.compiler.scatter import known_divisor, owned_through, strategies, tensors_of, written_once
+from insum_ops.compiler.scatter import known_divisor, strategies
 from insum_ops.compiler.schedule import schedules
+from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows
 
 
 def ways(own: Problem) -> tuple[str, ...]:
     return strategies(own.bound, own.fact, own.deterministic)
 
 
-def over_table(expr: str, table: Tensor, size: tuple[int, ...], V: Tensor, fact: str | None = None) -> tuple[str, ...]:
-    return ways(problem(expr, {"I": positions(*table.shape), "V": V}, size, fact or known({"I": table})))
+def over_table(expr: str, table: Tensor, size: tuple[int, ...], V: Tensor, fact: Fact | None = None) -> tuple[str, ...]:
+    return ways(problem(expr, {"I": positions(*table.shape), "V": V}, size, fact or ConstantTables.of({"I": table})))
 
 
 @pytest.mark.parametrize("table", [torch.tensor([2, 0, 1]), torch.tensor([[2, 0, 1], [5, 3, 4]])])
@@ -28,7 +28,7 @@ def test_a_known_table_that_leads_to_every_place_once_is_stored(table: Tensor) -
     assert over_table(expr, table, (table.numel(), 16), V) == ("store-once",)
     assert over_table(expr, table, (table.numel() + 1, 16), V) == ("atomic",)  # a place that nothing leads to
     assert over_table(expr, table.clamp(max=1), (table.numel(), 16), V) == ("atomic",)
-    assert over_table(expr, table, (table.numel(), 16), V, known({"J": table})) == ("atomic",)
+    assert over_table(expr, table, (table.numel(), 16), V, ConstantTables.of({"J": table})) == ("atomic",)
 
 
 def test_a_known_table_may_lead_to_any_dimension() -> None:
@@ -53,7 +53,7 @@ def test_rows_are_apart_by_all_dimensions_but_the_last() -> None:
 def group_spmm(expr: str = GROUP_SPMM) -> Problem:
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
     given = {name: tensor for name, tensor in tensors.items() if f"{name}[" in expr}
-    return problem(expr, given, (200, 128), "AM")
+    return problem(expr, given, (200, 128), OwnedRows("AM"))
 
 
 def test_nothing_is_known_of_rows_unless_it_is_said() -> None:
@@ -62,8 +62,10 @@ def test_nothing_is_known_of_rows_unless_it_is_said() -> None:
 
 def test_only_a_program_that_looks_at_its_rows_keeps_the_fact_about_them() -> None:
     own = group_spmm()
-    facts = {way: schedules(own.bound, own.strides, way, own.fact)[0].fact for way in (*ways(own), "atomic")}
-    assert facts == {"owner": "", "store-or-atomic": "AM", "atomic": ""}
+    looked_at = {
+        way: schedules(own.bound, own.strides, way, own.fact)[0].shared_index for way in (*ways(own), "atomic")
+    }
+    assert looked_at == {"owner": "", "store-or-atomic": "AM", "atomic": ""}
 
 
 def test_factors_are_read_at_the_row_too() -> None:
@@ -71,14 +73,6 @@ def test_factors_are_read_at_the_row_too() -> None:
     (way, *_) = schedules(own.bound, own.strides, "owner", own.fact)
     assert str(way.output) == "C[r,n]"
     assert [str(factor) for factor in way.factors] == ["AV[p,q]", "B[r,n]"]
-
-
-def test_a_fact_tells_which_tensors_it_is_about() -> None:
-    assert owned_through("AM") == "AM"
-    assert owned_through("ROW", "TILE") == "ROW.TILE"
-    assert tensors_of(owned_through("AM")) == ("AM",)
-    assert tensors_of(owned_through("ROW", "TILE")) == ("ROW", "TILE")
-    assert tensors_of(written_once("AS")) == ("AS",)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,16 @@ import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
 from insum_ops.compiler.contract import Dot, Leaf, Product, Sum
-from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import Problem
 from insum_ops.compiler.scatter import Merged, owned_by, strategies
 from insum_ops.compiler.schedule import Schedule, resized, schedules
 from insum_ops.compiler.tuning.space import configs
+from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 
 pytestmark = pytest.mark.cpu
+
+ROWS, TILES = OwnedRows("AM"), OwnedRows("ROW", "TILE")
 
 
 def ways(own: Problem) -> tuple[str, ...]:
@@ -27,7 +29,7 @@ def scheduled(own: Problem, strategy: str, use_dot: bool | None = None) -> Sched
     return schedules(own.bound, own.strides, strategy, own.fact, own.deterministic, use_dot)[0]
 
 
-def spmm(fact: str = "AM", is_seeded: bool = False, deterministic: bool = False) -> Problem:
+def spmm(fact: Fact | None = ROWS, is_seeded: bool = False, deterministic: bool = False) -> Problem:
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
     if is_seeded:
         tensors["C"] = values(200, 128)
@@ -58,8 +60,8 @@ def test_a_result_that_is_not_scattered_is_stored() -> None:
 def test_rows_have_owners_where_facts_about_them_are_known() -> None:
     assert ways(spmm()) == ("owner", "store-or-atomic")
     assert ways(spmm(is_seeded=True)) == ("owner", "atomic")
-    assert ways(spmm(fact="")) == ("atomic",)
-    assert ways(spmm(fact="AK")) == ("atomic",)
+    assert ways(spmm(fact=None)) == ("atomic",)
+    assert ways(spmm(fact=OwnedRows("AK"))) == ("atomic",)
 
 
 def test_few_rows_for_many_programs_are_summed_on_chip() -> None:
@@ -73,7 +75,7 @@ def test_only_deterministic_ways_when_asked() -> None:
     assert ways(spmm(deterministic=True)) == ("owner",)
     assert ways(spmm(is_seeded=True, deterministic=True)) == ("owner",)
     assert ways(scatter("Z[b,E[p],w] += V[b,p,w]", 256, 64, deterministic=True)) == ("on-chip",)
-    assert ways(spmm(fact="", deterministic=True)) == ()
+    assert ways(spmm(fact=None, deterministic=True)) == ()
 
 
 def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
@@ -113,7 +115,7 @@ def test_programs_share_sums_where_results_are_few() -> None:
     assert [way.is_shared for way in schedules(short.bound, short.strides, "store")] == [False]
 
 
-def maximum(fact: str = "AM", deterministic: bool = False) -> Problem:
+def maximum(fact: Fact | None = ROWS, deterministic: bool = False) -> Problem:
     tensors = {"AM": positions(300), "AK": positions(300, 8), "AV": values(300, 8), "B": values(200, 128)}
     return problem(GROUP_MAX, tensors, (200, 128), fact, deterministic=deterministic)
 
@@ -121,7 +123,7 @@ def maximum(fact: str = "AM", deterministic: bool = False) -> Problem:
 def test_rivals_meet_in_the_program_that_owns_their_row_or_nowhere() -> None:
     for deterministic in (False, True):
         assert ways(maximum(deterministic=deterministic)) == ("owner",)
-        assert ways(maximum("", deterministic)) == ()
+        assert ways(maximum(None, deterministic)) == ()
     few = {"E": positions(50), "V": values(256, 50, 16)}
     assert ways(problem("Z[b,E[p],w] = max(V[b,p,w])", few, (256, 8, 16))) == ()
     dense = problem("C[i,j] = min(A[i,k] * B[k,j])", {"A": values(64, 32), "B": values(32, 64)})
@@ -159,7 +161,7 @@ def test_a_scatter_of_another_kind_is_atomic(expr: str, size: tuple[int, ...]) -
     tensors = {"E": positions(50), "V": values(50)}
     if "F" in expr:
         tensors["F"] = positions(50)
-    assert ways(problem(expr, tensors, size, fact="E")) == ("atomic",)
+    assert ways(problem(expr, tensors, size, fact=OwnedRows("E"))) == ("atomic",)
 
 
 ROLES = {
@@ -251,7 +253,7 @@ def test_an_output_that_is_written_whole_needs_no_initial_value() -> None:
 
 def test_a_new_row_keeps_clear_of_names_in_use() -> None:
     tensors = {"AM": positions(300), "AV": values(300), "B": values(128)}
-    own = problem("C[AM[p],r] += AV[p] * B[r]", tensors, (200, 128), "AM")
+    own = problem("C[AM[p],r] += AV[p] * B[r]", tensors, (200, 128), ROWS)
     assert set(scheduled(own, "owner").roles) == {"r_", "r", "p"}
 
 
@@ -367,8 +369,8 @@ def test_places_that_are_written_once_are_stored_and_need_no_initial_value() -> 
         assert wide.covers_output
         assert narrow.covers_output
         assert not wide.is_atomic
-    assert ways(replace(own, fact="", deterministic=False)) == ("atomic",)
-    assert ways(replace(own, fact="AM once", deterministic=False)) == ("atomic",)
+    assert ways(replace(own, fact=None, deterministic=False)) == ("atomic",)
+    assert ways(replace(own, fact=WrittenOnce("AM"), deterministic=False)) == ("atomic",)
 
 
 # tiles that own their rows
@@ -381,36 +383,36 @@ def tiled(
     tensors |= {"TAP": positions(300), "In": values(rows, 32), "Weight": values(27, 32, 48)}
     if is_seeded:
         tensors["Out"] = values(48).expand(rows, 48)
-    return problem(expr, tensors, None if is_seeded else (rows, 48), "ROW.TILE", deterministic=deterministic)
+    return problem(expr, tensors, None if is_seeded else (rows, 48), TILES, deterministic=deterministic)
 
 
 @pytest.mark.parametrize(
     ("scattered", "fact", "owner"),
     [
-        ("AM[p]", "AM", "AM[p]"),
-        ("AM[p]", "AK", None),
-        ("AM[p]", "", None),
-        ("AM[p]", "AM once", None),
-        ("AM[p]", "ROW.AM", None),
-        ("AM[AK[p]]", "AM", None),
-        ("AM[AK[p]]", "AK", None),
-        ("ROW[TILE[p],q]", "ROW.TILE", "TILE[p]"),
-        ("ROW[TILE[p],q,s]", "ROW.TILE", "TILE[p]"),
-        ("ROW[TILE[p]]", "ROW.TILE", "TILE[p]"),
-        ("ROW[TILE[p],q]", "ROW", None),
-        ("ROW[TILE[p],q]", "TILE", None),
-        ("ROW[TILE[p],q]", "TILE.ROW", None),
-        ("ROW[TILE[p],q]", "COLUMN.TILE", None),
-        ("ROW[TILE[p],q]", "ROW.TAP", None),
-        ("ROW[p,q]", "ROW.TILE", None),
-        ("ROW[q,TILE[p]]", "ROW.TILE", None),
-        ("ROW[TILE[p],0]", "ROW.TILE", None),
-        ("ROW[TILE[p],K[q]]", "ROW.TILE", None),
-        ("ROW[TILE[I[p]],q]", "ROW.TILE", None),
-        ("ROW[TILE[p],p]", "ROW.TILE", None),
+        ("AM[p]", OwnedRows("AM"), "AM[p]"),
+        ("AM[p]", OwnedRows("AK"), None),
+        ("AM[p]", None, None),
+        ("AM[p]", WrittenOnce("AM"), None),
+        ("AM[p]", OwnedRows("ROW", ROWS), None),
+        ("AM[AK[p]]", OwnedRows("AM"), None),
+        ("AM[AK[p]]", OwnedRows("AK"), None),
+        ("ROW[TILE[p],q]", TILES, "TILE[p]"),
+        ("ROW[TILE[p],q,s]", TILES, "TILE[p]"),
+        ("ROW[TILE[p]]", TILES, "TILE[p]"),
+        ("ROW[TILE[p],q]", OwnedRows("ROW"), None),
+        ("ROW[TILE[p],q]", OwnedRows("TILE"), None),
+        ("ROW[TILE[p],q]", OwnedRows("TILE", "ROW"), None),
+        ("ROW[TILE[p],q]", OwnedRows("COLUMN", "TILE"), None),
+        ("ROW[TILE[p],q]", OwnedRows("ROW", "TAP"), None),
+        ("ROW[p,q]", TILES, None),
+        ("ROW[q,TILE[p]]", TILES, None),
+        ("ROW[TILE[p],0]", TILES, None),
+        ("ROW[TILE[p],K[q]]", TILES, None),
+        ("ROW[TILE[I[p]],q]", TILES, None),
+        ("ROW[TILE[p],p]", TILES, None),
     ],
 )
-def test_who_owns_what_is_scattered_to(scattered: str, fact: str, owner: str | None) -> None:
+def test_who_owns_what_is_scattered_to(scattered: str, fact: Fact | None, owner: str | None) -> None:
     (access,) = parse(f"C[{scattered},n] += V[p,q,s,n]").output.indirections
     found = owned_by(access, fact)
     assert owner == (None if found is None else str(found))
@@ -421,16 +423,16 @@ def test_tiles_that_own_their_rows_need_no_other_way(rows: int) -> None:
     for is_seeded in (False, True):
         for deterministic in (False, True):
             assert ways(tiled(is_seeded=is_seeded, rows=rows, deterministic=deterministic)) == ("owner",)
-    assert ways(replace(tiled(rows=rows), fact="")) == ("atomic",)
-    assert ways(replace(tiled(rows=rows), fact="ROW")) == ("atomic",)
-    assert ways(replace(tiled(rows=rows, deterministic=True), fact="TILE")) == ()
+    assert ways(replace(tiled(rows=rows), fact=None)) == ("atomic",)
+    assert ways(replace(tiled(rows=rows), fact=OwnedRows("ROW"))) == ("atomic",)
+    assert ways(replace(tiled(rows=rows, deterministic=True), fact=OwnedRows("TILE"))) == ()
 
 
 def test_tiles_come_before_sums_on_chip() -> None:
     tensors = {"ROW": positions(4, 16), "TILE": positions(50), "V": values(256, 50, 16, 8)}
-    own = problem("Z[b,ROW[TILE[p],q],w] += V[b,p,q,w]", tensors, (256, 60, 8), "ROW.TILE")
+    own = problem("Z[b,ROW[TILE[p],q],w] += V[b,p,q,w]", tensors, (256, 60, 8), TILES)
     assert ways(own) == ("owner",)
-    assert ways(replace(own, fact="")) == ("on-chip", "atomic")
+    assert ways(replace(own, fact=None)) == ("on-chip", "atomic")
 
 
 def test_a_tile_walks_its_taps_and_writes_all_of_its_rows() -> None:
@@ -445,7 +447,7 @@ def test_a_tile_walks_its_taps_and_writes_all_of_its_rows() -> None:
     assert str(dotted.output) == "Out[ROW[r,q],m]"
     assert [str(factor) for factor in dotted.factors] == ["In[NBR[p,q],c]", "Weight[TAP[p],c,m]"]
     assert dotted.owner is not None
-    assert (dotted.owner.row, dotted.owner.segment, dotted.owner.fact) == ("r", "p", "TILE")
+    assert (dotted.owner.row, dotted.owner.segment, dotted.owner.index) == ("r", "p", "TILE")
     assert (
         str(dotted)
         == """\
@@ -464,7 +466,7 @@ def in_sets(rows: int = 32) -> Schedule:
     indices = {"AM": positions(64, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}
     tensors = {**indices, "AV": values(900, rows, 32), "B": values(128, 32, 1024)}
     expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
-    return scheduled(problem(expr, tensors, (128, rows, 1024), "AM.AT"), "owner")
+    return scheduled(problem(expr, tensors, (128, rows, 1024), OwnedRows("AM", "AT")), "owner")
 
 
 def test_rows_of_a_set_are_side_by_side() -> None:
@@ -488,7 +490,7 @@ def test_rivals_meet_in_the_tile_that_owns_their_row() -> None:
 def test_few_places_with_long_sums_are_shared_by_programs() -> None:
     application = APPLICATIONS["block_gradient_store_once"]
     tensors = {**application.tensors, "AS": positions(5, 8), "AM": positions(5), "AK": positions(5, 8)}
-    own = problem(application.expr, tensors, (40, 32, 32), "AS once")
+    own = problem(application.expr, tensors, (40, 32, 32), WrittenOnce("AS"))
     shared, wide, narrow = schedules(own.bound, own.strides, "store-once", own.fact)
     assert (shared.strategy, shared.is_shared, shared.merged) == ("atomic", True, wide.merged)
     assert not shared.covers_output
@@ -534,7 +536,7 @@ def test_which_row_it_is_may_matter_only_where_it_is_stored(
 ) -> None:
     tensors = {"WT": positions(200), "WI": positions(200), "X": values(4096, 32, 128), **given}
     tensors |= {"WO": positions(32)} if "WO" in expr else {}
-    own = problem(expr, tensors, (4096, 32, 128), "WO.WT" if "WO" in expr else "WT")
+    own = problem(expr, tensors, (4096, 32, 128), OwnedRows("WO", "WT") if "WO" in expr else OwnedRows("WT"))
     assert scheduled(own, "owner").has_rows_in_turn == is_in_turn
 
 
@@ -577,20 +579,20 @@ def test_a_fixed_position_leaves_others_unwritten(expr: str, is_covered: bool) -
 
 def test_a_schedule_holds_for_other_lengths() -> None:
     tensors = {"AM": positions(500), "AK": positions(500, 8), "AV": values(500, 8), "B": values(700, 128)}
-    other = problem(GROUP_SPMM, tensors, (600, 128), "AM")
-    assert resized(scheduled(spmm(), "owner"), other.bound, "AM") == {"r": 600, "n": 128, "p": 500, "q": 8}
-    assert resized(scheduled(spmm(), "store-or-atomic"), other.bound, "AM") == {"n": 128, "p": 500, "q": 8}
+    other = problem(GROUP_SPMM, tensors, (600, 128), ROWS)
+    assert resized(scheduled(spmm(), "owner"), other.bound, ROWS) == {"r": 600, "n": 128, "p": 500, "q": 8}
+    assert resized(scheduled(spmm(), "store-or-atomic"), other.bound, ROWS) == {"n": 128, "p": 500, "q": 8}
     own, more = block_gradient(Q=8), block_gradient(Q=12)
-    extents = resized(scheduled(own, "store"), more.bound, "")
+    extents = resized(scheduled(own, "store"), more.bound, None)
     assert extents == {"p": 300, "q": 12, "o": 32, "i": 32, "t": 512, "c": 384}
-    tiles = resized(scheduled(tiled(rows=1000), "owner"), tiled(rows=2000).bound, "ROW.TILE")
+    tiles = resized(scheduled(tiled(rows=1000), "owner"), tiled(rows=2000).bound, TILES)
     assert (tiles["r"], tiles["q"]) == (125, 16)
 
 
 def test_neighbours_that_are_no_set_are_not_taken_in_turn() -> None:
     indices = {"WO": positions(32), "WT": positions(200), "WI": positions(200)}
     tensors = {**indices, "W": values(200, 8, 32, 32), "X": values(32, 32, 64)}
-    own = problem("Y[WO[WT[p]],q,o,n] += W[p,q,o,i] * X[WI[p],i,n]", tensors, (32, 8, 32, 64), "WO.WT")
+    own = problem("Y[WO[WT[p]],q,o,n] += W[p,q,o,i] * X[WI[p],i,n]", tensors, (32, 8, 32, 64), OwnedRows("WO", "WT"))
     wide = scheduled(own, "owner")
     assert wide.merged == Merged("c", "q", "o", 32)
     assert not wide.has_rows_in_turn
@@ -716,7 +718,7 @@ def test_several_dots_in_a_row() -> None:
 
 def test_an_owned_row_is_no_side_of_a_dot() -> None:
     tensors = {"AM": positions(300), "A": values(300, 64), "B": values(64, 128)}
-    own = problem("C[AM[p],n] += A[p,k] * B[k,n]", tensors, (200, 128), "AM")
+    own = problem("C[AM[p],n] += A[p,k] * B[k,n]", tensors, (200, 128), ROWS)
     for use_dot in (None, True):
         assert not scheduled(own, "owner", use_dot).uses_dot
 
@@ -751,7 +753,7 @@ def test_neighbours_share_what_one_of_them_moves(own: Problem) -> None:
 def test_owned_rows_are_no_neighbours() -> None:
     """Though they would share X: each has as many groups as it happens to have."""
     tensors = {"WT": positions(200), "W": values(200, 32, 32), "X": values(32, 64)}
-    own = problem("Y[WT[p],o,n] += W[p,o,i] * X[i,n]", tensors, (32, 32, 64), "WT")
+    own = problem("Y[WT[p],o,n] += W[p,o,i] * X[i,n]", tensors, (32, 32, 64), OwnedRows("WT"))
     (way,) = schedules(own.bound, own.strides, "owner", own.fact)
     assert way.merged is None
     assert dict(way.roles) == {"r": "grid", "o": "tile", "n": "tile", "p": "segment", "i": "step"}
@@ -759,7 +761,7 @@ def test_owned_rows_are_no_neighbours() -> None:
 
 def test_rows_are_an_axis_however_few_they_are() -> None:
     tensors = {"AM": positions(300), "AV": values(300), "B": values(300, 100, 64)}
-    own = problem("C[AM[p],m,n] += AV[p] * B[p,m,n]", tensors, (4, 100, 64), "AM")
+    own = problem("C[AM[p],m,n] += AV[p] * B[p,m,n]", tensors, (4, 100, 64), ROWS)
     assert dict(scheduled(own, "owner").roles) == {"m": "grid", "r": "tile", "n": "tile", "p": "segment"}
 
 
@@ -797,7 +799,7 @@ def test_a_new_output_lies_along_its_last_dimension_whatever_the_given_one_does(
 
 def test_several_summands_at_once_are_those_of_the_longest_loop() -> None:
     tensors = {"AM": positions(300), "AV": values(300, 9, 16), "AK": positions(300, 9, 16), "B": values(200, 128)}
-    own = problem("C[AM[p],n] += AV[p,q,k] * B[AK[p,q,k],n]", tensors, (200, 128), "AM")
+    own = problem("C[AM[p],n] += AV[p,q,k] * B[AK[p,q,k],n]", tensors, (200, 128), ROWS)
     _, deep = schedules(own.bound, own.strides, "owner", own.fact)
     assert dict(deep.roles) == {"r": "grid", "n": "tile", "p": "segment", "q": "loop", "k": "step"}
     assert deep.tree is not None
@@ -847,7 +849,7 @@ def over_tables(
     expr: str, fixed: dict[str, torch.Tensor], size: tuple[int, ...], strategy: str = "store", **moving: torch.Tensor
 ) -> tuple[Schedule, ...]:
     meta = {name: values(*t.shape) if t.is_floating_point() else positions(*t.shape) for name, t in fixed.items()}
-    own = problem(expr, {**moving, **meta}, size, known(fixed))
+    own = problem(expr, {**moving, **meta}, size, ConstantTables.of(fixed))
     return schedules(own.bound, own.strides, strategy, own.fact)
 
 
@@ -940,6 +942,6 @@ def test_a_table_may_have_a_single_entry() -> None:
 
 def test_asked_for_a_kind_of_product_tables_are_read() -> None:
     meta = {"T": values(2, 2), "I": positions(2, 2), "X": values(1000, 3, 64)}
-    own = problem("Z[b,i,u] += T[i,r] * X[b,I[i,r],u]", meta, (1000, 2, 64), known(TABLES))
+    own = problem("Z[b,i,u] += T[i,r] * X[b,I[i,r],u]", meta, (1000, 2, 64), ConstantTables.of(TABLES))
     for use_dot in (True, False):
         assert not scheduled(own, "store", use_dot).tables

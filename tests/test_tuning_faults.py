@@ -105,8 +105,8 @@ class FakeGPU:
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(autotune, "TIMED_SECONDS", 1e-6)
         patch.setattr(autotune, "INTERPRETED", False)
-        patch.setattr(Launcher, "build", lambda self, tensors, facts: None)
-        patch.setattr(Launcher, "__call__", lambda self, tensors, facts=(): gpu.run(self.kernel.source))
+        patch.setattr(Launcher, "build", lambda self, tensors, fact: None)
+        patch.setattr(Launcher, "__call__", lambda self, tensors, fact=None: gpu.run(self.kernel.source))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def is_usable(gpu: FakeGPU) -> bool:
 def test_the_fastest_is_found_and_kept(gpu: FakeGPU, problem: Problem) -> None:
     best = sources(problem)[2]
     gpu.milliseconds = {best: 0.5}
-    assert choose(problem, [], []).kernel.source == best
+    assert choose(problem, [], None).kernel.source == best
     assert is_usable(gpu)
     (entry,) = stored()
     assert json.loads(entry.read_text())["times"][0][1] == 0.5
@@ -166,12 +166,12 @@ def test_what_there_is_no_memory_for_is_passed_over(
     """The best of the others runs, for now: who has the memory later finds what is the best of all."""
     best, second, *_ = sources(problem)
     gpu.milliseconds, gpu.fail = {best: 0.25, second: 0.5}, raising(error, moment, best)
-    assert choose(problem, [], []).kernel.source == second
+    assert choose(problem, [], None).kernel.source == second
     assert is_usable(gpu)
     assert stored() == []
     autotune._launchers.clear()
     gpu.fail = lambda source, moment: None
-    assert choose(problem, [], []).kernel.source == best
+    assert choose(problem, [], None).kernel.source == best
     assert len(stored()) == 1
 
 
@@ -181,11 +181,11 @@ def test_with_no_memory_to_measure_anything_the_default_runs(
     gpu: FakeGPU, problem: Problem, moment: str, error: RuntimeError
 ) -> None:
     gpu.fail = raising(error, moment)
-    assert choose(problem, [], []).kernel.source == sources(problem)[0]
+    assert choose(problem, [], None).kernel.source == sources(problem)[0]
     assert is_usable(gpu)
     assert stored() == []
     runs = gpu.runs
-    assert choose(problem, [], []).kernel.source == sources(problem)[0]
+    assert choose(problem, [], None).kernel.source == sources(problem)[0]
     assert gpu.runs == runs  # the process does not try again and again
     timings, _ = autotune.tune(problem, [], [])
     assert {(timing.milliseconds, timing.reason) for timing in timings} == {(None, "out of memory")}
@@ -195,23 +195,23 @@ def test_what_can_not_be_built_is_no_default(gpu: FakeGPU, problem: Problem, mon
     """Nor is it remembered that another was the best, where the driver had no memory left for a kernel's code."""
     first, second, *_ = sources(problem)
 
-    def build(self: Launcher, tensors: object, facts: object) -> None:
+    def build(self: Launcher, tensors: object, fact: object) -> None:
         if self.kernel.source == first:
             raise UnsupportedError("the kernel could not be built") from OUT_OF_MEMORY[2]
 
     monkeypatch.setattr(Launcher, "build", build)
-    assert choose(problem, [], []).kernel.source == second
+    assert choose(problem, [], None).kernel.source == second
     assert stored() == []
     autotune._launchers.clear()
     gpu.fail = raising(OUT_OF_MEMORY[0], "eager")
-    assert choose(problem, [], []).kernel.source == second
+    assert choose(problem, [], None).kernel.source == second
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_other_errors_of_a_kernel_are_not_hidden(gpu: FakeGPU, problem: Problem, moment: str) -> None:
     gpu.fail = raising(RuntimeError("CUDA error: an illegal memory access was encountered"), moment)
     with pytest.raises(RuntimeError, match=r"^CUDA error: (an illegal memory access|operation failed due)"):
-        choose(problem, [], [])
+        choose(problem, [], None)
     assert is_usable(gpu)
     assert stored() == []
 
@@ -234,11 +234,11 @@ def test_an_interrupt_passes_through_and_the_next_call_tunes(gpu: FakeGPU, probl
     best = sources(problem)[1]
     gpu.milliseconds, gpu.fail = {best: 0.5}, raising(KeyboardInterrupt(), moment)
     with pytest.raises(KeyboardInterrupt):
-        choose(problem, [], [])
+        choose(problem, [], None)
     assert is_usable(gpu)
     assert stored() == []
     gpu.fail = lambda source, moment: None
-    assert choose(problem, [], []).kernel.source == best  # and so the lock is free
+    assert choose(problem, [], None).kernel.source == best  # and so the lock is free
     assert len(stored()) == 1
 
 
@@ -264,7 +264,7 @@ def test_an_interrupt_does_not_wait_for_builds_that_have_not_begun(
             is_called_off.set()
             super().shutdown(wait=wait)
 
-    def build(self: Launcher, tensors: object, facts: object) -> None:
+    def build(self: Launcher, tensors: object, fact: object) -> None:
         begun.append(self.kernel.source)
         if self.kernel.source == begun[0]:
             is_waiting.wait(PATIENCE)
@@ -284,10 +284,10 @@ def test_an_interrupt_does_not_wait_for_builds_that_have_not_begun(
         patch.setattr(autotune, "ThreadPoolExecutor", Pool)
         patch.setattr(autotune, "tqdm", bar)
         with pytest.raises(KeyboardInterrupt):
-            choose(problem, [], [])
+            choose(problem, [], None)
     assert len(begun) <= 2 < len(sources(problem))
     assert stored() == []
-    choose(problem, [], [])
+    choose(problem, [], None)
     assert len(stored()) == 1
 
 
@@ -305,7 +305,7 @@ def test_a_config_that_somebody_made_up_is_not_used(gpu: FakeGPU, problem: Probl
         TuningCache().put(problem.key, Entry(best.choices, ((config, 0.1), (best.choices, 0.5))))
         autotune._cache.cache_clear()
         autotune._launchers.clear()
-        found = choose(problem, [], [])
+        found = choose(problem, [], None)
         assert (found.kernel.source, found.captured) == (problem.launcher(best).kernel.source, None)
 
 

@@ -14,10 +14,10 @@ from tolerances import assert_matches
 
 from insum_ops.compiler import schedule
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.known import known
 from insum_ops.compiler.pipeline import has_kernels
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import ELL
+from insum_ops.formats.facts import ConstantTables
 from insum_ops.functional import insum, insum_pinned
 
 STORED = "Z[b,i,u] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]]"
@@ -43,7 +43,7 @@ def own_problem(expr=STORED, batch=1000, channels=64, fixed=None, flags=NO_PADDI
     moving |= {"SRC": positions(batch), "DST": positions(batch)} if expr == ADDED else {}
     meta = {name: values(*t.shape, dtype=dtype) if name == "CGV" else positions(*t.shape) for name, t in fixed.items()}
     size = (batch, 3) if expr == SUMMED else (batch, 3, channels)
-    return problem(expr, {**moving, **meta}, size, known(fixed), flags)
+    return problem(expr, {**moving, **meta}, size, ConstantTables.of(fixed), flags)
 
 
 def unrolled(own):
@@ -137,7 +137,7 @@ def left_problem(expr, size, extra=()):
     }
     given = {"X": values(1000, 3, 64, dtype=torch.float32), "Y": values(1000, 2, dtype=torch.float32), **dict(extra)}
     read = {name: tensor for name, tensor in {**given, **meta}.items() if f"{name}[" in expr}
-    return problem(expr, read, size, known(fixed), NO_PADDING)
+    return problem(expr, read, size, ConstantTables.of(fixed), NO_PADDING)
 
 
 LEFT = {
@@ -161,7 +161,7 @@ def test_other_statements_are_left_to_other_schedules(why):
 
 
 def test_without_the_fact_nothing_is_known():
-    assert not unrolled(replace(own_problem(), fact=""))
+    assert not unrolled(replace(own_problem(), fact=None))
 
 
 def test_many_entries_and_wide_sums_are_left_too(monkeypatch):
@@ -203,7 +203,7 @@ def mixed_problem(made, batch=1000, u=16, w=32):
         name: values(*t.shape, dtype=torch.float32) if name == "CGV" else positions(*t.shape)
         for name, t in fixed.items()
     }
-    return problem(MIXED[made][0], {**moving, **meta}, shapes[made], known(fixed), NO_PADDING)
+    return problem(MIXED[made][0], {**moving, **meta}, shapes[made], ConstantTables.of(fixed), NO_PADDING)
 
 
 def test_tiles_are_loaded_once_and_summed_when_their_row_is_complete():
@@ -271,7 +271,9 @@ def test_a_line_of_positions_is_an_axis_and_anything_else_is_not():
             name: values(*t.shape, dtype=torch.float32) if name == "CGV" else positions(*t.shape)
             for name, t in tables.items()
         }
-        own = problem(expr, {"X": values(1000, 6, dtype=torch.float32), **meta}, (1000, 6), known(tables), NO_PADDING)
+        own = problem(
+            expr, {"X": values(1000, 6, dtype=torch.float32), **meta}, (1000, 6), ConstantTables.of(tables), NO_PADDING
+        )
         return own, candidates(own)
 
     own, found = ways()
@@ -307,11 +309,11 @@ def given_tensors(expr, dtype, channels=5):
 def test_values(expr, dtype, monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
     fixed, moving, size = given_tensors(expr, dtype)
-    fact = known(fixed)
+    fact = ConstantTables.of(fixed)
     memory = {}
     expected = one_by_one(expr, widened(moving, fixed), size)
     for _ in range(3):
-        assert_matches(insum_pinned(memory, expr, fixed, size, fact, [], **moving), expected)
+        assert_matches(insum_pinned(memory, expr, fixed, size, fact, **moving), expected)
 
 
 def widened(moving, fixed):
@@ -356,11 +358,11 @@ def test_values_of_channels_that_mix(made, u, w, dtype, monkeypatch):
     operands, out = subscripts.split("->")
     batched = ",".join(f"b{own}" for own in operands.split(","))
     expected = torch.einsum(f"ijkl,{batched}->b{out}", dense, *[tensor.double().cpu() for tensor in moving.values()])
-    memory, fact = {}, known(fixed)
+    memory, fact = {}, ConstantTables.of(fixed)
     for _ in range(2):
-        assert_matches(insum_pinned(memory, expr, fixed, shapes[made], fact, [], **moving), expected)
+        assert_matches(insum_pinned(memory, expr, fixed, shapes[made], fact, **moving), expected)
     start = draw(shapes[made])
-    found = insum_pinned(memory, expr, fixed, shapes[made], fact, [], **moving, **{made: start})
+    found = insum_pinned(memory, expr, fixed, shapes[made], fact, **moving, **{made: start})
     assert_matches(found, start.double().cpu() + expected)
 
 
@@ -369,7 +371,7 @@ def test_what_has_no_entry_hides_what_others_hold(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
     fixed, moving, size = given_tensors(ADDED, torch.float32)
     moving["Y"][2:] = float("nan")  # of edges without a source, or without a target
-    found = insum_pinned({}, ADDED, fixed, size, known(fixed), [], **moving)
+    found = insum_pinned({}, ADDED, fixed, size, ConstantTables.of(fixed), **moving)
     assert found.isfinite().all()
 
 
@@ -379,7 +381,7 @@ def test_it_starts_from_what_is_there(monkeypatch):
     fixed, moving, size = given_tensors(STORED, torch.float32)
     start = torch.randn(size).to(DEVICE)
     wide = widened(moving, fixed)
-    found = insum_pinned({}, STORED, fixed, size, known(fixed), [], Z=start, **moving)
+    found = insum_pinned({}, STORED, fixed, size, ConstantTables.of(fixed), Z=start, **moving)
     assert_matches(found, start.double().cpu() + one_by_one(STORED, wide, size))
     assert_matches(insum(STORED, size=size, **moving, **fixed), one_by_one(STORED, wide, size))
 
@@ -496,7 +498,7 @@ def test_values_of_statements_that_are_near(why, monkeypatch):
     expected = LoopNest(expr, {name: t.cpu() for name, t in {**given, **fixed}.items()}, size).result().value
     torch.use_deterministic_algorithms(True)  # which fills what was never written with nan
     try:
-        found = insum_pinned({}, expr, fixed, size, known(fixed), [], **given)
+        found = insum_pinned({}, expr, fixed, size, ConstantTables.of(fixed), **given)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_matches(found, expected)
@@ -507,6 +509,6 @@ def test_numbers_may_be_infinite(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
     fixed, moving, size = given_tensors(STORED, torch.float32)
     fixed["CGV"][0, 0] = float("inf")
-    found = insum_pinned({}, STORED, fixed, size, known(fixed), [], **moving)
+    found = insum_pinned({}, STORED, fixed, size, ConstantTables.of(fixed), **moving)
     assert not found[:, 0].isfinite().any()
     assert found[:, 1:].isfinite().all()

@@ -13,7 +13,6 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.ranges import check_ranges
-from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import COO, BlockGroupCOO, GroupCOO
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
@@ -72,11 +71,12 @@ def fused(A: BlockGroupCOO, B: Tensor, size: tuple[int, ...], is_lazy: bool) -> 
     needs_gpu("a fused kernel")
     tensors = {"AM": A.AM, "AV": A.AV, "AK": A.AK, "B": B}
     bound = bind(parse(BLOCKED), tensors, size)
-    facts = fact_tensors(A.facts)
-    problem = problem_for(bound, tensors, "AM", check_ranges(bound, tensors), facts)
+    assert A.facts is not None
+    fact = A.facts.owned("AM")
+    problem = problem_for(bound, tensors, fact, check_ranges(bound, tensors))
     problem = replace(problem, flags=replace(problem.flags, lazy=is_lazy))
-    _, launch = tune(problem, list(tensors.values()), facts)
-    run = lambda: launch(list(tensors.values()), facts)
+    _, launch = tune(problem, list(tensors.values()), fact)
+    run = lambda: launch(list(tensors.values()), fact)
     return Call(run, result=lambda: run().flatten(0, 1), facts={"bytes": A.nbytes})  # type: ignore[union-attr]
 
 

@@ -76,7 +76,7 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
 def _sort_rows(scope: Scope) -> None:
     """The program's row, by its place among rows that are sorted by length."""
     owner = scope.spec.owner
-    row, order = scope.indices[owner.row], scope.parameter("order", owner.fact)
+    row, order = scope.indices[owner.row], scope.parameter("order", owner.index)
     assert not row.axes
     scope.line(f"{row.text} = tl.load({order} + {row.text})")
 

@@ -36,7 +36,7 @@ def loops_of(spec: KernelSpec) -> tuple[str, ...]:
 def row_segment(scope: Scope) -> tuple[Value, Value]:
     """Where the groups of the row in scope begin and end, or of each row of a tile."""
     owner = scope.spec.owner
-    row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.fact)
+    row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
     first = scope.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
     last = scope.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")

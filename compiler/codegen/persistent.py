@@ -61,7 +61,7 @@ def _in_row(scope: Scope, row: str) -> Scope:
 def _segment_of_rows(scope: Scope) -> tuple[Value, Value]:
     """Where the groups of all rows of the program begin and end; the row's own variable begins with them."""
     owner = scope.spec.owner
-    pointers = scope.parameter("pointers", owner.fact)
+    pointers = scope.parameter("pointers", owner.index)
     begin = scope.let(f"tl.load({pointers} + first_row)", (), "begin")
     end = scope.let(f"tl.load({pointers} + past_row)", (), "end")
     row = scope.index(owner.row)
@@ -82,7 +82,7 @@ def _skip_empty_rows(scope: Scope, begin: str) -> None:
 def _end_of_next(scope: Scope) -> str:
     """Where the groups of the row end that it has come to; -1 after its last one."""
     owner = scope.spec.owner
-    row, pointers = scope.index(owner.row), scope.parameter("pointers", owner.fact)
+    row, pointers = scope.index(owner.row), scope.parameter("pointers", owner.index)
     return f"tl.load({pointers} + {row} + 1, mask={row} < past_row, other=-1)"
 
 

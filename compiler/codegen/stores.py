@@ -96,7 +96,7 @@ def _store_or_add(scope: Scope, address: str, value: str, masks: Sequence[Value]
     assert isinstance(group, Var)
     place = scope.indices[group.name]
     guard = f", mask={scope.bounds[group.name].text}, other=0" if group.name in scope.bounds else ""
-    flag = scope.parameter("is_shared", spec.schedule.fact)
+    flag = scope.parameter("is_shared", spec.schedule.shared_index)
     shared = scope.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
     alone = scope.let(f"{shared.text} == 0", place.axes, "is_alone")
     scope.line(f"tl.store({address}, {value}, mask={conjunction(spec, [*masks, alone], axes)})")

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..compiler.carried import owned
-from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.torch_state import as_autocast, is_watched, may_autocast, outside_transforms
 from ..formats import ELL
+from ..formats.facts import ConstantTables
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
@@ -43,7 +43,7 @@ class Side(NamedTuple):
     """The coefficients in rows of one tensor's components, in a device's memory."""
 
     fixed: dict[str, Tensor]
-    fact: str
+    fact: ConstantTables
     memories: LRUCache[LRUCache[Any]]  # of how they were used: by how many rows were added to, -1 without such
 
     def memory(self, rows: int) -> LRUCache[Any]:
@@ -76,9 +76,8 @@ class Channels:
         form = self.CG.regroup(dim)
         tables = {f"CG{letter.upper()}": at for letter, at in zip(LETTERS.values(), form.coords) if at is not None}
         tables["CGV"] = form.values.to(dtype)
-        return Side(
-            {name: table.to(device) for name, table in tables.items()}, known(tables), LRUCache(NUMBERS_OF_ROWS)
-        )
+        fixed = {name: table.to(device) for name, table in tables.items()}
+        return Side(fixed, ConstantTables.of(tables), LRUCache(NUMBERS_OF_ROWS))
 
     def __call__(
         self, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
@@ -113,7 +112,7 @@ class Channels:
         text = _statement(name, self.along, SRC is not None, DST is not None)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if torch.compiler.is_compiling() else side.memory(size[0] if is_added else -1)
-        return insum_pinned(memory, text, side.fixed, size, side.fact, [], **given)
+        return insum_pinned(memory, text, side.fixed, size, side.fact, **given)
 
 
 class _Made(torch.autograd.Function):

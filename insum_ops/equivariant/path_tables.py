@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from ..compiler.carried import owned
-from ..compiler.known import known
 from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.torch_state import is_watched, may_autocast
 from ..compiler.scatter import power_of_two
+from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
-from ..functional import OWNED, insum, insum_pinned
+from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
 from .constants import Constants, Memory, cast_from
@@ -110,8 +110,7 @@ class OnDevice(NamedTuple):
     """Tables in one device's memory."""
 
     fixed: dict[str, Tensor]
-    fact: str
-    facts: list[Tensor]  # where the paths of each output block begin
+    fact: Fact | None
     memory: dict[Any, Any]  # of how they were used
 
 
@@ -133,13 +132,18 @@ class Tables:
             for own in cast_from(dtype):
                 tables = self.constants.on(device, own)
                 fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-                fact = known(self.constants.on(CPU, own)) if self.is_known else OWNED
-                made = OnDevice(fixed, fact, [tables["pointers"]] if "pointers" in tables else [], LRUCache(CALLS))
+                made = OnDevice(fixed, self.fact(own, tables.get("pointers")), LRUCache(CALLS))
                 found = found or made
                 if may_keep(*tables.values()):
                     self.copies.setdefault((device, own), made)
         assert found is not None
         return found
+
+    def fact(self, dtype: torch.dtype, pointers: Tensor | None) -> Fact | None:
+        """Return what kernels may know of the tables; `pointers` says where the paths of each output block begin."""
+        if self.is_known:
+            return ConstantTables.of(self.constants.on(CPU, dtype))
+        return None if pointers is None else OwnedRows("ROW", "TILE", pointers)
 
 
 @dataclass(frozen=True)
@@ -156,13 +160,13 @@ class Side(Tables):
         size: tuple[int, ...],
         SRC: Tensor | None,
     ) -> Tensor:
-        fixed, fact, facts, memory = self.on(X.device, X.dtype)
+        fixed, fact, memory = self.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "W": W}
         if Z is not None:
             moving["Z"] = Z
         if SRC is not None:
             moving["SRC"] = SRC
-        return insum_pinned(memory, text, fixed, size, fact, facts, **moving)
+        return insum_pinned(memory, text, fixed, size, fact, **moving)
 
 
 class InMemory(NamedTuple):
@@ -218,7 +222,7 @@ class PathTables:
         at = int(SRC is not None)
         if name == "Z":
             return self.in_memory.forward(TEXTS.product[at], given["X"], given["Y"], given["W"], seed, size, SRC)
-        fixed, _, _, memory = self.in_memory.as_weights.on(first.device, first.dtype)
+        fixed, _, memory = self.in_memory.as_weights.on(first.device, first.dtype)
         moving = {"dZ" if own == "Z" else own: tensor for own, tensor in given.items()}
         if SRC is not None:
             moving["SRC"] = SRC

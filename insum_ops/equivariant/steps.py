@@ -14,7 +14,7 @@ from torch import Tensor
 from ..compiler.differentiate import terms
 from ..compiler.parse import parse
 from ..compiler.pipeline import run_in_place
-from ..functional import OWNED
+from ..formats.facts import Fact
 from .channels import MIXED, statement
 from .path_tables import TEXTS
 from .tables import ColumnTerm, TableTerm
@@ -67,8 +67,7 @@ class Statement(NamedTuple):
     text: str
     reads: tuple[tuple[str, int], ...]  # a tensor's name and its place, of those below
     fixed: Mapping[str, Tensor]
-    fact: str = ""
-    facts: Sequence[Tensor] = ()
+    fact: Fact | None = None
 
 
 X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
@@ -83,12 +82,12 @@ def run(
     place: Tensor | None = None,
 ) -> Tensor:
     """Return the statement's value, added to `total`, which is ours to change, or written to `place`."""
-    text, reads, fixed, fact, facts = statement
+    text, reads, fixed, fact = statement
     tensors = {**{name: given[at] for name, at in reads}, **fixed}
     if total is not None:
         tensors[parse(text).output.name] = total
     names, values = ",".join(tensors), list(tensors.values())
-    return run_in_place(text, names, tuple(size), values, fact, list(facts), total, place)
+    return run_in_place(text, names, tuple(size), values, fact, total, place)
 
 
 @dataclass(frozen=True)
@@ -175,17 +174,17 @@ def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) ->
     forward, swapped, as_weights = (side.on(x.device, x.dtype) for side in tables.in_memory)
     if name == "Z":
         reads = (("X", X), ("Y", Y), ("W", W), *row)
-        return Statement(TEXTS.product[at], reads, forward.fixed, OWNED, forward.facts)
+        return Statement(TEXTS.product[at], reads, forward.fixed, forward.fact)
     if name == "X":
         reads = (("X", DZ), ("Y", Y), ("W", TURNED))
-        return Statement(TEXTS.product[0], reads, swapped.fixed, OWNED, swapped.facts)
+        return Statement(TEXTS.product[0], reads, swapped.fixed, swapped.fact)
     if name == "Y":
         return Statement(TEXTS.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights.fixed)
     return Statement(TEXTS.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights.fixed)
 
 
 def column_step(term: ColumnTerm, x: Tensor, is_gathered: bool) -> Step:
-    fixed, fact, facts, _ = term.side.on(x.device, x.dtype)
+    fixed, fact, _ = term.side.on(x.device, x.dtype)
     reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
-    product = Statement(term.texts[int(is_gathered)], reads, fixed, fact, facts)
+    product = Statement(term.texts[int(is_gathered)], reads, fixed, fact)
     return StatedStep(False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())

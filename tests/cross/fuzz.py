@@ -45,12 +45,11 @@ from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms, winners
 from insum_ops.compiler.errors import InsumError, UnsupportedError
 from insum_ops.compiler.ir import Const, Statement, Var, walk
-from insum_ops.compiler.known import known
 from insum_ops.compiler.launch import reason_of
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Problem, candidates
-from insum_ops.compiler.scatter import written_once
+from insum_ops.formats.facts import ConstantTables, Fact, WrittenOnce
 
 MAIN_TARGET = 90
 OTHER_TARGETS: tuple[int | str, ...] = (80, "gfx942", 100, 89)
@@ -102,7 +101,7 @@ class Sample:
     expr: str
     tensors: Mapping[str, Tensor]
     size: tuple[int, ...]
-    fact: str = ""
+    fact: str = ""  # as text, since a sample is written to a file
     padded: tuple[str, ...] | None = None
     precision: str = "ieee"
     sum_dtype: str | None = None
@@ -123,9 +122,7 @@ class Sample:
     def problem(self) -> Problem:
         given = {name: tensor.meta for name, tensor in self.tensors.items()}
         bound = bind(parse(self.expr), given, self.size)
-        fact = (
-            known({name: torch.tensor(numbers) for name, numbers in self.tables.items()}) if self.tables else self.fact
-        )
+        fact = ConstantTables(self.tables) if self.tables else Fact.from_text(self.fact, [])
         flags = Flags(
             self.precision,
             None if self.sum_dtype is None else getattr(torch, self.sum_dtype),
@@ -167,7 +164,7 @@ def samples(seed: int, count: int) -> Iterator[Sample]:
         layouts = {name: operand.layout for name, operand in case.operands.items()}
         if random.random() < 0.45:
             shipped = random.choice([*APPLICATIONS.values(), *PATTERNS])
-            expr, fact = (shipped, "") if isinstance(shipped, str) else (shipped.expr, shipped.fact)
+            expr, fact = (shipped, "") if isinstance(shipped, str) else (shipped.expr, str(shipped.fact or ""))
             dtypes, layouts = {}, {}
         elif expr in seen:
             continue
@@ -251,7 +248,7 @@ def _with_settings(sample: Sample, random: Random) -> Sample:
     indices = statement.index_names
     fact, scattered = sample.fact, statement.output.indirections
     if not fact and len(scattered) == 1 and len(scattered[0].indices) == 1 and isinstance(scattered[0].indices[0], Var):
-        fact = random.choice(("", scattered[0].name, scattered[0].name, written_once(scattered[0].name)))
+        fact = random.choice(("", scattered[0].name, scattered[0].name, str(WrittenOnce(scattered[0].name))))
     small = {name: sample.tensors[name].shape for name in indices if name in sample.tensors}
     tables: dict[str, Any] = {}
     is_small = bool(small) and all(0 < torch.Size(shape).numel() <= MOST_NUMBERS for shape in small.values())

@@ -19,20 +19,20 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.known import known
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import APART, MIXED, statement
 from insum_ops.equivariant.path_tables import TEXTS, product_texts
 from insum_ops.formats import ELL
-from insum_ops.functional import OWNED
+from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+TILES = OwnedRows("ROW", "TILE")
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Case:
     expr: str
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor, the output's among them
     dtype: torch.dtype
-    fact: str = ""  # the index tensor that a format knows to be sorted
+    fact: Fact | None = None  # without tensors
     padded: frozenset[str] = frozenset()  # the index tensors that hold a -1
     sum_dtype: torch.dtype | None = None
     precision: str = "ieee"
     wants_winners: bool = False
 
-    def gradient(self, wrt: str, fact: str = "") -> Case:
+    def gradient(self, wrt: str, fact: Fact | None = None) -> Case:
         ((expr, upstream, _),) = terms(self.expr, wrt)
         output, upstream_of = parse(expr).output.name, parse(self.expr).output.name
         shapes = {**self.shapes, upstream: self.shapes[upstream_of], output: self.shapes[wrt]}
@@ -81,7 +81,7 @@ class Case:
 def group_spmm(dtype: torch.dtype) -> Case:
     shapes = {"AM": (90_000,), "AK": (90_000, 8), "AV": (90_000, 8), "B": (40_000, 128), "C": (40_000, 128)}
     expr = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
-    return Case("GroupCOO SpMM", expr, shapes, dtype, "AM", frozenset({"AK"}))
+    return Case("GroupCOO SpMM", expr, shapes, dtype, OwnedRows("AM"), frozenset({"AK"}))
 
 
 def group_max(dtype: torch.dtype, wants_winners: bool) -> Case:
@@ -100,7 +100,7 @@ def block_spmm(edge: int) -> Case:
     P, R = 1600, 4096 // edge
     shapes = {"AM": (P,), "AK": (P,), "AV": (P, edge, edge), "B": (R, edge, 4096), "C": (R, edge, 4096)}
     expr = "C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]"
-    return Case(f"BlockCOO SpMM {edge}", expr, shapes, HALF, "AM")
+    return Case(f"BlockCOO SpMM {edge}", expr, shapes, HALF, OwnedRows("AM"))
 
 
 def rows_together(is_layer: bool) -> Case:
@@ -113,7 +113,7 @@ def rows_together(is_layer: bool) -> Case:
         shapes = {**indices, "AV": (4900, 32, 32), "B": (R, 32, 4096), "C": (R, 32, 4096)}
         expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
     name = f"rows together{', the layer' if is_layer else ''}"
-    return Case(name, expr, shapes, HALF, "AM.AT", padded=frozenset({"AS"}))
+    return Case(name, expr, shapes, HALF, OwnedRows("AM", "AT"), padded=frozenset({"AS"}))
 
 
 def rows_in_turn(is_layer: bool) -> Case:
@@ -126,7 +126,7 @@ def rows_in_turn(is_layer: bool) -> Case:
         shapes = {**indices, "AV": (P, edge, edge), "B": (R, edge, 4096), "C": (R, edge, 4096)}
         expr = "C[AM[AT[p]],i,n] += AV[AS[p],i,j] * B[AK[p],j,n]"
     name = f"rows in turn{', the layer' if is_layer else ''}"
-    return Case(name, expr, shapes, HALF, "AM.AT", padded=frozenset())
+    return Case(name, expr, shapes, HALF, OwnedRows("AM", "AT"), padded=frozenset())
 
 
 def neighbour_gradient(edge: int = 32) -> Case:
@@ -135,7 +135,7 @@ def neighbour_gradient(edge: int = 32) -> Case:
     shapes = {"AS": (P, Q), "AM": (P,), "AK": (P, Q)}
     shapes |= {"dY": (T, R, edge), "X": (T, R, edge), "dW": (4900, edge, edge)}
     expr = "dW[AS[p,q],o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]"
-    return Case(f"BlockCOO dW {edge}", expr, shapes, HALF, "AS once", frozenset({"AS", "AK"}))
+    return Case(f"BlockCOO dW {edge}", expr, shapes, HALF, WrittenOnce("AS"), frozenset({"AS", "AK"}))
 
 
 def grouped_gradient(dtype: torch.dtype) -> Case:
@@ -160,7 +160,7 @@ def tiled_convolution(channels: int) -> Case:
     shapes = {"ROW": (513, 128), "TILE": (P,), "NBR": (P, 128), "TAP": (P,)}
     shapes |= {"In": (X, channels), "Out": (X, channels), "Weight": (27, channels, channels)}
     expr = "Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]"
-    return Case(f"tiled convolution {channels}", expr, shapes, HALF, "ROW.TILE", frozenset({"ROW", "NBR"}))
+    return Case(f"tiled convolution {channels}", expr, shapes, HALF, TILES, frozenset({"ROW", "NBR"}))
 
 
 def tensor_product(precision: str) -> Case:
@@ -180,10 +180,10 @@ def tensor_tables(precision: str, channels: int) -> tuple[Case, ...]:
     shapes |= {"CG": (P, 8, 8, 8), "X": wide, "Y": (B, 16), "Z": wide, "W": (B, P, channels, channels)}
     shapes |= {"dZ": wide, "dY": shapes["Y"], "dW": shapes["W"]}
     forward = Case(
-        f"tensor tables {channels}", TEXTS.product[0], shapes, SINGLE, OWNED, frozenset({"ROW"}), precision=precision
+        f"tensor tables {channels}", TEXTS.product[0], shapes, SINGLE, TILES, frozenset({"ROW"}), precision=precision
     )
     others = [("dY", TEXTS.dY[0]), ("dW", TEXTS.dW[0])]
-    gradients = [replace(forward, name=f"{forward.name} {name}", expr=expr, fact="") for name, expr in others]
+    gradients = [replace(forward, name=f"{forward.name} {name}", expr=expr, fact=None) for name, expr in others]
     return (forward, *(replace(case, padded=frozenset()) for case in gradients))
 
 
@@ -195,7 +195,7 @@ def tensor_columns(precision: str, channels: int) -> Case:
     shapes |= {"CG": (P, 4, 4, 4), "X": wide, "Y": (B, 4), "Z": wide, "W": (B, P, channels, channels)}
     text, _ = product_texts(reads_columns=True, writes_columns=True)
     name, padded = f"tensor columns {channels}", frozenset({"ROW"})
-    return Case(name, text, shapes, SINGLE, OWNED, padded, precision=precision)
+    return Case(name, text, shapes, SINGLE, TILES, padded, precision=precision)
 
 
 def channelwise() -> Iterator[Case]:
@@ -211,7 +211,9 @@ def channelwise() -> Iterator[Case]:
             if name != made:
                 tables[f"CG{letter}"] = torch.randint(0, counts[name], size, generator=draw)
         shapes = {**moving, **{name: tuple(table.shape) for name, table in tables.items()}}
-        yield Case(f"channelwise {made}", statement(made, APART, False, False), shapes, SINGLE, known(tables))
+        yield Case(
+            f"channelwise {made}", statement(made, APART, False, False), shapes, SINGLE, ConstantTables.of(tables)
+        )
 
 
 def mixed(channels: int) -> Iterator[Case]:
@@ -239,7 +241,9 @@ def mixed(channels: int) -> Iterator[Case]:
         tables = {f"CG{letter}": at for letter, at in zip("IJKL", form.coords) if at is not None}
         tables["CGV"] = form.values
         shapes = {**moving, **{name: tuple(table.shape) for name, table in tables.items()}}
-        yield Case(f"mixed {made} {channels}", statement(made, MIXED, False, False), shapes, SINGLE, known(tables))
+        yield Case(
+            f"mixed {made} {channels}", statement(made, MIXED, False, False), shapes, SINGLE, ConstantTables.of(tables)
+        )
 
 
 def shared_weights(precision: str) -> Case:
@@ -260,7 +264,7 @@ def cases() -> Iterator[Case]:
     yield from (*mixed(16), *mixed(32))
     for edge in (128, 64, 32):
         forward = block_spmm(edge)
-        yield from (forward, forward.gradient("B", fact="AK"), forward.gradient("AV"))
+        yield from (forward, forward.gradient("B", fact=OwnedRows("AK")), forward.gradient("AV"))
     yield from map(rows_together, (False, True))
     yield from map(rows_in_turn, (False, True))
     yield from (neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF), grouped_gradient(SINGLE))
@@ -344,7 +348,7 @@ def test_one_program_may_own_all_rows(build):
     shapes = {"AM": (2, 2), "AT": (30,), "AS": (30, 2), "AK": (30,), "AV": (40, 32, 32)}
     expr = "C[AM[AT[p],q],i,n] += AV[AS[p,q],i,j] * B[AK[p],j,n]"
     wide = {"B": (16, 32, 2**17), "C": (4, 32, 2**17)}
-    problem = Case("few rows", expr, {**shapes, **wide}, HALF, "AM.AT", padded=frozenset({"AS"})).problem
+    problem = Case("few rows", expr, {**shapes, **wide}, HALF, OwnedRows("AM", "AT"), padded=frozenset({"AS"})).problem
     way = next(way for way in candidates(problem) if way.config.rows > 1)
     assert "first_row = 0" in problem.launcher(way).kernel.source
     assert "HGMMA" in build(problem, way, 90).sass

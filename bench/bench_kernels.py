@@ -24,7 +24,7 @@ from insum_ops.compiler.autotune import tune
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.lower import lower, placeholders
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 
 from .harness import check, device_ms, geomean, host_us, table

@@ -26,7 +26,7 @@ from .problem import Candidate, Problem, candidates, device_name, resize
 from .runtime.recording import paused
 from .settings import tuning_mode
 
-__all__ = ["Timing", "alike", "choose", "fastest", "host_milliseconds", "recall", "refusals", "tune"]
+__all__ = ["Timing", "choose", "fastest", "host_milliseconds", "known_launcher", "recall", "refusals", "tune"]
 
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
@@ -70,14 +70,17 @@ def _cache(folder: str) -> TuningCache:
     return TuningCache()
 
 
-def alike(kin: object, bound: Bound, fact: Fact | None) -> Launcher | None:
-    """The launcher that was chosen for an equal `kin`, resized."""
-    known = _launchers.get(kin)
+def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | None:
+    """Return the launcher that `choose` was given this key for, for these lengths; None if there is none yet."""
+    known = _launchers.get(key)
     return None if known is None else resize(known, bound, fact)
 
 
-def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, kin: object = None) -> Launcher:
-    """The best launcher known for a problem, measured now if need be and allowed; `kin` finds it again, by `alike`."""
+def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None) -> Launcher:
+    """The best launcher known for a problem, measured now if need be and allowed.
+
+    From then on `known_launcher` finds it by `key`.
+    """
     known = _launchers.get(problem.signature)
     if known is not None:
         found = problem.resized(known)
@@ -95,8 +98,8 @@ def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, kin: 
         if is_capturing:  # which takes what it gets
             return found
     _launchers[problem.signature] = found
-    if kin is not None:
-        _launchers[kin] = found
+    if key is not None:
+        _launchers[key] = found
     return found
 
 

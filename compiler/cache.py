@@ -14,18 +14,13 @@ from filelock import FileLock
 from ..lru_cache import LRUCache
 from .cache_folder import cache_dir, remove_abandoned, replace_file, warn_damaged, warn_unusable
 
-__all__ = ["Config", "Entry", "Key", "TuningCache", "bucket"]
+__all__ = ["Config", "Entry", "Key", "TuningCache"]
 
 Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
 ENTRIES = 1024  # kept in memory, of some 10 kB each: every config that was tried and its time
 _turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
-
-
-def bucket(n: int) -> int:
-    """The power of two not below n, for extents that vary from call to call: 0, 1, 3, 5 -> 0, 1, 4, 8."""
-    return 1 << (n - 1).bit_length() if n else 0
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Key:
     statement: str  # canonical text
     codegen: str  # the version of the code generator, and a digest of the candidates there were
     dtypes: tuple[str, ...]  # of the tensors in order of appearance, index tensors included
-    extents: tuple[tuple[str, int], ...]  # (index name, extent): exact where dense, a `bucket` where nnz-like
+    extents: tuple[tuple[str, int], ...]  # (index name, extent): exact where dense, its power of two where nnz-like
     layout: str  # class of the strides
     device: str  # GPU name, compute capability, SM count
     triton: str  # version

@@ -8,9 +8,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_memory", "owned", "resolved"]
+from .runtime.torch_state import as_autocast, followed, may_autocast
+from .sparse import is_sparse
+
+__all__ = ["as_memory", "as_traced", "cast_operands", "owned", "resolved"]
 
 _without_base = torch.ops.aten._unsafe_view.default
+
+
+def cast_operands(operands: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the kind of device and the operands in autocast's type, as a matrix product has them.
+
+    None if autocast is not active on their device.
+    """
+    if not operands or not (torch.compiler.is_compiling() or may_autocast()):
+        return None
+    kind = next(iter(operands.values())).device.type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return kind, {name: _cast(operand, dtype) for name, operand in operands.items()}
+
+
+def _cast(operand: Any, dtype: torch.dtype) -> Any:
+    if not is_sparse(operand):
+        return as_autocast(operand, dtype)
+    return operand.with_values(operand.values.to(dtype)) if operand.dtype == torch.float32 else operand
+
+
+def as_traced(operands: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The operands as a tracer follows them."""
+    return {
+        name: operand.with_values(followed(operand.values)) if is_sparse(operand) else followed(operand)
+        for name, operand in operands.items()
+    }
 
 
 def as_memory(operands: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,22 +11,23 @@ import torch
 from torch import Tensor, fx
 
 from ..formats.facts import Fact
-from .autograd import grouped
 from .autotune import Timing, recall, refusals
+from .autotune import tune as time_all
 from .bind import Bound, bind
 from .codegen import Config
 from .errors import UnsupportedError
 from .ir import Statement
 from .lower import lower
 from .parse import parse
-from .pipeline import plan_for, problem_for
-from .pipeline import tune as tune_plan
+from .prepared import prepare, problem_for
 from .problem import Candidate, candidates
 from .ranges import check_ranges
 from .rewrite import sparse_factor
+from .runtime.plan import EPOCH
 from .scatter import strategies
 from .schedule import Schedule
 from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
+from .walks import grouped
 
 __all__ = ["Explanation", "Tuning", "explain", "tune"]
 
@@ -139,12 +140,15 @@ def tune(expr: str, operands: Operands, size: Sequence[int] | None = None, full:
         where = f"these are on {call.bound.device}"
         raise UnsupportedError(f"tuning needs CUDA tensors, but {where}; move them with .cuda()")
     values = list(call.tensors.values())
-    plan = plan_for(call.expr, ",".join(call.tensors), call.size, values, call.fact, call.wants_winners)
-    if plan.bound.is_empty:
+    prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, call.fact, call.wants_winners)
+    if prepared.bound.is_empty:
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
-    if not plan.bound.statement.is_sum and not strategies(plan.bound, plan.fact):
-        raise UnsupportedError(f"there is nothing to tune: {_why_no_way(plan.bound.statement)}")
-    return Tuning(call.statement, tune_plan(plan, values, call.fact, full))
+    if not prepared.bound.statement.is_sum and not strategies(prepared.bound, prepared.fact):
+        raise UnsupportedError(f"there is nothing to tune: {_why_no_way(prepared.bound.statement)}")
+    timings, best = time_all(prepared.problem(values, call.fact), values, call.fact, full)
+    prepared.runners[prepared.variant(values)] = best
+    EPOCH.number += 1  # launch plans hold the kernels that were chosen before
+    return Tuning(call.statement, timings)
 
 
 def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:

@@ -12,9 +12,9 @@ from ..formats.facts import WrittenOnce
 from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
-from .pipeline import has_kernels, ways_of
 from .planning.block_rows import beside_each_other
 from .planning.device import device_of
+from .prepared import has_kernels, ways_of
 from .ranges import remember_range
 from .recipes import recipe_for
 from .runtime.torch_state import is_watched

@@ -6,7 +6,7 @@ else, facts are text and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,9 @@ from .bind import bind
 from .carried import resolved
 from .errors import UnsupportedError
 from .parse import parse
-from .pipeline import run, run_with_winners
 from .runtime.torch_state import PLAIN, is_watched
 
-__all__ = ["batch_call", "call", "call_with_winners", "run_plain", "run_plain_with_winners"]
+__all__ = ["batch_call", "call", "call_with_winners", "implement", "run_plain", "run_plain_with_winners"]
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
 
@@ -31,21 +30,24 @@ _library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,
 _library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _run(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
-) -> Tensor:
-    return run(expr, names, size, tensors, Fact.from_text(fact, facts))
+Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
+_run: Run
 
 
-def _run_with_winners(
-    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    return run_with_winners(expr, names, size, tensors, Fact.from_text(fact, facts))
+def implement(run: Run) -> None:
+    """Let `run` be what both operators do."""
 
+    def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+        return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("run", _run, _key)
-    _library.impl("run_with_winners", _run_with_winners, _key)
+    def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:
+        return run(expr, names, size, tensors, Fact.from_text(fact, facts), True)
+
+    global _run
+    _run = run
+    for key in ("CPU", "CUDA"):
+        _library.impl("run", value, key)
+        _library.impl("run_with_winners", value_and_winners, key)
 
 
 def _with_gradients(operator: Any) -> Any:
@@ -149,7 +151,7 @@ def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[T
     """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
     if _is_watched(tensors):
         return call(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
-    return run(expr, names, size, [resolved(tensor) for tensor in tensors], fact)
+    return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]
 
 
 def run_plain_with_winners(
@@ -157,7 +159,7 @@ def run_plain_with_winners(
 ) -> tuple[Tensor, Tensor]:
     if _is_watched(tensors):
         return call_with_winners(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
-    return run_with_winners(expr, names, size, [resolved(tensor) for tensor in tensors], fact)
+    return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, True)  # type: ignore[no-any-return]
 
 
 def _is_watched(tensors: Sequence[Tensor]) -> bool:

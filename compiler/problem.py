@@ -13,16 +13,17 @@ import torch
 from ..formats.facts import Fact, OwnedRows
 from .bind import Bound, row_major
 from .cache import Config as Choices
-from .cache import Key, bucket
+from .cache import Key
 from .codegen import Config, Flags, emit
 from .exemplars import EXEMPLARS, Exemplar
 from .ir import Access
 from .launch import TRITON_VERSION, Launcher, launcher
 from .planning.device import device_of
 from .planning.footprint import fitted
-from .scatter import SHORT_LENGTH, known_divisor, strategies
+from .scatter import strategies
 from .schedule import Schedule, Strides, resized, schedules
 from .settings import tuning_mode
+from .shape_class import bucket, shape_class
 from .tuning.space import configs
 
 __all__ = [
@@ -33,10 +34,8 @@ __all__ = [
     "generator_version",
     "is_uneven",
     "resize",
-    "rough",
 ]
 
-NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
 
 
@@ -71,10 +70,10 @@ class Problem:
         divide it, whether it is longer than they are, and whether addresses need 64 bits.
         """
         bound = self.bound
-        shapes = [rough(shape, self.strides[name]) for name, shape in bound.shapes.items()]
+        shapes = [shape_class(shape, self.strides[name]) for name, shape in bound.shapes.items()]
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
         winners = None if bound.statement.is_sum else bound.winner_dtype
-        output = rough(bound.size, self.strides[""]), self.strides.get(" seed"), winners
+        output = shape_class(bound.size, self.strides[""]), self.strides.get(" seed"), winners
         rows = *map(bucket, self.rows), self.has_order, self.is_uneven
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
@@ -146,18 +145,6 @@ def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
     """Some row has clearly more groups than the mean, so that the order of rows matters."""
     count, longest = rows
     return isinstance(fact, OwnedRows) and longest * count > EVEN * bound.shapes[fact.owner][0]
-
-
-def rough(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
-    """A shape and its strides; of a long first dimension its power of two and what is known to divide it."""
-    length, span = shape[0] if shape else 0, 0
-    if length <= SHORT_LENGTH:
-        return shape, strides
-    for size, stride in zip(shape, strides):
-        span += (size - 1) * stride
-    if span >= NEAR:
-        return shape, strides
-    return bucket(length), known_divisor(length), shape[1:], strides
 
 
 @cache

@@ -15,7 +15,6 @@ from .known import is_permutation
 from .planning.device import device_of
 
 __all__ = [
-    "SHORT_LENGTH",
     "Factor",
     "Merged",
     "OneHot",
@@ -23,17 +22,13 @@ __all__ = [
     "Start",
     "is_in_set",
     "is_varying",
-    "known_divisor",
     "owned_by",
     "owned_rows",
-    "power_of_two",
     "strategies",
 ]
 
 ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
 ON_CHIP_PROGRAMS = 2  # and only if at least this many programs remain for each multiprocessor; reckoned, not measured
-SHORT_LENGTH = ON_CHIP_EXTENT  # up to which a source may rely on a length, even if it varies from call to call
-DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
 
 
 @dataclass(frozen=True)
@@ -78,25 +73,6 @@ def is_varying(bound: Bound, name: str) -> bool:
     roots = (bound.statement.output, *bound.statement.accesses)
     firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
     return any(isinstance(first, Var) and first.name == name for first in firsts)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def known_divisor(length: int) -> int:
-    """What a source may rely on to divide a length that varies; a short one is known as it is.
-
-    Few answers, so that lengths which change from call to call need few sources: of all powers of two there would be
-    a new combination, and a kernel to compile, every other time.
-
-    >>> [known_divisor(length) for length in (48, 1000, 10_000, 4608, 4096)]
-    [48, 1, 16, 128, 1024]
-    """
-    if length <= SHORT_LENGTH:
-        return length
-    return next((divisor for divisor in DIVISORS if length % divisor == 0), 1)
 
 
 def strategies(bound: Bound, fact: Fact | None = None, deterministic: bool = False) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from .contract import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .ir import Access, Var, walk
 from .known import line_at
 from .planning.device import device_of, line_of
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows, power_of_two
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+from .shape_class import power_of_two
 
 __all__ = [
     "LARGEST_TILE",

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from .compiler.autotune import fastest, host_milliseconds
-from .compiler.cache import Key, bucket
+from .compiler.cache import Key
 from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
 from .compiler.problem import device_name, generator_version
 from .compiler.runtime.recording import paused
 from .compiler.runtime.torch_state import is_free
 from .compiler.settings import tuning_mode
+from .compiler.shape_class import bucket
 from .conv_forms import (
     GROUP_SIZE,
     GROUP_SIZE_OF_SUMS,

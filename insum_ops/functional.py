@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.autograd import evaluate
 from .compiler.bind import bind
 from .compiler.errors import OperandError, ShapeError
 from .compiler.explain import Explanation, Tuning
@@ -18,6 +17,7 @@ from .compiler.explain import tune as _tune
 from .compiler.ir import walk
 from .compiler.op import run_plain
 from .compiler.parse import parse
+from .compiler.pipeline import evaluate
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.torch_state import is_free, wants_gradient
 from .compiler.sparse import is_sparse

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from .compiler.autograd import evaluate
 from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError, UnsupportedError
 from .compiler.gradients import gradients_of
 from .compiler.one_by_one import one_by_one
+from .compiler.pipeline import evaluate
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.torch_state import (
     PLAIN,

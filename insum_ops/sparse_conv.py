@@ -13,7 +13,7 @@ from .compiler.carried import owned
 from .compiler.errors import OperandError, ShapeError
 from .compiler.one_by_one import one_by_one
 from .compiler.op import run_plain
-from .compiler.pipeline import refuse_freed
+from .compiler.prepared import refuse_freed
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.recording import active
 from .compiler.runtime.torch_state import (

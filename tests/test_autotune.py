@@ -12,7 +12,7 @@ from insum_ops.compiler.bind import bind
 from insum_ops.compiler.cache import Entry, TuningCache
 from insum_ops.compiler.errors import SettingError, UnsupportedError
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.problem import candidates
 from insum_ops.compiler.settings import tuning_mode
 from insum_ops.formats.facts import OwnedRows, row_facts

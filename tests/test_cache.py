@@ -27,8 +27,9 @@ from filelock import FileLock
 
 from insum_ops import lru_cache
 from insum_ops.compiler import cache, cache_folder, launch
-from insum_ops.compiler.cache import Entry, Key, TuningCache, bucket
+from insum_ops.compiler.cache import Entry, Key, TuningCache
 from insum_ops.compiler.cache_folder import cache_dir, cache_size, source_path, write_source
+from insum_ops.compiler.shape_class import bucket
 
 pytestmark = pytest.mark.cpu
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from problems import APPLICATIONS, positions, problem, values
 
-from insum_ops.compiler.scatter import power_of_two
 from insum_ops.compiler.schedule import Schedule, schedules
+from insum_ops.compiler.shape_class import power_of_two
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import OwnedRows
 

@@ -21,7 +21,7 @@ from insum_ops.compiler.errors import IndexRangeError, UnsupportedError
 from insum_ops.compiler.explain import Explanation, Tuning
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.compiler.schedule import Schedule
 from insum_ops.formats import BlockGroupCOO, GroupCOO

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
-from insum_ops.compiler.pipeline import has_kernels
+from insum_ops.compiler.prepared import has_kernels
 from insum_ops.formats import BlockCOO
 
 SMALL = {1: 4, 2: 3, 3: 3, 4: 2, 5: 2}

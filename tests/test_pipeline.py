@@ -10,7 +10,7 @@ from process_caches import forget
 from tolerances import TOLERANCE
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline
+from insum_ops.compiler import pipeline, prepared
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.errors import SettingError, UnsupportedError
 from insum_ops.compiler.parse import parse
@@ -80,7 +80,7 @@ def test_deterministic_mode_scatters_in_order(is_seeded):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_deterministic_sums_that_may_not_be_rounded_are_not(dtype, is_seeded, monkeypatch):
     """Products that overflow, or that are no half precision, meet in float32."""
-    monkeypatch.setattr(pipeline, "may_round_sums", lambda dtype: False)
+    monkeypatch.setattr(prepared, "may_round_sums", lambda dtype: False)
     forget()
     A = torch.tensor([300.0, 300.0, 1 + 2**-7, 1.0], dtype=dtype)
     B = torch.tensor([300.0, -300.0, 1 + 2**-7, -1 - 2**-6], dtype=dtype)
@@ -100,16 +100,16 @@ def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
     """Nothing is tuned then; what comes later is not to be held to it."""
     given = [torch.ones(3), torch.ones(3)]
     bound = bind(parse("C[i] = A[i] * B[i]"), dict(zip("AB", given)))
-    plan = pipeline.plan_for("C[i] = A[i] * B[i]", "A,B", None, given, None)
-    plan.runners.clear()
+    statement = prepared.prepare("C[i] = A[i] * B[i]", "A,B", None, given, None)
+    statement.runners.clear()
     monkeypatch.setattr(pipeline, "is_capturing", lambda: True)
-    monkeypatch.setattr(plan, "bound", replace(bound, device=torch.device("cuda")))
-    monkeypatch.setattr(plan, "runner", lambda key, tensors, fact: lambda tensors, fact: "captured")
-    assert plan(given, []) == "captured"
-    assert not plan.runners
+    monkeypatch.setattr(statement, "bound", replace(bound, device=torch.device("cuda")))
+    monkeypatch.setattr(pipeline, "_new_runner", lambda *_: lambda tensors, fact: "captured")
+    assert pipeline.runner_of(statement, given, None)(given, None) == "captured"
+    assert not statement.runners
     monkeypatch.setattr(pipeline, "is_capturing", lambda: False)
-    assert plan(given, []) == "captured"
-    assert plan.runners
+    assert pipeline.runner_of(statement, given, None)(given, None) == "captured"
+    assert statement.runners
 
 
 NEWER_SETTINGS = """
@@ -155,7 +155,7 @@ def test_more_programs_than_a_launch_can_have_are_refused():
     rows = 2**31 + 8
     huge = torch.empty(1).expand(rows, 2, 2)
     bound = bind(parse("C[i,j] = A[i,j,k]"), {"A": huge})
-    problem = pipeline.problem_for(bound, {"A": huge})
+    problem = prepared.problem_for(bound, {"A": huge})
     candidate = candidates(problem)[0]
     blocks = tuple((name, 1) for name, _ in candidate.config.blocks)
     narrow = replace(candidate, config=replace(candidate.config, blocks=blocks))

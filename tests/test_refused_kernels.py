@@ -17,13 +17,14 @@ from tolerances import assert_matches
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from insum_ops import explain, insum
-from insum_ops.compiler import autotune, launch, pipeline
+from insum_ops.compiler import autotune, launch, prepared
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Kernel
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.explain import Tuning
+from insum_ops.compiler.in_place import run_in_place
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for, run_in_place
+from insum_ops.compiler.prepared import problem_for
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`")
 
@@ -39,7 +40,7 @@ def normal(*size: int) -> torch.Tensor:
 
 def start_afresh() -> None:
     forget()
-    pipeline._warned.clear()
+    prepared._warned.clear()
     autotune._forget()
 
 

@@ -14,15 +14,14 @@ from statements import DEVICE, IS_INTERPRETED, examples, statements
 from insum_ops import insum
 from insum_ops.compiler import pipeline
 from insum_ops.compiler.bind import bind
-from insum_ops.compiler.cache import bucket
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.errors import IndexRangeError, ShapeError
 from insum_ops.compiler.ir import Var, walk
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import plan_for, problem_for
+from insum_ops.compiler.prepared import prepare, problem_for
 from insum_ops.compiler.problem import Candidate, candidates
-from insum_ops.compiler.scatter import known_divisor
 from insum_ops.compiler.schedule import resized
+from insum_ops.compiler.shape_class import bucket, known_divisor
 from insum_ops.formats.facts import OwnedRows, WrittenOnce
 
 FACTS = (
@@ -180,13 +179,13 @@ ENTRIES = (2001, 2003, 2047, 2032, 2049, 4095, 61)  # the first three count alik
 
 
 def gather(rows, columns=8, last=0, expr=GATHER, dtype=torch.float32, wide=None):
-    """The tensors of a call, its plan, and the variant that these tensors are."""
+    """The tensors of a call, its prepared statement, and the variant that these tensors are."""
     tensors = {"E": torch.zeros(rows, dtype=torch.int64), "X": torch.zeros(1500, columns, dtype=dtype)}
     tensors["E"][-1] = last
     if wide is not None:
         tensors["X"] = torch.zeros(1500, wide, dtype=dtype)[:, :columns]
     given = list(tensors.values())
-    plan = plan_for(expr, "E,X", None, given, None)
+    plan = prepare(expr, "E,X", None, given, None)
     return given, plan, plan.variant(given)
 
 
@@ -203,21 +202,21 @@ CALLS = [
 ]
 
 
-def test_plans_are_kin_exactly_where_their_problems_have_one_signature():
+def test_statements_have_one_kernel_key_exactly_where_their_problems_have_one_signature():
     found = [gather(**call) for call in CALLS]
-    kin = [plan.variant_kin(variant, []) for _, plan, variant in found]
-    signatures = [plan.problem(tensors, []).signature for tensors, plan, _ in found]
+    keys = [plan.kernel_key(variant, None) for _, plan, variant in found]
+    signatures = [plan.problem(tensors, None).signature for tensors, plan, _ in found]
     for one in range(len(CALLS)):
         for other in range(one):
-            assert (kin[one] == kin[other]) == (signatures[one] == signatures[other]), (CALLS[one], CALLS[other])
-    assert kin[0] == kin[1] == kin[2]
-    assert len(set(kin)) == len(CALLS) - 5  # two of 2001, and one each of 2049, a -1 and a max, are kin of others
+            assert (keys[one] == keys[other]) == (signatures[one] == signatures[other]), (CALLS[one], CALLS[other])
+    assert keys[0] == keys[1] == keys[2]
+    assert len(set(keys)) == len(CALLS) - 5  # two of 2001, and one each of 2049, a -1 and a max, have that of others
 
 
 @pytest.mark.parametrize("change", ["deterministic", "precision", "tuning"])
 def test_settings_keep_plans_from_being_kin(monkeypatch, change):
     _, plan, variant = gather(2001)
-    before = plan.variant_kin(variant, [])
+    before = plan.kernel_key(variant, None)
     precision = torch.get_float32_matmul_precision()
     try:
         if change == "deterministic":
@@ -227,7 +226,7 @@ def test_settings_keep_plans_from_being_kin(monkeypatch, change):
         else:
             monkeypatch.setenv("INSUM_TUNE", "full")
         _, plan, variant = gather(2003)
-        assert plan.variant_kin(variant, []) != before
+        assert plan.kernel_key(variant, None) != before
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision(precision)

@@ -8,8 +8,9 @@ from problems import GROUP_SPMM, positions, problem, values
 from torch import Tensor
 
 from insum_ops.compiler.problem import Problem
-from insum_ops.compiler.scatter import known_divisor, strategies
+from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.shape_class import known_divisor
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows
 
 

@@ -15,7 +15,7 @@ from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import scatter  # noqa: E402
-from insum_ops.compiler.pipeline import has_kernels  # noqa: E402
+from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables, tables  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables, Side  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402

@@ -21,7 +21,7 @@ from insum_ops.compiler.cache_folder import cache_dir
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.launch import Launcher
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.problem import Problem, candidates
 
 OUT_OF_MEMORY = (

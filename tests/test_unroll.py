@@ -14,7 +14,7 @@ from tolerances import assert_matches
 
 from insum_ops.compiler import schedule
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.pipeline import has_kernels
+from insum_ops.compiler.prepared import has_kernels
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import ELL
 from insum_ops.formats.facts import ConstantTables

@@ -11,7 +11,7 @@ from torch import Tensor
 from insum_ops.compiler.autotune import tune
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.ranges import check_ranges
 from insum_ops.formats import COO, BlockGroupCOO, GroupCOO
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..launch import INTERPRETED, SEVERAL_GPUS, misaligned
-from ..problem import rough
 from ..ranges import remembered_range
+from ..shape_class import shape_class
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .recording import Recording, active
 from .tensor_guard import recogniser
@@ -202,11 +202,11 @@ def _family_of(
 ) -> tuple[tuple[Any, ...], list[int | None]]:
     """Return what calls have in common that differ in the lengths of first dimensions, and the lengths."""
     marks, _, *rest = settings
-    key: tuple[Any, ...] = ("any length", marks, *rest, *[rough((number,), (1,)) for number in numbers])
+    key: tuple[Any, ...] = ("any length", marks, *rest, *[shape_class((number,), (1,)) for number in numbers])
     lengths = list[int | None]()
     for tensor in tensors:
         shape, strides = tensor.shape, tensor.stride()
-        alike = rough(shape, strides)
+        alike = shape_class(shape, strides)
         key += (alike, tensor.dtype, tensor.device)
         lengths.append(None if alike[0] is shape else shape[0])
     return key + _repeated(tensors), [*lengths, *numbers]

@@ -18,8 +18,8 @@ from ..codegen import Config
 from ..contract import SHORT, dots
 from ..planning.device import Device, device_of, line_of
 from ..planning.footprint import accumulators
-from ..scatter import power_of_two
 from ..schedule import LARGEST_TILE, Schedule
+from ..shape_class import power_of_two
 from .measured import Point, Traits, measured_points
 
 __all__ = ["configs"]

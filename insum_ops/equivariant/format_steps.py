@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compiler.autograd import evaluate
 from ..compiler.gradients import gradients_of
+from ..compiler.pipeline import evaluate
 from ..functional import insum
 from .multilinear import Multilinear
 from .shared import PAIRED, SharedTerm

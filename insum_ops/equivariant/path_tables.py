@@ -23,7 +23,7 @@ from torch import Tensor
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.torch_state import is_watched, may_autocast
-from ..compiler.scatter import power_of_two
+from ..compiler.shape_class import power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..functional import insum, insum_pinned

@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..compiler.pipeline import has_kernels
+from ..compiler.prepared import has_kernels
 from ..formats import ELL
 from ..functional import insum
 from .clebsch_gordan import Irreps

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..compiler.pipeline import has_kernels
+from ..compiler.prepared import has_kernels
 from ..compiler.runtime.torch_state import is_transformed
 from ..formats import ELL
 from .clebsch_gordan import Irreps

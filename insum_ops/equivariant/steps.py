@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ..compiler.differentiate import terms
+from ..compiler.in_place import run_in_place
 from ..compiler.parse import parse
-from ..compiler.pipeline import run_in_place
 from ..formats.facts import Fact
 from .channels import MIXED, statement
 from .path_tables import TEXTS

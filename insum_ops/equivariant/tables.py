@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..compiler.contract import SHORT
-from ..compiler.pipeline import has_kernels
+from ..compiler.prepared import has_kernels
 from ..compiler.runtime.torch_state import as_autocast, is_transformed, may_autocast
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL

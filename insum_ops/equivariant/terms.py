@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.pipeline import has_kernels
+from ..compiler.prepared import has_kernels
 from ..compiler.runtime.torch_state import is_transformed
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL, GroupCOO

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.autograd import evaluate
 from ..compiler.carried import owned
 from ..compiler.gradients import gradients_of
 from ..compiler.one_by_one import one_by_one
+from ..compiler.pipeline import evaluate
 from ..compiler.runtime.plan_cache import planned
 from ..compiler.runtime.torch_state import is_free, wants_gradient
 from ..formats import BlockCOO

@@ -47,7 +47,7 @@ from insum_ops.compiler.errors import InsumError, UnsupportedError
 from insum_ops.compiler.ir import Const, Statement, Var, walk
 from insum_ops.compiler.launch import reason_of
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.formats.facts import ConstantTables, Fact, WrittenOnce
 

@@ -20,7 +20,7 @@ from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.differentiate import terms
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.compiler.parse import parse
-from insum_ops.compiler.pipeline import problem_for
+from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import APART, MIXED, statement
 from insum_ops.equivariant.path_tables import TEXTS, product_texts

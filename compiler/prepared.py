@@ -1,0 +1,298 @@
+"""A statement over tensors of one layout, parsed and bound once, and what there is to run it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..formats.facts import Fact, OwnedRows
+from ..lru_cache import LRUCache
+from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
+from .codegen import Flags
+from .differentiate import fresh_name
+from .errors import OperandError
+from .ir import Access, Statement, Var
+from .launch import INTERPRETED
+from .lower import placeholders, program_for
+from .parse import parse
+from .problem import Candidate, Problem, candidates, is_uneven
+from .ranges import check_ranges, remembered_range, segment_lengths
+from .runtime.recording import active, paused
+from .runtime.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
+from .settings import tuning_mode
+from .shape_class import bucket, shape_class
+
+__all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
+
+PREPARED = 2048  # kept, of about 5 kB each
+SHAPE_CLASSES = 1024  # kept, of about 3 kB each
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
+
+_prepared: LRUCache[PreparedStatement] = LRUCache(PREPARED)
+_shape_classes: LRUCache[ShapeClass] = LRUCache(SHAPE_CLASSES)
+_warned: set[str] = set()  # statements of which it was said that no kernel runs them
+
+Result = Tensor | tuple[Tensor, Tensor]  # with the winners, where they are wanted
+Runner = Callable[[list[Tensor], Fact | None], Result]
+
+
+@dataclass(eq=False)
+class ShapeClass:
+    """What statements have in common whose tensors differ in nothing but the lengths of long first dimensions."""
+
+    statement: Statement
+    names: tuple[str, ...]
+    kinds: Kinds
+
+    def __post_init__(self) -> None:
+        """Where index tensors point: a tensor's number, -1 for the output, and a dimension."""
+        place, statement = self.names.index, self.statement
+        self.pointed = [(place(p.name), -1 if p.is_output else place(p.into), p.dim) for p in statement.pointings]
+
+
+@dataclass
+class PreparedStatement:
+    """A statement bound to tensors of one layout, and what runs it, by variant: an FX graph or a launcher.
+
+    A variant says which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
+    """
+
+    bound: Bound
+    names: tuple[str, ...]
+    fact: Fact | None  # without its tensors: each call brings its own
+    wants_winners: bool
+    shape_class: ShapeClass
+    runners: dict[object, Runner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size, shapes, names = self.bound.size, self.bound.shapes, self.names
+        self.pointed = tuple(
+            [(at, (size if into < 0 else shapes[names[into]])[dim]) for at, into, dim in self.shape_class.pointed]
+        )
+        self.is_half = self.bound.dtype in HALF
+        self.is_sum = self.bound.statement.is_sum
+
+    def variant(self, tensors: list[Tensor]) -> object:
+        """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range.
+
+        Raises:
+            IndexRangeError: if an index is out of range.
+            OperandError: if the memory of a tensor was given back.
+        """
+        for name, tensor in zip(self.names, tensors):
+            refuse_freed(name, tensor)
+        return self.with_rounding(self.padded(tensors)) if self.is_half else self.padded(tensors)
+
+    def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
+        flags: tuple[bool, ...] = ()
+        for number, extent in self.pointed:
+            low, high = remembered_range(tensors[number])
+            if high >= extent:
+                check_ranges(self.bound, dict(zip(self.names, tensors)))
+            flags += (low < 0,)
+        recording = active()
+        if recording is not None:
+            for (number, extent), is_padded in zip(self.pointed, flags):
+                recording.ranged(tensors[number], extent, is_padded)
+        return flags
+
+    def with_rounding(self, padded: tuple[bool, ...]) -> object:
+        return padded, may_round_sums(self.bound.dtype)
+
+    def problem(self, tensors: list[Tensor], fact: Fact | None) -> Problem:
+        named = dict(zip(self.names, tensors))
+        padded = check_ranges(self.bound, named)
+        return problem_for(self.bound, named, fact, padded, self.wants_winners)
+
+    def kernel_key(self, key: object, fact: Fact | None) -> tuple[object, ...]:
+        """Return a key that is equal only for statements which the same kernel runs, whatever their lengths.
+
+        It is worked out without a problem, and is finer than a problem's signature.
+        """
+        bound = self.bound
+        winners = None if self.is_sum else bound.winner_dtype
+        known = self.shape_class, key, tuning_mode(), shape_class(bound.size, row_major(bound.size)), winners
+        rows, has_order = _rows(fact)
+        return *known, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
+
+    def warn(self, text: str) -> None:
+        """Warn of what happens to this statement, once."""
+        name = str(self.bound.statement)
+        if name not in _warned:
+            _warned.add(name)
+            warnings.warn(text, stacklevel=2)
+
+    def padding(self, key: Any) -> frozenset[str]:
+        """The index tensors that hold a -1 in a variant."""
+        flags = key[0] if self.is_half else key
+        return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
+
+    def graph(self, variant: Any) -> Runner:
+        """The statement's meaning in plain torch."""
+        program = program_for(self.bound, self.padding(variant), self.wants_winners)
+        function, lengths = program.function, program.lengths_in(self.bound)
+        order = [self.names.index(name) for name in placeholders(self.bound)]
+        return lambda tensors, fact: _noted(function, *[tensors[at] for at in order], *lengths)
+
+    def ordered(self, key: Any, run: Callable[..., Any]) -> Runner:
+        """Deterministic without any fact: one kernel for the products, torch's own ordered sum for the scatter.
+
+        Where sums may not be rounded on the way, half precision is made float32 before. `run` evaluates the products.
+        A max or min has torch's own functions for all of it.
+        """
+        if not self.is_sum:
+            return self.graph(key)
+        statement, bound = self.bound.statement, self.bound
+        is_wide = self.is_half and not key[1]
+        name = fresh_name("T", (*self.names, statement.output.name))
+        products = Access(name, tuple(map(Var, statement.free)))
+        first = Statement(products, statement.factors, "=")
+        second = Statement(statement.output, (products,), statement.op)
+        inner = tuple(bound.extents[index] for index in statement.free)
+
+        dtypes = {own: torch.float32 if is_wide and dtype in HALF else dtype for own, dtype in bound.dtypes.items()}
+        known = {own: Meta(bound.shapes[own], dtypes[own], bound.device) for own in self.names}
+        made = Meta(inner, bind(first, {own: known[own] for own in first.tensor_names}, inner).dtype, bound.device)
+        rest = [own for own in placeholders(bound) if own in (*second.tensor_names, statement.output.name)]
+        scatter = bind(second, {**{own: known[own] for own in rest}, name: made}, bound.size)
+        program = program_for(scatter, frozenset(access.name for access in second.index_accesses))
+        add_up, lengths = program.function, program.lengths_in(scatter)
+
+        def runner(tensors: list[Tensor], fact: Fact | None) -> Tensor:
+            named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
+            read = {own: named[own] for own in first.tensor_names}
+            named[name] = run(str(first), ",".join(read), inner, list(read.values()), None, False)
+            summed: Tensor = _noted(add_up, *[named[own] for own in placeholders(scatter)], *lengths)
+            return summed.to(bound.dtype)
+
+        return runner
+
+
+def prepare(
+    expr: str,
+    names: str,
+    size: Sequence[int] | None,
+    tensors: list[Tensor],
+    fact: Fact | None,
+    wants_winners: bool = False,
+) -> PreparedStatement:
+    """Parse and bind a statement over plain tensors, once for each shape, layout and setting.
+
+    `names` joins the names of the tensors with commas, in their order.
+    """
+    call = _call(expr, names, fact, wants_winners)
+    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    key = (*call, None if size is None else tuple(size), *layouts)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        like = _shape_class(call, expr, names, size, tensors)
+        bound = sized(like.statement, like.kinds, dict(zip(like.names, tensors)), size)
+        told = None if fact is None else fact.without_tensors()
+        prepared = _prepared[key] = PreparedStatement(bound, like.names, told, wants_winners, like)
+    return prepared
+
+
+def _call(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
+    """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
+    settings = rounds_float32(), is_deterministic()
+    return expr, names, wants_winners, None if fact is None else fact.key, *settings, torch.get_default_dtype()
+
+
+def _shape_class(
+    call: tuple[object, ...], expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]
+) -> ShapeClass:
+    """Return what a call shares with those that differ in the lengths of long first dimensions; check the first."""
+    key = (*call, *[(shape_class(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
+    like = _shape_classes.get(key)
+    if like is None:
+        statement, order = parse(expr), tuple(names.split(",")) if names else ()
+        kinds = kinds_of(statement, dict(zip(order, tensors)), size)
+        like = _shape_classes[key] = ShapeClass(statement, order, kinds)
+    return like
+
+
+def ways_of(
+    expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: Fact | None
+) -> tuple[Candidate, ...]:
+    """The ways to run a statement, none where there is nothing to compute."""
+    values = list(tensors.values())
+    prepared = prepare(expr, ",".join(tensors), size, values, fact)
+    return () if prepared.bound.is_empty else candidates(prepared.problem(values, fact))
+
+
+def refuse_freed(name: str, tensor: Tensor) -> None:
+    """Raise OperandError if the memory of a tensor was given back, which kernels would read all the same."""
+    if not tensor.data_ptr() and tensor.numel() and not tensor.is_meta:
+        raise OperandError(
+            f"{name} {list(tensor.shape)} has no memory: it was freed by who shards the model's parameters, such as "
+            "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "
+            "call those modules, and let them return tensors where torch finds them"
+        )
+
+
+def _noted(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function of torch operations; for a launch plan it is one step."""
+    recording = active()
+    if recording is None:
+        return function(*given)
+    with paused():
+        result = function(*given)
+    recording.call(function, given, {}, result)
+    return result
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def has_kernels(device: torch.device) -> bool:
+    if INTERPRETED or device.type != "cuda":
+        return INTERPRETED and device.type != "meta"  # where there is nothing to interpret
+    capability = _capability(device)
+    if capability < OLDEST_GPU:
+        name = torch.cuda.get_device_name(device)
+        warnings.warn(
+            f"{name} is too old for generated kernels; statements run as separate torch operations",
+            stacklevel=2,
+        )
+    return capability >= OLDEST_GPU
+
+
+def problem_for(
+    bound: Bound,
+    tensors: Mapping[str, Tensor],
+    fact: Fact | None = None,
+    padded: frozenset[str] | None = None,
+    wants_winners: bool = False,
+) -> Problem:
+    """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
+    is_half = bound.dtype in HALF
+    needs_wide = is_half and (not may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
+    flags = Flags(
+        precision="tf32" if rounds_float32() else "ieee",
+        sum_dtype=torch.float32 if needs_wide else None,
+        interpreted=INTERPRETED,
+        padded=padded,
+        wants_winners=wants_winners,
+    )
+    strides = {name: tensor.stride() for name, tensor in tensors.items()}
+    strides[""] = row_major(bound.size)
+    if bound.is_seeded:
+        strides[" seed"] = strides[bound.statement.output.name]
+    deterministic = is_deterministic()
+    told = None if fact is None else fact.without_tensors()
+    return Problem(bound, strides, tuple(tensors), told, flags, deterministic, *_rows(fact))
+
+
+def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:
+    """Return how many rows are owned and the most groups of one, 0 if nothing tells; and whether it has their order."""
+    if not isinstance(fact, OwnedRows) or fact.pointers is None:
+        return (0, 0), False
+    return segment_lengths(fact.pointers), fact.order is not None

@@ -1,0 +1,51 @@
+"""Lengths that vary from call to call: what a kernel may know of them, so that one kernel serves many."""
+
+from __future__ import annotations
+
+__all__ = ["SHORT_LENGTH", "bucket", "known_divisor", "power_of_two", "shape_class"]
+
+SHORT_LENGTH = 64  # up to which a source may rely on a length, even if it varies from call to call
+DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
+NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def bucket(n: int) -> int:
+    """The power of two not below n, for extents that vary from call to call: 0, 1, 3, 5 -> 0, 1, 4, 8."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+
+def known_divisor(length: int) -> int:
+    """What a source may rely on to divide a length that varies; a short one is known as it is.
+
+    Few answers, so that lengths which change from call to call need few sources: of all powers of two there would be
+    a new combination, and a kernel to compile, every other time.
+
+    >>> [known_divisor(length) for length in (48, 1000, 10_000, 4608, 4096)]
+    [48, 1, 16, 128, 1024]
+    """
+    if length <= SHORT_LENGTH:
+        return length
+    return next((divisor for divisor in DIVISORS if length % divisor == 0), 1)
+
+
+def shape_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
+    """Return what a kernel may know of a shape and its strides; tensors of one class run by the same kernel.
+
+    A long first dimension counts by its power of two and by what is known to divide it.
+
+    >>> shape_class((1000, 4), (4, 1)) == shape_class((999, 4), (4, 1)), shape_class((48, 4), (4, 1))
+    (True, ((48, 4), (4, 1)))
+    """
+    length, span = shape[0] if shape else 0, 0
+    if length <= SHORT_LENGTH:
+        return shape, strides
+    for size, stride in zip(shape, strides):
+        span += (size - 1) * stride
+    if span >= NEAR:
+        return shape, strides
+    return bucket(length), known_divisor(length), shape[1:], strides

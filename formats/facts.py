@@ -178,7 +178,7 @@ class OwnedRows(Fact):
         return tuple([tensor for tensor in fields if tensor is not None])
 
     @cached_property
-    def key(self) -> str:  # type: ignore[override]  # worked out once, since warm calls ask for it
+    def key(self) -> str:  # worked out once, since warm calls ask for it
         return f"{self} {len(self.tensors)}"
 
     def __str__(self) -> str:

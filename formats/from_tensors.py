@@ -56,7 +56,7 @@ class FromTensors(ABC):
         Gradients of the format's values reach A.
 
         Args:
-            A: dense tensor of any number of dimensions, float16, bfloat16, float32 or float64.
+            A: dense tensor [*shape] of any number of dimensions, float16, bfloat16, float32 or float64.
             group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
             group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
                 many entries each row holds.
@@ -185,7 +185,7 @@ class FromTensors(ABC):
         Explicit zeros are entries; what an uncoalesced COO tensor lists twice is added.
 
         Args:
-            A: torch sparse tensor without dense dimensions.
+            A: torch sparse tensor [*shape] without dense dimensions.
             group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
             group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
                 many entries each row holds.
@@ -219,7 +219,7 @@ class FromTensors(ABC):
         """Return the format of a scipy sparse array or matrix, on the CPU; nothing is shared with it.
 
         Args:
-            A: scipy sparse array of floating-point values.
+            A: scipy sparse array [*shape] of floating-point values.
             group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
             group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
                 many entries each row holds.

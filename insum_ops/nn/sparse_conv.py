@@ -104,6 +104,15 @@ class _SparseInverseConv(SparseConvolution):
 
         Raises:
             OperandError: the key has no map that this layer can go back over; see `SparseConvTensor.inverse_map`.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConv1d, SparseConvTensor, SparseInverseConv1d
+            >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+            >>> y = SparseConv1d(1, 4, kernel_size=2, stride=2, indice_key="down1")(x)
+            >>> kernel_map, voxels = SparseInverseConv1d(4, 1, kernel_size=2, indice_key="down1").map(y)
+            >>> kernel_map.kind, voxels.indices.tolist()
+            ('inverse', [[0, 4], [0, 5]])
         """
         return x.inverse_map(self.kernel_size, self.key)
 

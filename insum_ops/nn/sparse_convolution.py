@@ -28,10 +28,6 @@ class SparseModule(nn.Module):
 
     Derive blocks of your own from it, as from spconv's class of this name. It adds nothing else to `nn.Module`.
 
-    Args:
-        *args: as `nn.Module` takes them: none.
-        **kwargs: as `nn.Module` takes them: none.
-
     Example:
         >>> import torch
         >>> from insum_ops.nn import SparseConvTensor, SparseModule, SparseSequential, SubMConv1d

@@ -107,10 +107,6 @@ class ToDense(SparseModule):
 
     As a layer, for the place in a `SparseSequential` where sparse modules end and dense ones begin.
 
-    Args:
-        *args: as `nn.Module` takes them: none.
-        **kwargs: as `nn.Module` takes them: none.
-
     Example:
         >>> import torch
         >>> from insum_ops.nn import SparseConvTensor, ToDense
@@ -145,10 +141,6 @@ class ToDense(SparseModule):
 
 class SparseIdentity(SparseModule):
     """A sparse module that returns what it is given.
-
-    Args:
-        *args: as `nn.Module` takes them: none.
-        **kwargs: as `nn.Module` takes them: none.
 
     Example:
         >>> import torch

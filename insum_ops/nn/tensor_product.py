@@ -205,8 +205,9 @@ class TensorProduct(nn.Module):
         """Return the matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by.
 
         Args:
-            y: second input [..., irreps_in2.dim].
-            weight: as `forward` takes it.
+            y: second input [..., irreps_in2.dim], or integers [...], the positions of the ones of a one-hot one.
+            weight: [weight_numel] where weights are shared, else [..., weight_numel], or a list of the paths' own; None
+                for the layer's.
 
         Returns:
             [..., irreps_in1.dim, irreps_out.dim], so that `x @ layer.right(y)` is `layer(x, y)` for one sample.

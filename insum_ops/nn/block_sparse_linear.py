@@ -243,8 +243,8 @@ class BlockSparseLinear(nn.Module):
             Output [..., out_features].
 
         Raises:
-            OperandError: x is no dense tensor of the weight's dtype and device, or `coords` was overwritten with
-                another pattern.
+            OperandError: x is no dense tensor of the weight's dtype and device, `coords` was overwritten with another
+                pattern, or it lists none, as after `to_empty`.
             ShapeError: the last dimension of x is not in_features.
 
         Example:
@@ -412,7 +412,7 @@ class BlockSparseLinear(nn.Module):
             A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy.
 
         Raises:
-            OperandError: `coords` was overwritten with another pattern.
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear
@@ -460,7 +460,7 @@ class BlockSparseLinear(nn.Module):
             [out_features, in_features].
 
         Raises:
-            OperandError: `coords` was overwritten with another pattern.
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear
@@ -476,7 +476,7 @@ class BlockSparseLinear(nn.Module):
             A layer with copies of the weight and bias, on the same device, of the same dtype and in the same mode.
 
         Raises:
-            OperandError: `coords` was overwritten with another pattern.
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear

@@ -149,8 +149,8 @@ class SubMConv1d(_SubMConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
             called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -201,8 +201,8 @@ class SubMConv2d(_SubMConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
             called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -253,8 +253,8 @@ class SubMConv3d(_SubMConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
             called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -305,8 +305,8 @@ class SubMConv4d(_SubMConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
             called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -360,8 +360,9 @@ class SparseConv1d(_SparseConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
+            not 0.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -415,8 +416,9 @@ class SparseConv2d(_SparseConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
+            not 0.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -470,8 +472,9 @@ class SparseConv3d(_SparseConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
+            not 0.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -525,8 +528,9 @@ class SparseConv4d(_SparseConv):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
+            not 0.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -581,8 +585,8 @@ class SparseConvTranspose1d(_SparseConvTranspose):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -634,8 +638,8 @@ class SparseConvTranspose2d(_SparseConvTranspose):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -687,8 +691,8 @@ class SparseConvTranspose3d(_SparseConvTranspose):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 
@@ -740,8 +744,8 @@ class SparseConvTranspose4d(_SparseConvTranspose):
     Raises:
         ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
             of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, or no cell is left of it.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
 

@@ -190,7 +190,8 @@ class SparseConvolution(SparseModule):
         Raises:
             OperandError: x is no `SparseConvTensor`, its features are not floating point, or `indice_key` does not fit.
             ShapeError: x has another number of axes or channels.
-            FormatError: a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
+            FormatError: when a kernel map is made, a voxel is given twice or lies outside `spatial_shape`, or no cell
+                is left of it.
 
         Example:
             >>> import torch

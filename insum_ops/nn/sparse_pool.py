@@ -197,9 +197,9 @@ class SparseMaxPool1d(_SparseMaxPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -242,9 +242,9 @@ class SparseMaxPool2d(_SparseMaxPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -287,9 +287,9 @@ class SparseMaxPool3d(_SparseMaxPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -332,9 +332,9 @@ class SparseMaxPool4d(_SparseMaxPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -378,9 +378,9 @@ class SparseAvgPool1d(_SparseAvgPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -424,9 +424,9 @@ class SparseAvgPool2d(_SparseAvgPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -470,9 +470,9 @@ class SparseAvgPool3d(_SparseAvgPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.
@@ -516,9 +516,9 @@ class SparseAvgPool4d(_SparseAvgPool):
         subm: whether the outputs are the input voxels, each in the middle of its window.
 
     Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when called, a voxel is
-            given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an even kernel or a
-            stride above 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
+            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
+            even kernel or a stride above 1.
         ShapeError: when called, a tensor with another number of axes.
         OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
             saved by a layer of another geometry or for other voxels.

@@ -51,7 +51,32 @@ class FromTensors(ABC):
         group_size: int | None = None,
         block_size: Sequence[int] | None = None,
     ) -> Format:
-        """The nonzeros of A, or its blocks that hold one; NaN is a nonzero."""
+        """Return the nonzeros of a dense tensor, or its blocks that hold one; NaN is a nonzero.
+
+        Gradients of the format's values reach A.
+
+        Args:
+            A: dense tensor [*shape] of any number of dimensions, float16, bfloat16, float32 or float64.
+            group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
+            group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
+                many entries each row holds.
+            block_size: the size of a block along each dimension, for the blocked formats BlockCOO and BlockGroupCOO; it
+                need not divide the shape.
+
+        Returns:
+            The format, on the device of A.
+
+        Raises:
+            FormatError: A is no dense floating-point tensor, or a dimension, group_size, block_size or shape is given
+                that this format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import GroupCOO
+            >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
+            >>> A.AM.tolist(), A.AK.tolist()
+            ([0, 2], [[1, -1], [0, 1]])
+        """
         if not isinstance(A, Tensor):
             raise FormatError(f"A is a {type(A).__name__}; from_dense takes a dense tensor")
         if A.layout != torch.strided:
@@ -71,7 +96,34 @@ class FromTensors(ABC):
         group_size: int | None = None,
         block_size: Sequence[int] | None = None,
     ) -> Format:
-        """A[coords[:,e]] += values[e] for coords [ndim, nnz], values [nnz], in any order; duplicates add."""
+        """Return the format of listed entries, A[coords[:,e]] += values[e], in any order; duplicates add.
+
+        Explicit zeros are entries. Gradients of the format's values reach `values`.
+
+        Args:
+            coords: coordinates of each entry [ndim, nnz], integers.
+            values: value of each entry [nnz].
+            shape: the size of each dimension.
+            group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
+            group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
+                many entries each row holds.
+            block_size: the size of a block along each dimension, for the blocked formats BlockCOO and BlockGroupCOO; it
+                need not divide the shape.
+
+        Returns:
+            The format, on the device of the values.
+
+        Raises:
+            FormatError: coords and values do not fit each other, a coordinate lies outside the shape, or a dimension,
+                group_size, block_size or shape is given that this format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_coo(torch.tensor([[2, 0, 2], [1, 1, 1]]), torch.tensor([1.0, 5.0, 2.0]), (3, 2))
+            >>> A.AM.tolist(), A.AK.tolist(), A.AV.tolist()
+            ([0, 2], [1, 1], [5.0, 3.0])
+        """
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, block_size)
         check_entries(coords, values, size, ())
         if blocks is None:
@@ -90,7 +142,30 @@ class FromTensors(ABC):
         group_dim: int = 0,
         group_size: int | None = None,
     ) -> Format:
-        """Like `from_coo`, of blocks `values` [E, *block_size] at block coordinates `coords` [ndim, E]."""
+        """Return the blocked format of listed blocks, in any order; blocks at the same place add.
+
+        Args:
+            coords: coordinates of each block, counted in blocks [ndim, E], integers.
+            values: the blocks [E, *block_size].
+            shape: the size of each dimension, in elements.
+            group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
+            group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
+                many entries each row holds.
+
+        Returns:
+            The format, on the device of the values.
+
+        Raises:
+            FormatError: the format has no blocks, coords and values do not fit each other, a coordinate lies outside
+                the shape, or a dimension, group_size, block_size or shape is given that this format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import BlockCOO
+            >>> A = BlockCOO.from_blocks(torch.tensor([[1, 0], [0, 1]]), torch.ones(2, 16, 16), (32, 32))
+            >>> A.AM.tolist(), A.AK.tolist(), A.AV.shape
+            ([0, 1], [1, 0], torch.Size([2, 16, 16]))
+        """
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, values.shape[1:])
         grid = block_grid(size, blocks)
         check_entries(coords, values, grid, tuple(values.shape[1:]))
@@ -105,7 +180,31 @@ class FromTensors(ABC):
         group_size: int | None = None,
         block_size: Sequence[int] | None = None,
     ) -> Format:
-        """A torch sparse COO, CSR, CSC, BSR or BSC tensor; blocks stay if `block_size` is theirs or None."""
+        """Return the format of a torch sparse tensor: COO, or a matrix in CSR, CSC, BSR or BSC.
+
+        Explicit zeros are entries; what an uncoalesced COO tensor lists twice is added.
+
+        Args:
+            A: torch sparse tensor [*shape] without dense dimensions.
+            group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
+            group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
+                many entries each row holds.
+            block_size: the size of a block along each dimension, for the blocked formats BlockCOO and BlockGroupCOO; it
+                need not divide the shape; blocks of a BSR or BSC tensor stay if this is theirs or None.
+
+        Returns:
+            The format, on the device of A.
+
+        Raises:
+            FormatError: A is of another layout or holds broken indices, or a dimension, group_size, block_size or shape
+                is given that this format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import GroupCOO
+            >>> GroupCOO.from_torch(torch.eye(4).to_sparse())
+            GroupCOO(shape=[4, 4], nnz=4, groups=4, group_dim=0, group_size=1, padding=0.0%, bytes=48)
+        """
         return cls._from_list(*torch_entries(A), A.shape, group_dim, group_size, block_size)
 
     @classmethod
@@ -117,7 +216,29 @@ class FromTensors(ABC):
         group_size: int | None = None,
         block_size: Sequence[int] | None = None,
     ) -> Format:
-        """A copy of a scipy sparse array; BSR blocks stay if `block_size` is theirs or None."""
+        """Return the format of a scipy sparse array or matrix, on the CPU; nothing is shared with it.
+
+        Args:
+            A: scipy sparse array [*shape] of floating-point values.
+            group_dim: the dimension whose coordinate p has, 0 to group a matrix by rows, 1 by columns.
+            group_size: entries of a group, for the grouped formats GroupCOO and BlockGroupCOO; None to choose from how
+                many entries each row holds.
+            block_size: the size of a block along each dimension, for the blocked formats BlockCOO and BlockGroupCOO; it
+                need not divide the shape; blocks of a BSR array stay if this is theirs or None.
+
+        Returns:
+            The format, on the CPU.
+
+        Raises:
+            FormatError: A is no scipy sparse array or holds values that a format does not, or a dimension, group_size,
+                block_size or shape is given that this format does not have.
+
+        Example:
+            >>> from scipy.sparse import eye_array
+            >>> from insum_ops.formats import COO
+            >>> COO.from_scipy(eye_array(4))
+            COO(shape=[4, 4], nnz=4, groups=4, group_dim=0, group_size=1, padding=0.0%, bytes=64)
+        """
         return cls._from_list(*scipy_entries(A), A.shape, group_dim, group_size, block_size)
 
     @classmethod

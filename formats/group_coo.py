@@ -15,16 +15,37 @@ __all__ = ["GroupCOO"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupCOO(SparseFormat):
-    """A[AM[p], AK[p,q]] += AV[p,q]; a group never leaves its row, an empty row has no group.
+    """A[AM[p], AK[p,q]] += AV[p,q]: groups of Q entries that lie in one row each.
 
-    With groups of one it is COO; with groups as large as the fullest row, and no row empty, it is ELL.
+    A group never leaves its row, and an empty row has no group. Choose it for most matrices: it pads less than ELL and
+    has a row to write for each group, not for each entry as COO. With groups of one it is COO; with groups as large as
+    the fullest row, and no row empty, it is ELL. For a matrix grouped by rows the tensors are AM [P], AK [P, Q] and AV
+    [P, Q]; where AK is -1 there is no entry, whatever the value there. Make one by `from_dense`, `from_coo`,
+    `from_torch` or `from_scipy`; the constructor takes tensors that are laid out already. Values take part in autograd.
+    `insum` takes the format as a factor, as in `insum("C[m,n] += A[m,k] * B[k,n]", A=A, B=B)`.
 
-    >>> import torch
-    >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
-    >>> A
-    GroupCOO(shape=[3, 2], nnz=3, groups=2, group_dim=0, group_size=2, padding=25.0%, bytes=40)
-    >>> A.AM.tolist(), A.AK.tolist(), A.AV.tolist()
-    ([0, 2], [[1, -1], [0, 1]], [[5.0, 0.0], [6.0, 7.0]])
+    Args:
+        coords: for the group dimension a tensor [P], for each other a tensor [P, Q] with -1 at padding, int32 or int64;
+            conversion makes int32 where it suffices.
+        values: the value of each entry [P, Q]; conversion puts 0 at padding, float16, bfloat16, float32 or float64.
+        shape: the size of each dimension.
+        group_dim: the dimension whose coordinate ascends with p, 0 for a matrix by rows.
+        block_size: None; only blocked formats take it.
+
+    Raises:
+        FormatError: coordinates or values have another shape, dtype or device, a coordinate lies outside the shape, the
+            group coordinate does not ascend, or an option is none of this format.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import GroupCOO
+        >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
+        >>> A
+        GroupCOO(shape=[3, 2], nnz=3, groups=2, group_dim=0, group_size=2, padding=25.0%, bytes=40)
+        >>> A.AM.tolist(), A.AK.tolist(), A.AV.tolist()
+        ([0, 2], [[1, -1], [0, 1]], [[5.0, 0.0], [6.0, 7.0]])
+        >>> A.ndim, A.nnz, A.num_groups, A.group_size, A.has_padding, A.padding_share, A.nbytes, A.coord_axes
+        (2, 3, 2, 2, True, 0.25, 40, (('p',), ('p', 'q')))
     """
 
     value_axes: ClassVar[tuple[str, ...]] = ("p", "q")

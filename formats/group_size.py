@@ -19,14 +19,24 @@ MOSTLY_PADDING = 1.75
 
 
 def group_size(occ: Tensor | Sequence[int]) -> int:
-    """The candidate g with the fewest indirect accesses F(g); the smaller one when they tie.
+    """Return the group size g with the fewest indirect accesses, F(g) = (g+1) * sum(ceil(occ_i/g)).
 
-    `occ[i]` is the number of entries in row i; rows without any do not count.
+    Each group costs a scatter and each of its g slots a gather, padding included. It compares the powers of two on
+    either side of the g that minimises a smooth bound of F; where two tie, it takes the smaller one. The grouped
+    formats call it where group_size is None, but for a matrix of single entries on a GPU.
 
-    >>> group_size([3, 1, 1, 2])
-    1
-    >>> group_size([40, 30, 20, 10])
-    8
+    Args:
+        occ: how many entries each row holds [rows]; rows without any do not count.
+
+    Returns:
+        A power of two, 1 for a matrix without rows.
+
+    Example:
+        >>> from insum_ops.formats import group_size
+        >>> group_size([3, 1, 1, 2])
+        1
+        >>> group_size([40, 30, 20, 10])
+        8
     """
     candidates = group_size_candidates(occ)
     if len(candidates) == 1:

@@ -28,9 +28,38 @@ KINDS = ("subm", "strided", "transposed")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KernelMap:
-    """Pairs of voxels (x out, y in) that meet through tap z of a kernel; made by `kernel_map`.
+    """Pairs of voxels (x out, y in) that meet through tap z of a convolution's kernel; made by `kernel_map`.
 
-    Rows of `neighbours` are outputs; every form is worked out when it is first asked for, and kept.
+    `sparse_conv3d` and the layers of `insum_ops.nn` go over it. Rows of `neighbours` are outputs; every form is worked
+    out when it is first asked for, and kept. Beside its arguments it has `volume`, the number of taps V, `num_inputs` N
+    and `num_outputs` X.
+
+    Args:
+        indices: input voxels [N, 1+D], the batch index and then a coordinate for each axis.
+        out_indices: output voxels [X, 1+D].
+        spatial_shape: cells on each axis of the inputs' grid.
+        out_spatial_shape: cells on each axis of the outputs' grid.
+        batch_size: how many grids there are.
+        kernel_size: taps on each axis.
+        stride: cells from one output to the next, on each axis.
+        padding: cells added on both sides of each axis.
+        dilation: cells from one tap to the next, on each axis.
+        kind: "subm", "strided", "transposed", or "inverse" of one of the latter two.
+        most_per_input: pairs that one input voxel is in at most.
+        most_per_output: pairs that one output voxel is in at most.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> line
+        KernelMap(subm, inputs=3, outputs=3, kernel_size=[3], stride=[1], padding=[1], dilation=[1])
+        >>> line.neighbours.tolist(), line.num_pairs, line.volume
+        ([[-1, 0, 1], [0, 1, -1], [-1, 2, -1]], 5, 3)
+        >>> line.pairs.tolist(), line.inverse.kind
+        ([[0, 1, 1, 1, 2], [0, 0, 1, 2, 1], [1, 0, 1, 2, 0]], 'subm')
+        >>> line.is_counted, line.is_captured, line.uses, len(line.known_neighbours)
+        (True, False, 0, 2)
     """
 
     indices: Tensor  # [N, 1+D]  of the inputs
@@ -87,7 +116,16 @@ class KernelMap:
         return self._tables.uses[self._shared_side]
 
     def count_use(self) -> None:
-        """One more convolution went over the map that would have been faster over tiles."""
+        """Count one more convolution over the map that tiles would have served better; `uses` is the count.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.count_use()
+            >>> line.uses
+            1
+        """
         self._tables.uses[self._shared_side] += 1
 
     @property
@@ -102,7 +140,7 @@ class KernelMap:
 
     @property
     def known_neighbours(self) -> list[Tensor | None]:
-        """The tables of both directions, as far as there are such."""
+        """The tables of both directions, None for one that was not asked for yet."""
         return self._tables.neighbours
 
     @property
@@ -132,7 +170,24 @@ class KernelMap:
         return torch.stack([z, NBR[z, x].long(), x])
 
     def grouped(self, group_size: int = 128) -> GroupedMap:
-        """The pairs in groups of `group_size` with one tap each; the last group of a tap is padded with -1."""
+        """Return the pairs in groups with one tap each; the last group of a tap is padded with -1.
+
+        Args:
+            group_size: pairs of a group.
+
+        Returns:
+            A `GroupedMap` with tensors [P, group_size] and [P], kept for the next call.
+
+        Raises:
+            FormatError: `group_size` is below 1.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.grouped(group_size=2).MAPY.tolist()
+            [[0, -1], [0, 1], [1, -1]]
+        """
         if group_size < 1:
             raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
         known = self._tables.grouped
@@ -147,7 +202,25 @@ class KernelMap:
         return found
 
     def tiled(self, tile_size: int = 128) -> TiledMap:
-        """The outputs in tiles of `tile_size` that need the same taps, as far as there are as many."""
+        """Return the outputs in tiles of voxels that need the same taps, as far as there are as many.
+
+        Args:
+            tile_size: outputs of a tile, a power of two.
+
+        Returns:
+            A `TiledMap` with the tensors of `Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]`: ROW [T,
+            tile_size], TILE [P], NBR [P, tile_size] and TAP [P], int32, -1 at padding; kept for the next call.
+
+        Raises:
+            FormatError: `tile_size` is no power of two, or the kernel has more than 40 taps.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.tiled(tile_size=2).ROW.tolist()
+            [[1, 0]]
+        """
         if not 1 <= self.volume <= MOST_TAPS:
             raise FormatError(f"the kernel has {self.volume} taps; tiles are made for at most {MOST_TAPS}")
         if tile_size < 1 or tile_size & (tile_size - 1):
@@ -169,7 +242,21 @@ class KernelMap:
             self._tables.tiled[key] = found
 
     def has_tiles(self, tile_size: int = 128) -> bool:
-        """Whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything."""
+        """Return whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything.
+
+        Args:
+            tile_size: outputs of a tile.
+
+        Returns:
+            True if tiles of that size are known.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.has_tiles(2), line.tiled(2).TAP.shape, line.has_tiles(2)
+            (False, torch.Size([3]), True)
+        """
         known = self._tables.tiled
         if (self._side, tile_size) in known:
             return True
@@ -178,17 +265,61 @@ class KernelMap:
         return (self._shared_side, tile_size) in known
 
     def has_parts(self, kind: str, size: int) -> bool:
-        """Whether some direction has its "groups" or "tiles" of that size."""
+        """Return whether some direction has its groups or tiles of a size.
+
+        Args:
+            kind: "groups" or "tiles".
+            size: pairs of a group, or outputs of a tile.
+
+        Returns:
+            True if they were made and not dropped.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> groups = line.grouped(group_size=2)
+            >>> line.has_parts("groups", 2), line.has_parts("tiles", 2)
+            (True, False)
+        """
         known = self._tables.parts(kind)
         return (0, size) in known or (1, size) in known
 
     def drop_parts(self, kind: str, size: int) -> None:
-        """Free those of both directions; they are made again when they are asked for."""
+        """Free the groups or tiles of a size, of both directions; they are made again when they are asked for.
+
+        Args:
+            kind: "groups" or "tiles".
+            size: pairs of a group, or outputs of a tile.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> groups = line.grouped(group_size=2)
+            >>> line.drop_parts("groups", 2)
+            >>> line.has_parts("groups", 2)
+            False
+        """
         for side in (0, 1):
             self._tables.parts(kind).pop((side, size), None)
 
     def to(self, device: torch.device | str) -> KernelMap:
-        """The same map in another device's memory."""
+        """Return the same map in another device's memory.
+
+        Args:
+            device: where to.
+
+        Returns:
+            A new map; groups and tiles are made again there.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.to("cpu").neighbours.tolist()
+            [[-1, 0, 1], [0, 1, -1]]
+        """
         moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
         kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
         tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={}, uses=[0, 0])
@@ -219,18 +350,42 @@ def kernel_map(
 ) -> KernelMap:
     """fine = coarse * stride - padding + dilation * tap: the pairs of voxels for which that holds.
 
-    `indices` is [N, 1+D], the batch and then a coordinate for each of one to four axes. Taps count with the
-    last axis fastest. What the outputs are depends on `kind`:
+    This is the rulebook of a sparse convolution. Taps count with the last axis fastest. What the outputs are depends on
+    `kind`:
 
     - "subm": the inputs, in their order; the kernel is centred, so padding is not used.
     - "strided": every cell of `nn.Conv3d`'s output that some input reaches, ascending by (batch, coordinates).
     - "transposed": the same for `nn.ConvTranspose3d`.
 
-    >>> line = torch.tensor([[0, 4], [0, 5], [0, 0]])
-    >>> kernel_map(line, [6], 1, kernel_size=3).neighbours.tolist()
-    [[-1, 0, 1], [0, 1, -1], [-1, 2, -1]]
-    >>> kernel_map(line, [6], 1, kernel_size=2, stride=2, kind="strided").out_indices.tolist()
-    [[0, 0], [0, 2]]
+    Args:
+        indices: input voxels [N, 1+D], int32 or int64, each given once: the batch index and then a coordinate for each
+            of one to four axes.
+        spatial_shape: cells on each axis.
+        batch_size: how many grids there are.
+        kernel_size: taps on each axis, one number or one for each axis; odd for "subm".
+        stride: cells from one output to the next ("transposed": from one input to the next), one number or one for each
+            axis; 1 for "subm".
+        padding: cells added on both sides of each axis ("transposed": taken away from the output), one number or one
+            for each axis; not used for "subm".
+        dilation: cells from one tap to the next, one number or one for each axis.
+        kind: "subm", "strided" or "transposed".
+        output_padding: cells added to the end of each axis of the output, for "transposed" alone.
+
+    Returns:
+        A `KernelMap` on the device of the indices.
+
+    Raises:
+        FormatError: a voxel is given twice or lies outside the grid, indices are not integers [N, 1+D], a size or
+            `kind` is none that there is, or no cell is left of the grid.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import kernel_map
+        >>> line = torch.tensor([[0, 4], [0, 5], [0, 0]])
+        >>> kernel_map(line, [6], 1, kernel_size=3).neighbours.tolist()
+        [[-1, 0, 1], [0, 1, -1], [-1, 2, -1]]
+        >>> kernel_map(line, [6], 1, kernel_size=2, stride=2, kind="strided").out_indices.tolist()
+        [[0, 0], [0, 2]]
     """
     if kind not in KINDS:
         raise FormatError(f"kind is {kind!r}; choose from {', '.join(KINDS)}")

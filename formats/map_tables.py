@@ -26,14 +26,53 @@ OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
 @dataclass(frozen=True, eq=False)
 class GroupedMap:
-    """`Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]`: pairs in groups of one tap each."""
+    """`Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]`: pairs of voxels in groups of one tap each.
+
+    `KernelMap.grouped` makes it, for a convolution as one statement of `insum`.
+
+    Args:
+        MAPX: output voxel of each pair [P, Q], int32; padding is -1.
+        MAPY: input voxel of each pair [P, Q], int32; padding is -1.
+        MAPZ: tap of each group [P], int32, ascending.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import insum
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> groups = line.grouped(group_size=2)
+        >>> groups.MAPX.tolist(), groups.MAPY.tolist(), groups.MAPZ.tolist()
+        ([[1, -1], [0, 1], [2, -1], [0, -1]], [[0, -1], [0, 1], [2, -1], [1, -1]], [0, 1, 1, 2])
+        >>> In, Weight = torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([[[2.0]], [[3.0]], [[4.0]]])
+        >>> expr = "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]"
+        >>> insum(expr, size=(3, 1), In=In, Weight=Weight, **vars(groups))
+        tensor([[ 43.],
+                [ 32.],
+                [300.]])
+    """
 
     MAPX: Tensor  # [P, Q]  int32: output voxel of each pair; padding is -1
     MAPY: Tensor  # [P, Q]  int32: input voxel of each pair; padding is -1
     MAPZ: Tensor  # [P]     int32: tap of each group, ascending
 
     def by_tap(self, volume: int) -> Tensor:
-        """MAPP[z,s], int32 [V, S]: the groups of tap z, padded with -1; reads from the device how many the most are."""
+        """Return the groups of each tap, MAPP[z,s] [V, S], int32, padded with -1.
+
+        It reads from the device how many groups the tap with the most has.
+
+        Args:
+            volume: how many taps the kernel has, V.
+
+        Returns:
+            int32 [V, S], with S the most groups that a tap has.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+            >>> line.grouped(group_size=2).by_tap(line.volume).tolist()
+            [[0, -1], [1, 2], [3, -1]]
+        """
         count, device = len(self.MAPZ), self.MAPZ.device
         taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
         first = torch.searchsorted(self.MAPZ, taps, out_int32=True)

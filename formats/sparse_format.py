@@ -100,7 +100,20 @@ class SparseFormat(FromTensors):
         return made
 
     def to_dense(self) -> Tensor:
-        """A[coords] += values, as a dense tensor of `shape`."""
+        """Return A[coords] += values as a dense tensor; differentiable.
+
+        Returns:
+            Dense tensor of the format's shape, dtype and device.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]))
+            >>> A.to_dense()
+            tensor([[0., 5.],
+                    [0., 0.],
+                    [6., 7.]])
+        """
         coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
         if positions is not None:
             coords, values = coords[:, positions], values.index_select(0, positions)
@@ -113,7 +126,26 @@ class SparseFormat(FromTensors):
         *,
         non_blocking: bool = False,
     ) -> Format:
-        """On another device, or with values of another dtype, or both: `A.to("cuda", torch.float16)`."""
+        """Return the format on another device, or with values of another dtype, or both: `A.to("cuda", torch.float16)`.
+
+        Args:
+            device: where to, or a dtype in its place; None to stay.
+            dtype: of what type the values are to be; None for the type they have.
+            non_blocking: whether to copy without waiting, as `Tensor.to` does.
+
+        Returns:
+            The format itself where nothing changes, otherwise another one; coordinates keep their dtype.
+
+        Raises:
+            FormatError: `dtype` is no type that values can have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]))
+            >>> A.to(torch.float64).dtype
+            torch.float64
+        """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         place = self.device if device is None else device
@@ -129,12 +161,49 @@ class SparseFormat(FromTensors):
         return self._with(coords=coords, values=values, _known=moved)
 
     def with_values(self: Format, values: Tensor) -> Format:
-        """The same pattern over other values; what is known about the pattern is shared."""
+        """Return the same pattern over other values; what is known about the pattern is shared.
+
+        Args:
+            values: as many as the format's own, in the same places [P], [P, Q] or [..., *block_size].
+
+        Returns:
+            The format over `values`, not over a copy.
+
+        Raises:
+            FormatError: values of another shape or device, or of a type that a format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]))
+            >>> A.with_values(2 * A.values).to_dense()
+            tensor([[ 0., 10.],
+                    [ 0.,  0.],
+                    [12., 14.]])
+        """
         check_values(values, self.values)
         return self._with(values=values)
 
     def transpose(self: Format, dim0: int = 0, dim1: int = 1) -> Format:
-        """Two dimensions trade places; nothing is copied, so `group_dim` moves with its dimension."""
+        """Return the format with two dimensions swapped; nothing is copied, so `group_dim` moves with its dimension.
+
+        Args:
+            dim0: one dimension.
+            dim1: the other.
+
+        Returns:
+            The format over the same tensors.
+
+        Raises:
+            FormatError: there is no such dimension.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]))
+            >>> A.transpose(), A.T.group_dim
+            (COO(shape=[2, 3], nnz=3, groups=3, group_dim=1, group_size=1, padding=0.0%, bytes=36), 1)
+        """
         first, second = normal_dim("dim0", dim0, self.shape), normal_dim("dim1", dim1, self.shape)
         if first == second:
             return self
@@ -159,9 +228,27 @@ class SparseFormat(FromTensors):
         )
 
     def regroup(self: Format, group_dim: int, group_size: int | None = None) -> Format:
-        """Grouped along another dimension; the new pattern is kept, so that only values move the next time.
+        """Return the format grouped along another dimension, or in groups of another size.
 
-        `group_size` None: the same along the same dimension, the heuristic's along another.
+        The new pattern is kept, so that only values move the next time.
+
+        Args:
+            group_dim: the dimension whose coordinate p is to have.
+            group_size: entries of a group, for the grouped formats; None for the same along the same dimension, and for
+                one chosen from the number of entries along another.
+
+        Returns:
+            The format itself if it is grouped so, otherwise another one with the same entries.
+
+        Raises:
+            FormatError: there is no such dimension, or a group_size that this format does not have.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import GroupCOO
+            >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
+            >>> A.regroup(1, group_size=1)
+            GroupCOO(shape=[3, 2], nnz=3, groups=3, group_dim=1, group_size=1, padding=0.0%, bytes=36)
         """
         dim = normal_dim("group_dim", group_dim, self.shape)
         check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
@@ -245,6 +332,7 @@ class SparseFormat(FromTensors):
 
     @property
     def has_padding(self) -> bool:
+        """Whether some slots hold no entry."""
         known = self.known
         return known.num_entries < known.num_slots
 
@@ -273,24 +361,27 @@ class SparseFormat(FromTensors):
 
     @property
     def ndim(self) -> int:
+        """How many dimensions the tensor has."""
         return len(self.shape)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
+        """The device of coordinates and values."""
         return self.values.device
 
     @property
     def num_groups(self) -> int:
-        """The extent of p."""
+        """The extent of p, P."""
         return self.values.shape[0]
 
     @property
     def group_size(self) -> int:
-        """The extent of q, 1 where there is none."""
+        """The extent of q, Q, and 1 where there is none."""
         return prod(self._extents[1:])
 
     @property

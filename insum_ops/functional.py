@@ -32,28 +32,50 @@ LARGEST = 2**63  # no dimension is that long
 def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
     """`C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: evaluate an indirect Einsum.
 
-    Indices that the left side lacks are summed over; an access as an index reads positions from an integer
-    tensor, on the right to gather, on the left to scatter and add. A negative position means "no entry" and
-    contributes nothing. A sparse format of `insum_ops.formats` may stand for one factor.
+    Indices that the left side lacks are summed over; an access as an index reads positions from an integer tensor, on
+    the right to gather, on the left to scatter and add. A negative position means "no entry" and contributes nothing. A
+    sparse format of `insum_ops.formats` may stand for one factor.
 
     `C[m,n] = max(A[m,k] * B[k,n])` takes the largest (`min`: the smallest) of the products that meet in an element
     instead of their sum. An element that no product reaches is 0, and a NaN wins. The gradient goes to the winner; of
     equal products that is the first, by the values of the reduced indices in the order in which the text names them.
 
-    With `+=` and the output given, the result starts from it; no tensor that is passed in is ever changed.
-    The output's size comes from the output tensor, from `size`, or from the indices when none of them is an
-    indirection.
+    With `+=` and the output given, the result starts from it; no tensor that is passed in is ever changed. The output's
+    size comes from the output tensor, from `size`, or from the indices when none of them is an indirection. Gradients
+    reach every tensor of values, to any order.
 
-    >>> import torch
-    >>> A, B = torch.tensor([[1., 2.], [3., 4.]]), torch.tensor([10., 20.])
-    >>> insum("C[i] += A[i,k] * B[k]", A=A, B=B)
-    tensor([ 50., 110.])
-    >>> insum("C[I[p]] += A[p,k] * B[k]", A=A, B=B, I=torch.tensor([2, 2]), size=(3,))
-    tensor([  0.,   0., 160.])
-    >>> insum("C[()] += B[k] * B[k]", B=B)
-    tensor(500.)
-    >>> insum("C[i] = max(A[i,k] * B[k])", A=A, B=B)
-    tensor([40., 80.])
+    Args:
+        expr: the statement, one output and a product of factors; a factor is an access such as `A[i,k]` or a number.
+        size: the output's size, a number for each dimension; needed where the left side scatters and no output is
+            given.
+        **tensors: each tensor or format of the statement by its name there; values are float16, bfloat16, float32 or
+            float64, positions int32 or int64, all on one device, each with a dimension for each of its indices.
+
+    Returns:
+        The output, a new tensor with a dimension for each index of the left side, of the type that torch promotes the
+        values to.
+
+    Raises:
+        ParseError: `expr` is not a statement of this language; the message points at the first wrong character.
+        OperandError: a tensor is missing, not named in the statement, or of a kind, dtype or device that does not fit.
+        ShapeError: an index has two extents, a tensor another number of dimensions, or the output's size is not known.
+        IndexRangeError: a position lies beyond the dimension that it points into.
+        UnsupportedError: two factors are sparse formats, a format stands where none can, or no kernel could be built.
+        SettingError: on a GPU, an environment variable of insum_ops, such as INSUM_TUNE, has a value that it can't
+            have.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import insum
+        >>> A, B = torch.tensor([[1., 2.], [3., 4.]]), torch.tensor([10., 20.])
+        >>> insum("C[i] += A[i,k] * B[k]", A=A, B=B)
+        tensor([ 50., 110.])
+        >>> insum("C[I[p]] += A[p,k] * B[k]", A=A, B=B, I=torch.tensor([2, 2]), size=(3,))
+        tensor([  0.,   0., 160.])
+        >>> insum("C[()] += B[k] * B[k]", B=B)
+        tensor(500.)
+        >>> insum("C[i] = max(A[i,k] * B[k])", A=A, B=B)
+        tensor([40., 80.])
     """
     try:
         return evaluate(expr, tensors, size, _checked)
@@ -93,23 +115,64 @@ def insum_pinned(
 
 
 def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:
-    """What `insum` would do with the same arguments, from the statement to the Triton kernel; runs nothing.
+    """Return what `insum` would do with the same arguments, from the statement to the Triton kernel; nothing runs.
 
-    The result prints it all, and its parts are attributes: `statement`, `rewritten`, `extents`, `graph`,
-    `schedule`, `config` and `source`. On CPU tensors the kernel is the one that a GPU would run.
+    The result prints every stage. On CPU tensors, which `insum` evaluates by the torch program, the kernel shown is the
+    one that a GPU would run.
 
-    >>> import torch
-    >>> explain("C[i] += A[i,k] * B[k]", A=torch.ones(3, 2), B=torch.ones(2)).extents
-    {'i': 3, 'k': 2}
+    Args:
+        expr: the statement, as `insum` takes it.
+        size: the output's size, as `insum` takes it.
+        **tensors: each tensor or format of the statement by its name there; tensors on the meta device will do.
+
+    Returns:
+        An `Explanation` that prints all of it, with the attributes `statement`, `rewritten` (the statement without its
+        sparse format), `extents`, `graph` (a torch.fx module), `schedule`, `config` and `source` (the Triton kernel).
+        `schedule`, `config` and `source` are None where no kernel runs; `why_no_kernel` then says why.
+
+    Raises:
+        ParseError, OperandError, ShapeError, IndexRangeError, UnsupportedError, SettingError: as `insum` does.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import explain
+        >>> explanation = explain("C[i] += A[i,k] * B[k]", A=torch.ones(3, 2), B=torch.ones(2))
+        >>> explanation.extents
+        {'i': 3, 'k': 2}
+        >>> "@triton.jit" in explanation.source
+        True
     """
     return _explain(expr, tensors, _checked(expr, tensors, size))
 
 
 def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False, **tensors: Any) -> Tuning:
-    """Time the ways to run `insum` with the same arguments, on their GPU; later calls take the best.
+    """Time the ways to run `insum` with the same arguments, on their GPU; later calls of this kind take the best.
 
-    The result prints as a table; `timings` holds its rows, best first. `full` tries a whole grid of configs,
-    which takes minutes.
+    The times are kept on disk, so that other processes on the same machine start from them.
+
+    Args:
+        expr: the statement, as `insum` takes it.
+        size: the output's size, as `insum` takes it.
+        full: whether to try a whole grid of configs, which takes minutes, instead of a short list.
+        **tensors: each tensor or format of the statement by its name there, on a CUDA device.
+
+    Returns:
+        A `Tuning` that prints as a table. Its `timings` holds the rows, best first, and `best` is the first of them.
+
+    Raises:
+        UnsupportedError: the tensors are not on a GPU, or there is no kernel to choose.
+        OperandError: `full` is not True or False; otherwise as `insum` does.
+        ParseError, ShapeError, IndexRangeError, SettingError: as `insum` does.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import tune
+        >>> A, B = torch.ones(3, 2), torch.ones(2)
+        >>> tune("C[i] += A[i,k] * B[k]", A=A.cuda(), B=B.cuda())  # doctest: +SKIP
+        >>> tune("C[i] += A[i,k] * B[k]", A=A, B=B)
+        Traceback (most recent call last):
+            ...
+        insum_ops.compiler.errors.UnsupportedError: tuning needs CUDA tensors, but these are on cpu; ...
     """
     if not isinstance(full, bool):
         raise OperandError(f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor")

@@ -48,36 +48,52 @@ HALVES = (torch.float16, torch.bfloat16)
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
 
-    A [M, K] is a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC), a scipy sparse
-    array, or a graph `(edge_index, edge_weight, size)`: edge_index [2, E] holds sources, then targets;
-    edge_weight [E] may be None, for ones; size is (sources, targets), a number for both, or left out, for as many
-    of both as B has rows. B is [K], [K, N] or [..., K, N].
+    Rows without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an
+    uncoalesced COO tensor or a scipy array lists twice is one entry.
 
-    `reduce` says what becomes of a row's products: "sum", "mean", "max" or "min" ("amax" and "amin" too). Rows
-    without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an uncoalesced
-    COO tensor or a scipy array lists twice is one entry.
+    Gradients reach B and the values of A: the format's, edge_weight, or the sparse tensor, whose gradient is sparse, of
+    its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and values that a
+    sparse tensor was made of get theirs for every layout).
 
-    Gradients reach B and the values of A: the format's, edge_weight, or the sparse tensor, whose gradient is
-    sparse, of its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and
-    values that a sparse tensor was made of get theirs for every layout).
-
-    A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the
-    tensor's version counter, and other `.data` by its address, so not what is changed through other tensors in the
-    same memory. A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
+    A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
+    version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
+    A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
     `torch.compile` traces formats alone, after one ordinary call (and its backward, to train) that works out what is
     known of their pattern.
 
-    >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
-    >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
-    >>> spmm(A, B)
-    tensor([[ 10., 100.],
-            [  0.,   0.],
-            [ 27., 270.]])
-    >>> edge_index = torch.tensor([[1, 0, 2], [0, 2, 2]])  # 1 -> 0, 0 -> 2, 2 -> 2
-    >>> spmm((edge_index, None), B, reduce="mean")
-    tensor([[ 2., 20.],
-            [ 0.,  0.],
-            [ 2., 20.]])
+    Args:
+        A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
+            a scipy sparse array, or a graph `(edge_index, edge_weight, size)`. edge_index [2, E] holds sources, then
+            targets; edge_weight [E] may be None, for ones; size is (sources, targets), a number for both, or left out,
+            for as many of both as B has rows. A graph is the matrix [targets, sources].
+        B: the dense matrix [K, N]; also a vector [K] or a batch [..., K, N].
+        reduce: what becomes of a row's products: "sum", "mean" over the row's entries, "max" or "min" ("amax" and
+            "amin" too).
+
+    Returns:
+        C [M, N], or [M] for a vector and [..., M, N] for a batch.
+
+    Raises:
+        OperandError: A is nothing of the kinds above, B no dense floating-point tensor, `reduce` none of those words,
+            or A and B are on two devices.
+        ShapeError: A is no matrix, or B has another number of rows than A has columns.
+        IndexRangeError: an edge names a node that is not there.
+        UnsupportedError: `torch.compile` meets an A that is no format.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import spmm
+        >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
+        >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+        >>> spmm(A, B)
+        tensor([[ 10., 100.],
+                [  0.,   0.],
+                [ 27., 270.]])
+        >>> edge_index = torch.tensor([[1, 0, 2], [0, 2, 2]])  # 1 -> 0, 0 -> 2, 2 -> 2
+        >>> spmm((edge_index, None), B, reduce="mean")
+        tensor([[ 2., 20.],
+                [ 0.,  0.],
+                [ 2., 20.]])
     """
     if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
         return _spmm(A, B, reduce)
@@ -215,18 +231,36 @@ def _entry_counts(form: SparseFormat) -> Tensor:
 def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     """V[m,k] = X[m,d] * Y[k,d], summed over d, only where the pattern has an entry: `X @ Y.T`, sampled.
 
-    X is [M, D], Y [K, D]. The values come back as the pattern came: in the same format, in a torch sparse tensor of
-    the same layout, or for `(edge_index, edge_weight, size)` as a tensor [E], one dot product of X[target] and
-    Y[source] for each edge. The pattern's own values are not read. Gradients reach X and Y, to any order; a scipy
-    array could not hand them on, so it is to be converted first.
+    This is the sampled dense-dense matrix product, for example the scores of attention along the edges of a graph. The
+    pattern's own values are not read. Gradients reach X and Y, to any order.
 
-    >>> pattern = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
-    >>> X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [10.0, 10.0]])
-    >>> sddmm(pattern, X, Y).to_dense()
-    tensor([[ 0., 30.],
-            [ 7.,  0.]])
-    >>> sddmm((torch.tensor([[1, 0], [0, 1]]), None), X, Y)
-    tensor([30.,  7.])
+    Args:
+        pattern: where to sample [M, K]: a format of `insum_ops.formats`, a torch sparse tensor, or a graph
+            `(edge_index, edge_weight, size)` as `spmm` takes it; a scipy array could not hand on gradients, so it is to
+            be converted first.
+        X: dense matrix [M, D]; for a graph, a row for each target.
+        Y: dense matrix [K, D]; for a graph, a row for each source.
+
+    Returns:
+        The values as the pattern came: in the same format, in a torch sparse tensor of the same layout, or for a graph
+        as a tensor [E], one dot product of X[target] and Y[source] for each edge.
+
+    Raises:
+        OperandError: the pattern is nothing of the kinds above, or X or Y is no dense matrix.
+        ShapeError: X or Y has other rows than the pattern, or the two have different D.
+        IndexRangeError: an edge names a node that is not there.
+        UnsupportedError: `torch.compile` meets a pattern that is no format.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import sddmm
+        >>> pattern = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+        >>> X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [10.0, 10.0]])
+        >>> sddmm(pattern, X, Y).to_dense()
+        tensor([[ 0., 30.],
+                [ 7.,  0.]])
+        >>> sddmm((torch.tensor([[1, 0], [0, 1]]), None), X, Y)
+        tensor([30.,  7.])
     """
     for name, operand in (("X", X), ("Y", Y)):
         if not isinstance(operand, Tensor) or operand.ndim != 2:

@@ -42,16 +42,35 @@ PLANS = 256  # over one map that are kept
 def sparse_conv3d(
     features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None = None, groups: int = 1
 ) -> Tensor:
-    """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: features [N, C] of the map's inputs to [X, M] of its outputs.
+    """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: sparse convolution of voxel features over a kernel map.
 
-    `weight` is [M, *kernel_size, C / groups], spconv's layout; the number of axes is the map's, one to four.
+    The map says which input voxel each output voxel reads through each tap of the kernel; it is made once and used by
+    all convolutions of one geometry. The name is that of the usual case: a map may have one to four axes. Gradients
+    reach features, weight and bias, to any order. `insum_ops.nn` has layers with spconv's names around it.
 
-    >>> from insum_ops.formats import kernel_map
-    >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
-    >>> sparse_conv3d(torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([[[2.0], [3.0], [4.0]]]), line)
-    tensor([[ 43.],
-            [ 32.],
-            [300.]])
+    Args:
+        features: features of the map's input voxels [N, C], in the order of its `indices`.
+        weight: the kernel [M, *kernel_size, C / groups], spconv's layout.
+        kernel_map: what `insum_ops.formats.kernel_map` makes of voxel coordinates.
+        bias: what is added to every output voxel [M]; None for nothing.
+        groups: how many groups of channels are convolved apart; divides C and M.
+
+    Returns:
+        Features of the map's output voxels [X, M], in the order of its `out_indices`.
+
+    Raises:
+        OperandError: an argument is of a wrong type, not floating point, or on another device.
+        ShapeError: the features' rows or channels, the weight's kernel size, the bias or `groups` do not fit.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import sparse_conv3d
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> sparse_conv3d(torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([[[2.0], [3.0], [4.0]]]), line)
+        tensor([[ 43.],
+                [ 32.],
+                [300.]])
     """
     _check_types(features, weight, kernel_map, bias)
     return convolve(features, weight, kernel_map, bias, groups)

@@ -45,13 +45,57 @@ def tensor_product(
 ) -> Tensor:
     """`Z[b,w,k] += C[i,j,k] * W[u,v,w] * X[b,u,i] * Y[b,v,j]`, added up over the paths between irreps.
 
-    Every path that is allowed, or those that e3nn's `instructions` name. x is [..., irreps_in1.dim], y
-    [..., irreps_in2.dim], weight [weight_numel] for all or [..., weight_numel] for each; leading dimensions
-    broadcast. Where the second input is one block of scalars and one-hot, y may be the positions of its ones, integers
-    [...], or with shared weights a `GroupCOO` [rows, irreps_in2.dim] with `group_dim=1`: rows grouped by kind.
+    An equivariant tensor product: each path multiplies a block of irreps of x with one of y by their Clebsch-Gordan
+    coefficients C, mixes channels by weights W, and adds to a block of the output. Without `instructions` it takes
+    every path that angular momentum and parity allow, as e3nn's `FullyConnectedTensorProduct`; with them those that
+    e3nn's `TensorProduct` would. Irreps are e3nn's, which must be installed (`pip install 'insum_ops[e3nn]'`).
+    Gradients reach x, y and weight, to any order.
 
-    With `src` and `dst` [edges], x holds nodes, y and weight edges: edge e multiplies node `src[e]` and adds its
-    product to node `dst[e]` of `num_nodes` (as many as x has, unless told).
+    With `src` and `dst`, x holds nodes, y and weight edges: edge e multiplies node `src[e]` and adds its product to
+    node `dst[e]`, as a layer of message passing does.
+
+    Args:
+        x: first input [..., irreps_in1.dim]; [nodes, irreps_in1.dim] with edges.
+        y: second input [..., irreps_in2.dim]. Where it is one block of scalars and one-hot, it may be the positions of
+            its ones, integers [...], or with shared weights a `GroupCOO` [rows, irreps_in2.dim] with `group_dim=1`:
+            rows grouped by kind.
+        weight: [weight_numel] for all samples or [..., weight_numel] for each, the paths' weights one after the other,
+            e3nn's order; None where no path has weights.
+        irreps_in1: irreps of x, a string such as "16x0e + 8x1o" or an `e3nn.o3.Irreps`.
+        irreps_in2: irreps of y.
+        irreps_out: irreps of the result.
+        instructions: paths as e3nn writes them, `(i_in1, i_in2, i_out, mode, has_weight[, path_weight])`, with the
+            modes uvw, uvu, uvv, uuw, uuu and uvuv; None for every allowed path, with weights and mode uvw.
+        irrep_normalization: "component" (None means it), "norm" or "none", as in e3nn.
+        path_normalization: "element" (None means it), "path" or "none", as in e3nn.
+        layout: "mul_ir", e3nn's, each block [multiplicity, 2l+1], or "ir_mul", its transpose.
+        src: the node of x that each edge multiplies, integers [edges]; a negative one is no edge.
+        dst: the node that each edge adds to, integers [edges]; a negative one is no edge.
+        num_nodes: rows of the result with edges; None for as many as x has.
+
+    Returns:
+        Z [..., irreps_out.dim], the leading dimensions of x, y and weight broadcast; [num_nodes, irreps_out.dim] with
+        edges.
+
+    Raises:
+        OperandError: irreps that e3nn can't read, an instruction that is not allowed, a missing weight, or tensors of
+            two dtypes or devices.
+        ShapeError: a last dimension that is not that of its irreps, leading dimensions that do not broadcast,
+            multiplicities that do not fit a mode, or edges of different numbers.
+        IndexRangeError: `src`, `dst` or a position in y is out of range.
+        UnsupportedError: another connection mode, or a `GroupCOO` where none can stand.
+        ImportError: e3nn is not installed.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import tensor_product
+        >>> irreps = dict(irreps_in1="4x0e + 4x1o", irreps_in2="1x0e + 1x1o", irreps_out="8x0e + 8x1o")
+        >>> nodes, edges, weight = torch.randn(10, 16), torch.randn(30, 4), torch.randn(128)
+        >>> tensor_product(torch.randn(30, 16), edges, weight, **irreps).shape
+        torch.Size([30, 32])
+        >>> src, dst = torch.randint(10, (2, 30))
+        >>> tensor_product(nodes, edges, weight, **irreps, src=src, dst=dst).shape
+        torch.Size([10, 32])
     """
     given = None if instructions is None else tuple([tuple(own) if type(own) is list else own for own in instructions])
     text = (irreps_in1, irreps_in2, irreps_out, given, irrep_normalization, path_normalization, layout)

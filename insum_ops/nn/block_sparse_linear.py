@@ -58,24 +58,40 @@ class BlockSparseLinear(nn.Module):
     sticks out of the matrix is filled up with zeros. Blocks of 16 to 128 suit Tensor Cores.
 
     A random pattern has `density` of all blocks, rounded, and one in every block row unless `allow_empty_rows`, so a
-    very low density is exceeded rather than an output left without inputs. It comes from `generator`, or from
-    torch's global seed, and is the same on every device. `pattern`, a bool mask [out_blocks, in_blocks], takes the
-    place of a random one; `density` is not used then.
+    very low density is exceeded rather than an output left without inputs. It is the same on every device.
 
     In an `nn.TransformerEncoderLayer` it is called for inference too, where torch would read the weight of an
     `nn.Linear` itself. Compile after one ordinary call. Once the layer has been used, copied or saved, its pattern
     changes by `set_pattern_`, `prune_`, `load_patterns_` and `load_state_dict`, or by a tensor that is assigned to
     `coords`: where `coords` is overwritten with another pattern, as by an average over buffers, the layer refuses to
     compute and to be saved. Writes that torch does not count, as `coords.data[0] = 1` or those through numpy, go
-    unnoticed. Under DistributedDataParallel pass
-    `broadcast_buffers=False`: otherwise the pattern is sent, and compared, at every step.
+    unnoticed. Under DistributedDataParallel pass `broadcast_buffers=False`: otherwise the pattern is sent, and
+    compared, at every step.
 
-    >>> layer = BlockSparseLinear(256, 128, block_size=32, density=0.25)
-    >>> layer
-    BlockSparseLinear(in_features=256, out_features=128, block_size=(32, 32), blocks=8/32, density=0.25, bias=True, \
-Y[t,o] += X[t,i] * W[o,i])
-    >>> layer(torch.randn(2, 10, 256)).shape, layer.weight.shape
-    (torch.Size([2, 10, 128]), torch.Size([8, 32, 32]))
+    Args:
+        in_features: size of the last dimension of the input.
+        out_features: size of the last dimension of the output.
+        block_size: rows and columns of a block, (out, in), or one number for both; neither has to divide the features.
+        density: share of blocks to store, above 0 and up to 1; not used with a pattern.
+        bias: whether a trained bias [out_features] is added.
+        device: where the parameters lie.
+        dtype: of what type they are: float16, bfloat16, float32 or float64; None for torch's default.
+        pattern: bool mask [out_blocks, in_blocks] of the blocks to store, in the place of random ones.
+        allow_empty_rows: whether a random pattern may leave a block row without blocks.
+        generator: what draws the pattern and the weights; None for torch's global one.
+
+    Raises:
+        ShapeError: features or blocks below 1, a block larger than the matrix, or a pattern of another shape.
+        OperandError: a density, dtype, pattern or generator of a wrong kind; the message says which.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import BlockSparseLinear
+        >>> layer = BlockSparseLinear(256, 128, block_size=32, density=0.25)
+        >>> layer.coords.shape, layer.weight.shape, layer.mask.shape, layer.density
+        (torch.Size([2, 8]), torch.Size([8, 32, 32]), torch.Size([4, 8]), 0.25)
+        >>> layer(torch.randn(2, 10, 256)).shape
+        torch.Size([2, 10, 128])
     """
 
     EXPR = EXPR
@@ -131,15 +147,31 @@ Y[t,o] += X[t,i] * W[o,i])
         *,
         bias: Tensor | None = None,
     ) -> Layer:
-        """The blocks of a trained `nn.Linear`, or weight [out, in], that are largest by Frobenius norm.
+        """Return a layer with those blocks of a trained `nn.Linear`, or weight, that are largest by Frobenius norm.
 
-        Give `density`, the share of blocks to keep, or `threshold`, the norm that a kept block exceeds: 0 keeps every
-        block that is not all zeros. A block row whose blocks are all small is left empty. `bias` [out] goes with a
-        weight; a Linear brings its own, with what of it is trained and the mode that it is in.
+        A block row whose blocks are all small is left empty. From an `nn.Linear` it also takes the bias, what of it is
+        trained and the mode that it is in.
 
-        >>> layer = BlockSparseLinear.from_dense(nn.Linear(64, 64), block_size=16, density=0.5)
-        >>> layer.mask.sum()
-        tensor(8)
+        Args:
+            dense: an `nn.Linear`, or its weight [out_features, in_features].
+            block_size: rows and columns of a block, (out, in), or one number for both.
+            density: share of blocks to keep, above 0 and up to 1; give this or threshold.
+            threshold: the norm that a kept block exceeds; 0 keeps every block that is not all zeros.
+            bias: bias [out_features] that goes with a weight; a Linear brings its own.
+
+        Returns:
+            A `BlockSparseLinear` with copies of the blocks, on the device and of the dtype of `dense`.
+
+        Raises:
+            OperandError: not exactly one of density and threshold is given, or an argument is of a wrong kind.
+            ShapeError: the weight is no matrix, the bias does not fit it, or a block is larger than it.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> layer = BlockSparseLinear.from_dense(torch.nn.Linear(64, 64), block_size=16, density=0.5)
+            >>> layer.mask.sum()
+            tensor(8)
         """
         weight, bias = weight_and_bias(dense, bias)
         if (density is None) == (threshold is None):
@@ -171,10 +203,22 @@ Y[t,o] += X[t,i] * W[o,i])
         return layer
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Uniform within 1 / sqrt(inputs that the output really has), as `nn.Linear` with all of them.
+        """Draw new weights, uniform within 1 / sqrt(inputs that the output really has), as `nn.Linear` does.
 
         The pattern stays. Where there is none, since the layer was on the meta device, it is drawn first, so that the
         same seed gives the same layer as it does without the detour.
+
+        Args:
+            generator: what draws them; None for torch's global one.
+
+        Raises:
+            OperandError: `generator` is no `torch.Generator`.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> layer = BlockSparseLinear(64, 64, block_size=16, density=0.5)
+            >>> layer.reset_parameters(torch.Generator().manual_seed(0))
         """
         check_generator(generator)
         self._settled = None
@@ -190,7 +234,25 @@ Y[t,o] += X[t,i] * W[o,i])
                 self.bias.copy_(uniform(rows.to(self.bias.dtype), generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """`Y[t,o] += X[t,i] * W[o,i]`, plus the bias.
+
+        Args:
+            x: input [..., in_features], of the weight's dtype or under autocast.
+
+        Returns:
+            Output [..., out_features].
+
+        Raises:
+            OperandError: x is no dense tensor of the weight's dtype and device, `coords` was overwritten with another
+                pattern, or it lists none, as after `to_empty`.
+            ShapeError: the last dimension of x is not in_features.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> BlockSparseLinear(64, 48, block_size=16, density=0.5)(torch.randn(7, 64)).shape
+            torch.Size([7, 48])
+        """
         if not isinstance(x, Tensor):
             raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
         if x.is_nested:  # before its strides are asked for, which ends the process
@@ -224,7 +286,25 @@ Y[t,o] += X[t,i] * W[o,i])
         return y.narrow(-1, 0, self.out_features) if rest else y
 
     def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Keep the largest stored blocks by Frobenius norm, `density` of all blocks; see `set_pattern_`."""
+        """Keep the largest stored blocks by Frobenius norm, `density` of all blocks, and drop the others, in place.
+
+        Parameters and optimizers are treated as by `set_pattern_`.
+
+        Args:
+            density: share of all blocks to keep, above 0 and at most what is stored.
+            optimizer: the only optimizer that holds the weight; None to look for all.
+
+        Raises:
+            OperandError: `density` is no share or more than is stored, the optimizer does not hold the weight, or the
+                pattern can't be changed; see `set_pattern_`.
+
+        Example:
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> layer = BlockSparseLinear(64, 64, block_size=16, density=0.5)
+            >>> layer.prune_(0.25)
+            >>> layer.density, list(layer.weight.shape)
+            (0.25, [4, 16, 16])
+        """
         count, stored = num_blocks(check_density(density), self.grid), self.coords.shape[1]
         if count > stored:
             raise OperandError(
@@ -244,13 +324,32 @@ Y[t,o] += X[t,i] * W[o,i])
         optimizer: torch.optim.Optimizer | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Store the blocks of a bool mask [out_blocks, in_blocks]: kept ones keep their values.
+        """Store the blocks of a mask, in place: kept ones keep their values.
 
-        New blocks start at zero, or with `init="random"` like those of a new layer. `weight` stays the same Parameter;
-        its gradient is dropped. The state that an optimizer has for kept blocks is kept too. Without `optimizer` every
-        torch.optim.Optimizer that holds the weight is looked for, which takes about a tenth of a second; one that is
-        given is taken for the only one. Of an optimizer of another kind forget the state yourself. A
-        DistributedDataParallel wrapper must be made anew.
+        `weight` stays the same Parameter; its gradient is dropped. The state that an optimizer has for kept blocks is
+        kept too. Of an optimizer that is no torch.optim.Optimizer forget the state yourself. A DistributedDataParallel
+        wrapper must be made anew.
+
+        Args:
+            mask: bool [out_blocks, in_blocks], true for each block to store.
+            init: how new blocks start: "zeros", or "random" like those of a new layer.
+            optimizer: the only optimizer that holds the weight; None to look for every torch.optim.Optimizer that does,
+                among all objects of the process.
+            generator: what draws new blocks; None for torch's global one.
+
+        Raises:
+            OperandError: mask, init, optimizer or generator of a wrong kind, an optimizer that does not hold the
+                weight, a layer on the meta device or with a parametrized weight, or `coords` was overwritten with
+                another pattern.
+            ShapeError: the mask has another shape.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> layer = BlockSparseLinear(64, 64, block_size=16, density=0.5)
+            >>> layer.set_pattern_(torch.eye(4, dtype=torch.bool))
+            >>> layer.coords.tolist()
+            [[0, 1, 2, 3], [0, 1, 2, 3]]
         """
         self._check_change(mask, init, generator)
         self._settle()
@@ -304,9 +403,21 @@ Y[t,o] += X[t,i] * W[o,i])
         return self.coords.shape[1] / (self.grid[0] * self.grid[1])
 
     def as_format(self) -> BlockCOO:
-        """W as the statement reads it, its sides rounded up to whole blocks: for `explain(layer.EXPR, X=x, W=...)`.
+        """Return the weight as the statement reads it, with its sides rounded up to whole blocks.
 
-        What is worked out of a pattern is kept as long as the pattern.
+        It is for `explain(layer.EXPR, X=x, W=layer.as_format())`. What is worked out of a pattern is kept as long as
+        the pattern.
+
+        Returns:
+            A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy.
+
+        Raises:
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+
+        Example:
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
+            (64, 64)
         """
         known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
         if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
@@ -343,11 +454,35 @@ Y[t,o] += X[t,i] * W[o,i])
         return self._parameters[name] if name in self._parameters else getattr(self, name)
 
     def to_dense(self) -> Tensor:
-        """The weight [out_features, in_features] with zeros where no block is stored; differentiable."""
+        """Return the weight as a dense matrix, zero where no block is stored; differentiable.
+
+        Returns:
+            [out_features, in_features].
+
+        Raises:
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+
+        Example:
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).to_dense().shape
+            torch.Size([64, 60])
+        """
         return self.as_format().to_dense()[: self.out_features, : self.in_features]
 
     def to_linear(self) -> nn.Linear:
-        """An `nn.Linear` that computes the same."""
+        """Return an `nn.Linear` that computes the same.
+
+        Returns:
+            A layer with copies of the weight and bias, on the same device, of the same dtype and in the same mode.
+
+        Raises:
+            OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+
+        Example:
+            >>> from insum_ops.nn import BlockSparseLinear
+            >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).to_linear()
+            Linear(in_features=60, out_features=64, bias=True)
+        """
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = nn.Parameter(self.to_dense().detach().contiguous(), self.weight.requires_grad)
         if self.bias is not None:
@@ -355,6 +490,7 @@ Y[t,o] += X[t,i] * W[o,i])
         return linear.train(self.training)
 
     def extra_repr(self) -> str:
+        """Return what `repr` shows between the parentheses."""
         stored, total = self.coords.shape[1], self.grid[0] * self.grid[1]
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, block_size={self.block_size}, "

@@ -41,17 +41,35 @@ class Row:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model and what became of its tensor products; prints as a table."""
+    """What `from_e3nn` returns: the converted model and what became of its tensor products; prints as a table.
+
+    Args:
+        model: the model with its products replaced; of a tensor product itself, the replacement.
+        rows: a row for each of e3nn's tensor products, with its `name` in the model, the `module` as e3nn prints it and
+            the `reason` why it was left, "" if it was replaced.
+
+    Example:
+        >>> from e3nn import o3
+        >>> from insum_ops.nn import from_e3nn
+        >>> conversion = from_e3nn(o3.FullyConnectedTensorProduct("4x0e", "1x0e", "8x0e"))
+        >>> print(conversion)
+        1 replaced, 0 left
+        (itself)  replaced  FullyConnectedTensorProduct(4x0e x 1x0e -> 8x0e | 32 paths | 32 weights)
+        >>> len(conversion.replaced), len(conversion.left)
+        (1, 0)
+    """
 
     model: nn.Module
     rows: tuple[Row, ...]
 
     @property
     def replaced(self) -> tuple[Row, ...]:
+        """The rows of the tensor products that were replaced."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
     def left(self) -> tuple[Row, ...]:
+        """The rows of the tensor products that were left as they are, each with its `reason`."""
         return tuple(row for row in self.rows if row.reason)
 
     def __str__(self) -> str:
@@ -68,6 +86,27 @@ def from_e3nn(model: nn.Module) -> Conversion:
     is, and the result, which prints as a table, says why: a product with hooks or a parametrization, one on which
     `forward` or anything else was set, one that is compiled, one of a class of its own, a connection mode of another
     kind.
+
+    Args:
+        model: a model with tensor products of `e3nn.o3`, or one of them.
+
+    Returns:
+        A `Conversion` with the `model` and `rows` that say what became of each tensor product.
+
+    Raises:
+        OperandError: `model` is no `torch.nn.Module`.
+        ImportError: e3nn is not installed.
+
+    Example:
+        >>> import torch
+        >>> from e3nn import o3
+        >>> from insum_ops.nn import from_e3nn
+        >>> model = torch.nn.ModuleDict({"mix": o3.FullyConnectedTensorProduct("4x0e", "1x0e", "8x0e")})
+        >>> print(from_e3nn(model))
+        1 replaced, 0 left
+        mix  replaced  FullyConnectedTensorProduct(4x0e x 1x0e -> 8x0e | 32 paths | 32 weights)
+        >>> type(model["mix"]).__module__
+        'insum_ops.nn.tensor_product'
     """
     o3 = e3nn_o3()
     if not isinstance(model, nn.Module):

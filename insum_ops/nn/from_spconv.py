@@ -41,16 +41,35 @@ OWN = {  # what spconv's layers have, of 1.2 to 2.3.8, beside names with an unde
 
 
 def from_spconv(module: nn.Module) -> nn.Module:
-    """A copy of `module` in which every layer of spconv is ours; all else stays as it is.
+    """Return a copy of a model in which every layer of spconv is ours; all else stays as it is.
 
-    Layers are told by their attributes and names; blocks of your own that derive from spconv's `SparseModule` keep
-    their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where a forward
-    of your own builds spconv's, import ours instead.
+    Layers are told by their attributes and names; spconv is not imported. Blocks of your own that derive from spconv's
+    `SparseModule` keep their class and get the tensor, as there. The copy takes `insum_ops.nn.SparseConvTensor`: where
+    a forward of your own builds spconv's, import ours instead.
+
+    Args:
+        module: a model built of spconv's layers, or one of them.
+
+    Returns:
+        The copy, or of a single layer its counterpart, with the same weights, mode and device.
 
     Raises:
         UnsupportedError: a layer has no counterpart, or something that would be lost: hooks, also on a parameter, a
             parametrization, a fused activation, a method or an attribute that was set on it or that its class
             overrides; or it is compiled.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from insum_ops.nn import from_spconv
+        >>> class SubMConv3d(nn.Module):  # stands for that of spconv.pytorch, which has these attributes
+        ...     ndim, in_channels, out_channels, kernel_size, dilation = 3, 16, 32, [3, 3, 3], [1, 1, 1]
+        ...     subm, inverse, transposed, indice_key, bias = True, False, False, "subm1", None
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = nn.Parameter(torch.zeros(32, 3, 3, 3, 16))
+        >>> from_spconv(SubMConv3d())
+        SubMConv3d(16, 32, kernel_size=[3, 3, 3], bias=False, indice_key='subm1')
     """
     for path, own in module.named_modules(remove_duplicate=False):
         if _is_replaced(own):

@@ -17,9 +17,30 @@ __all__ = ["load_patterns_"]
 
 
 def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Give every BlockSparseLinear of `model` the pattern it has in `state_dict`, which can then be loaded strictly.
+    """Give every `BlockSparseLinear` of a model the pattern it has in a state_dict, which can then be loaded strictly.
 
-    For a checkpoint whose patterns have other sizes than the model's, for example because it was pruned later.
+    It is for a checkpoint whose patterns have other sizes than the model's, for example because it was pruned later.
+    Blocks that both patterns have keep their values, and their state in torch's optimizers, as by `set_pattern_`.
+    Nothing changes unless all patterns fit.
+
+    Args:
+        model: a module with `BlockSparseLinear` layers, or one itself.
+        state_dict: that of a model with the same layers, with `coords` [2, blocks] for each of them.
+
+    Raises:
+        OperandError: a layer's pattern is missing, does not fit the layer, or the layer is on the meta device or has a
+            parametrized weight.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import BlockSparseLinear, load_patterns_
+        >>> saved = BlockSparseLinear(64, 64, block_size=16, density=0.25).state_dict()
+        >>> layer = BlockSparseLinear(64, 64, block_size=16, density=0.5)
+        >>> load_patterns_(layer, saved)
+        >>> layer.load_state_dict(saved)
+        <All keys matched successfully>
+        >>> layer.density
+        0.25
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)]
     masks = []

@@ -153,24 +153,51 @@ class _Fields:
 
 
 class SparseConvTensor(_Fields):
-    """`features` [N, C] at `indices` [N, 1+D], rows of (batch, a coordinate for each axis of `spatial_shape`).
+    """Features [N, C] on the occupied voxels, `indices` [N, 1+D], of a batch of grids of `spatial_shape`.
 
-    Each voxel is given once; row order is kept by submanifold convolutions, and what strided and transposed ones
-    make is ascending by (batch, coordinates). Voxels are checked when they are first used. `grid`, `voxel_num`
-    and `benchmark` are kept for code written for spconv and not used.
+    It is what every sparse convolution takes and returns, with the arguments of spconv's class of this name. Row order
+    is kept by submanifold convolutions, and what strided and transposed ones make is ascending by (batch, coordinates).
+    Voxels are checked when they are first used. Kernel maps are kept with the voxels, so that layers of one geometry
+    share them. `features`, `indices`, `spatial_shape` and `batch_size` are not set on a tensor: make another, as by
+    `replace_feature`. `x + y` adds features on the same voxels.
 
     Torch finds the tensors in it: it is a dataclass and a node of torch's pytrees. So it goes in and out of modules
     under DistributedDataParallel (`static_graph` and `find_unused_parameters` too), `fully_shard` and
     `torch.utils.checkpoint(..., use_reentrant=False)`, and `tree_map(lambda tensor: tensor.to(device), x)` moves it.
     Torch looks for tensors alone, and so not into this one, in a checkpoint with `use_reentrant=True`, in
-    `nn.DataParallel` and in backward hooks of modules: pass `features` where you need one of these. `map_cache` is that
-    of another tensor, whose kernel maps are used again where the indices are the same.
+    `nn.DataParallel` and in backward hooks of modules: pass `features` where you need one of these.
 
-    >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 0, 1], [0, 2, 0]]), [3, 2], batch_size=1)
-    >>> x.dense()
-    tensor([[[[0., 1.],
-              [0., 0.],
-              [1., 0.]]]])
+    Args:
+        features: features of the voxels [N, C].
+        indices: voxels [N, 1+D], int32 or int64, each given once: the batch index, then a coordinate for each axis.
+        spatial_shape: cells on each of one to four axes.
+        batch_size: how many grids there are.
+        grid: kept for code written for spconv, and not used.
+        voxel_num: kept for code written for spconv, and not used.
+        indice_dict: kernel maps by indice_key, shared with another tensor; None for none yet.
+        benchmark: kept for code written for spconv, and not used.
+        map_cache: that of another tensor, whose kernel maps are used again where the indices are the same.
+
+    Raises:
+        OperandError: features are no tensor, or on another device than the indices.
+        ShapeError: features are not [N, C].
+        FormatError: indices are not integers [N, 1+D], or `spatial_shape` or `batch_size` is no size of a grid; when
+            first used, a voxel is given twice or lies outside the grid.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import SparseConvTensor
+        >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+        >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+        >>> x
+        SparseConvTensor(voxels=2, channels=1, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
+        >>> x.dense()
+        tensor([[[[0., 1.],
+                  [0., 0.],
+                  [2., 0.]]]])
+        >>> x.features.tolist(), x.indices.tolist(), x.spatial_shape, x.batch_size, x.spatial_size
+        ([[1.0], [2.0]], [[0, 0, 1], [0, 2, 0]], [3, 2], 1, 6)
+        >>> clone = SparseConvTensor(x.features, x.indices, [3, 2], batch_size=1, map_cache=x.map_cache)
     """
 
     def __init__(
@@ -205,7 +232,7 @@ class SparseConvTensor(_Fields):
 
     @property
     def features(self) -> Tensor:
-        """[N, C]; `replace_feature` gives the voxels others."""
+        """The features of the voxels [N, C]; `replace_feature` makes a tensor with others."""
         return self._features
 
     @features.setter
@@ -215,6 +242,7 @@ class SparseConvTensor(_Fields):
 
     @property
     def indices(self) -> Tensor:
+        """The voxels [N, 1+D], int32 or int64: the batch index, then a coordinate for each axis."""
         return self.voxels.indices
 
     @indices.setter
@@ -227,6 +255,7 @@ class SparseConvTensor(_Fields):
 
     @property
     def spatial_shape(self) -> list[int]:
+        """The cells on each axis, as a list of D numbers."""
         return list(self.voxels.grid.spatial_shape)
 
     @spatial_shape.setter
@@ -239,6 +268,7 @@ class SparseConvTensor(_Fields):
 
     @property
     def batch_size(self) -> int:
+        """How many grids the batch holds."""
         return self.voxels.grid.batch_size
 
     @batch_size.setter
@@ -251,7 +281,7 @@ class SparseConvTensor(_Fields):
 
     @property
     def map_cache(self) -> MapCache:
-        """For the constructor of another tensor, which then uses the kernel maps of this one where they hold."""
+        """The kernel maps of this tensor, for the constructor of another one with the same indices."""
         return MapCache(self.voxels, self.indice_dict)
 
     @map_cache.setter
@@ -260,35 +290,138 @@ class SparseConvTensor(_Fields):
 
     @property
     def spatial_size(self) -> int:
-        """Cells of one grid."""
+        """How many cells one grid has."""
         return prod(self.voxels.grid.spatial_shape)
 
     def replace_feature(self, features: Tensor) -> SparseConvTensor:
-        """The same voxels with other features."""
+        """Return a tensor with other features on the same voxels, sharing the kernel maps.
+
+        Args:
+            features: features [N, C] in the order of the voxels, of any number of channels.
+
+        Returns:
+            A new `SparseConvTensor`; this one stays as it is.
+
+        Raises:
+            OperandError: features are no tensor.
+            ShapeError: features are not [N, C].
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.replace_feature(x.features.relu()).features.tolist()
+            [[1.0], [2.0]]
+        """
         return self.at(features, self.voxels)
 
     def at(self, features: Tensor, voxels: Voxels) -> SparseConvTensor:
-        """Features on other voxels that the same maps lead to."""
+        """Return a tensor with features on other voxels, sharing the saved kernel maps; a layer's output is made by it.
+
+        Args:
+            features: features [X, C] in the order of the voxels.
+            voxels: what `map` or `inverse_map` gives beside a kernel map.
+
+        Returns:
+            A new `SparseConvTensor`.
+
+        Raises:
+            OperandError: features are no tensor.
+            ShapeError: features are not [X, C].
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.at(torch.zeros(2, 5), x.voxels)
+            SparseConvTensor(voxels=2, channels=5, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
+        """
         made = object.__new__(SparseConvTensor)
         made._hold(features, voxels, self.indice_dict)
         made.grid, made.voxel_num, made.benchmark = self.grid, None, False
         return made
 
     def shadow_copy(self) -> SparseConvTensor:
+        """Return another `SparseConvTensor` over the same features, voxels and kernel maps, as spconv does.
+
+        Returns:
+            A new `SparseConvTensor`; nothing is copied.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.shadow_copy().features is x.features
+            True
+        """
         return self.replace_feature(self._features)
 
     def find_indice_pair(self, key: str | None) -> SavedMap | None:
-        """What was saved under an indice_key."""
+        """Return what a layer saved under an indice_key.
+
+        Args:
+            key: the key that the layer has; None finds nothing.
+
+        Returns:
+            The saved map, with the attributes `kernel_map`, `layout`, `source` and `target`; None where nothing was
+            saved.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SparseConv2d
+            >>> y = SparseConv2d(1, 4, kernel_size=2, indice_key="down1")(x)
+            >>> y.find_indice_pair("down1").kernel_map.kind, y.find_indice_pair("other")
+            ('strided', None)
+        """
         saved = None if key is None else self.indice_dict.get(key)
         return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
 
     def select_by_index(self, valid: Tensor) -> SparseConvTensor:
-        """The voxels that a mask or a list of rows picks, as a tensor of its own."""
+        """Return the voxels that a mask or a list of rows picks, as a tensor of its own.
+
+        Args:
+            valid: bool [N], true for the voxels to keep, or integers [n], their rows.
+
+        Returns:
+            A `SparseConvTensor` without kernel maps.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.select_by_index(x.features[:, 0] > 1).indices.tolist()
+            [[0, 2, 0]]
+        """
         grid = self.voxels.grid
         return SparseConvTensor(self._features[valid], self.indices[valid], grid.spatial_shape, grid.batch_size)
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """[batch, C, *spatial_shape], or with channels last; zero where there is no voxel."""
+        """Return the features on the whole grid, zero where there is no voxel.
+
+        Args:
+            channels_first: whether the channels come after the batch, as dense convolutions take them, or last.
+
+        Returns:
+            [batch_size, C, *spatial_shape], or [batch_size, *spatial_shape, C].
+
+        Raises:
+            FormatError: a voxel is given twice or lies outside the grid.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.dense().shape, x.dense(channels_first=False).shape
+            (torch.Size([1, 1, 3, 2]), torch.Size([1, 3, 2, 1]))
+        """
         grid, features = self.voxels.grid, self._features
         grid.check(self.indices)
         flat = features.new_zeros(grid.cells, features.shape[1]).index_copy(0, grid.keys(self.indices), features)
@@ -297,7 +430,25 @@ class SparseConvTensor(_Fields):
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
-        """The cells of [batch, *spatial_shape, C], channels last, that hold anything but zeros."""
+        """Return the cells of a dense tensor that hold anything but zeros.
+
+        Args:
+            x: dense tensor [batch_size, *spatial_shape, C], channels last.
+
+        Returns:
+            A `SparseConvTensor` with those cells as voxels, int32, ascending by batch and coordinates.
+
+        Raises:
+            ShapeError: x has no axis between batch and channels.
+            FormatError: x has more than four axes between batch and channels.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> x = SparseConvTensor.from_dense(torch.tensor([[[0.0], [5.0], [7.0]]]))
+            >>> x.indices.tolist(), x.features.tolist(), x.spatial_shape
+            ([[0, 1], [0, 2]], [[5.0], [7.0]], [3])
+        """
         if x.ndim < 3:
             raise ShapeError(f"x is {list(x.shape)}; it must be [batch, *spatial_shape, channels]")
         indices = (x != 0).any(-1).nonzero()
@@ -311,7 +462,32 @@ class SparseConvTensor(_Fields):
         return self.replace_feature(self._features + other)
 
     def map(self, layout: Layout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
-        """The kernel map of a layer and the voxels it leads to: shared by layers of one layout, saved under the key."""
+        """Return the kernel map of a layer over these voxels, and the voxels that it leads to.
+
+        A map is worked out once for each geometry. Under a key it is saved as well, for inverse convolutions.
+
+        Args:
+            layout: the geometry of a layer, its attribute `layout`.
+            indice_key: the name to save the map under, or to find it by; None for neither.
+
+        Returns:
+            (kernel map, voxels), the voxels for `at`.
+
+        Raises:
+            OperandError: the key was saved by a layer of another geometry, for other voxels, or before indices were
+                changed in place.
+            FormatError: a voxel is given twice or lies outside the grid, or no cell is left of it.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SubMConv2d
+            >>> kernel_map, voxels = x.map(SubMConv2d(1, 1, kernel_size=3).layout, "subm1")
+            >>> kernel_map
+            KernelMap(subm, inputs=2, outputs=2, kernel_size=[3, 3], stride=[1, 1], padding=[1, 1], dilation=[1, 1])
+        """
         if indice_key is None:
             return self.voxels.map(layout)
         saved = self.find_indice_pair(indice_key)
@@ -342,7 +518,30 @@ class SparseConvTensor(_Fields):
         return saved.kernel_map, saved.target
 
     def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
-        """The saved map backwards, and the voxels it came from."""
+        """Return the map that was saved under a key with inputs and outputs swapped, and the voxels that it came from.
+
+        Args:
+            kernel_size: taps on each axis of the inverse convolution, those of the layer that saved the map.
+            indice_key: the key of that layer, a strided or transposed convolution or a pooling layer.
+
+        Returns:
+            (kernel map, voxels), the voxels for `at`.
+
+        Raises:
+            OperandError: nothing was saved under the key, or by a submanifold convolution, with another kernel_size,
+                for other voxels, or before indices were changed in place.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SparseConv2d
+            >>> y = SparseConv2d(1, 4, kernel_size=2, indice_key="down1")(x)
+            >>> kernel_map, voxels = y.inverse_map((2, 2), "down1")
+            >>> voxels.indices is x.indices
+            True
+        """
         saved = self.find_indice_pair(indice_key)
         if saved is None:
             known = ", ".join(map(repr, self.indice_dict)) or "none"

@@ -24,7 +24,23 @@ NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may
 
 
 class SparseModule(nn.Module):
-    """A module that takes a `SparseConvTensor`; others in a `SparseSequential` get its features."""
+    """A module that takes a `SparseConvTensor`; other modules in a `SparseSequential` get its features.
+
+    Derive blocks of your own from it, as from spconv's class of this name. It adds nothing else to `nn.Module`.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import SparseConvTensor, SparseModule, SparseSequential, SubMConv1d
+        >>> class Residual(SparseModule):
+        ...     def __init__(self, channels):
+        ...         super().__init__()
+        ...         self.layer = SubMConv1d(channels, channels, 3)
+        ...     def forward(self, x):
+        ...         return x + self.layer(x)
+        >>> x = SparseConvTensor(torch.ones(2, 4), torch.tensor([[0, 0], [0, 1]]), [3], batch_size=1)
+        >>> SparseSequential(Residual(4), torch.nn.ReLU())(x)
+        SparseConvTensor(voxels=2, channels=4, spatial_shape=[3], batch_size=1, dtype=torch.float32)
+    """
 
 
 def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
@@ -56,12 +72,46 @@ def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class SparseConvolution(SparseModule):
-    """What all convolutions share: `weight` [out, *kernel_size, in / groups] and `bias` [out], as spconv stores them.
+    """What all sparse convolution layers share: parameters as spconv stores them, a kernel map and one statement.
 
-    A pointwise convolution (kernel 1, stride 1) is a matrix product; `weight` then holds the matrix [in, out] in its
-    memory, as spconv's does, and `kernel` is the one that its shape promises. `algo`, `fp32_accum`,
-    `large_kernel_fast_algo`, `record_voxel_count` and `name` choose among spconv's own kernels; they are accepted
-    and change nothing here.
+    A layer for use is one of the classes derived from it, such as `SubMConv3d`; they name the number of axes (`ndim`)
+    and how outputs come from inputs (`kind`). `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
+    [out_channels]. With a kernel and a stride of 1 the layer is a matrix product, and the memory of `weight` holds the
+    matrix [in_channels, out_channels], as spconv's does; `kernel` has it in the order that its shape says.
+
+    Checkpoints of spconv load, those of 1.x and early 2.x, [*kernel_size, in_channels, out_channels], too.
+
+    Args:
+        in_channels: channels of the input features, at least 1.
+        out_channels: channels of the output features, at least 1.
+        kernel_size: taps on each axis, one number or one for each axis.
+        stride: cells from one output to the next, one number or one for each axis.
+        padding: cells added on both sides of each axis, one number or one for each axis.
+        dilation: cells from one tap to the next, one number or one for each axis.
+        groups: how many groups of channels are convolved apart; divides both numbers of channels.
+        bias: whether a trained bias [out_channels] is added to every output voxel.
+        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution and for layers of the
+            same geometry on the same voxels; None for no name.
+        algo: accepted for code written for spconv, and ignored.
+        fp32_accum: accepted for code written for spconv, and ignored.
+        record_voxel_count: accepted for code written for spconv, and ignored.
+        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
+        name: kept as the attribute `name`, and not used.
+        output_padding: cells added to the end of each axis of a transposed convolution's output; 0 for all others.
+
+    Raises:
+        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
+            of 1.
+        FormatError: a size is no whole number, too small, or given for another number of axes.
+
+    Example:
+        >>> from insum_ops.nn import SparseConvolution, SubMConv3d
+        >>> layer = SubMConv3d(4, 8, kernel_size=3)
+        >>> isinstance(layer, SparseConvolution), layer.ndim, layer.kind, list(layer.kernel.shape)
+        (True, 3, 'subm', [8, 3, 3, 3, 4])
+        >>> pointwise = SubMConv3d(4, 8, kernel_size=1)
+        >>> list(pointwise.weight.shape), list(pointwise.matrices.shape)
+        ([8, 1, 1, 1, 4], [1, 4, 8])
     """
 
     ndim: ClassVar[int]
@@ -114,13 +164,45 @@ class SparseConvolution(SparseModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within 1 / sqrt(in channels x taps), as `nn.Conv3d` starts."""
+        """Draw new weights, uniform within 1 / sqrt(input channels x taps), as `nn.Conv3d` starts.
+
+        Example:
+            >>> from insum_ops.nn import SubMConv1d
+            >>> layer = SubMConv1d(4, 8, kernel_size=3)
+            >>> layer.reset_parameters()
+            >>> bool(layer.weight.abs().max() <= 1 / 12**0.5)
+            True
+        """
         limit = 1 / sqrt(prod(self.weight.shape[1:]))
         nn.init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -limit, limit)
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        """Convolve the features of a tensor.
+
+        Args:
+            x: features [N, in_channels] on voxels.
+
+        Returns:
+            Features [X, out_channels] on the voxels that the layer leads to, with their spatial_shape.
+
+        Raises:
+            OperandError: x is no `SparseConvTensor`, its features are not floating point, or `indice_key` does not fit.
+            ShapeError: x has another number of axes or channels.
+            FormatError: when a kernel map is made, a voxel is given twice or lies outside `spatial_shape`, or no cell
+                is left of it.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor, SubMConv1d
+            >>> layer = SubMConv1d(1, 1, kernel_size=3, bias=False)
+            >>> layer.load_kernel(torch.tensor([[[2.0], [3.0], [4.0]]]))
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [10.0]]), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+            >>> layer(x).features
+            tensor([[43.],
+                    [32.]], grad_fn=<_ConvolutionBackward>)
+        """
         self.check(x)
         if self.is_pointwise:
             return x.replace_feature(self.pointwise(x.features))
@@ -133,23 +215,60 @@ class SparseConvolution(SparseModule):
         return x.at(convolve(x.features, weight, kernel_map, bias, self.groups), voxels)
 
     def map(self, x: SparseConvTensor) -> tuple[KernelMap, Voxels]:
+        """Return the kernel map of this layer over a tensor's voxels, and the voxels that it leads to.
+
+        Args:
+            x: the tensor that the layer is called with.
+
+        Returns:
+            (kernel map, voxels), as `SparseConvTensor.map` gives them.
+
+        Raises:
+            OperandError: `indice_key` was saved by a layer of another geometry or for other voxels.
+            FormatError: a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor, SubMConv1d
+            >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+            >>> kernel_map, voxels = SubMConv1d(1, 1, kernel_size=3).map(x)
+            >>> kernel_map.neighbours.tolist()
+            [[-1, 0, 1], [0, 1, -1]]
+        """
         return x.map(self.layout, self.indice_key)
 
     @property
     def kernel(self) -> Tensor:
-        """[out, *kernel_size, in / groups] whatever the layer: `F.conv3d` takes `kernel.movedim(-1, 1)`."""
+        """The kernel [out_channels, *kernel_size, in_channels / groups]; `F.conv3d` takes `kernel.movedim(-1, 1)`."""
         if not self.is_pointwise:
             return self.weight
         return self.matrices.transpose(1, 2).reshape(self.weight.shape)
 
     @property
     def matrices(self) -> Tensor:
-        """[groups, in / groups, out / groups], of a pointwise layer."""
+        """The matrices [groups, in_channels / groups, out_channels / groups] of a layer with a kernel of 1."""
         return self.weight.view(self.groups, self.in_channels // self.groups, self.out_channels // self.groups)
 
     @torch.no_grad()
     def load_kernel(self, kernel: Tensor) -> None:
-        """Take over the numbers of a kernel [out, *kernel_size, in / groups]."""
+        """Copy the numbers of a kernel into `weight`, whatever order of memory the layer has.
+
+        `insum_ops.nn.weight_from_conv` and its siblings bring weights of other libraries into this shape.
+
+        Args:
+            kernel: the kernel [out_channels, *kernel_size, in_channels / groups].
+
+        Raises:
+            ShapeError: the kernel has another shape.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SubMConv3d, weight_from_conv
+            >>> dense, layer = torch.nn.Conv3d(4, 8, 3, padding=1), SubMConv3d(4, 8, 3)
+            >>> layer.load_kernel(weight_from_conv(dense.weight))
+            >>> torch.equal(layer.kernel.movedim(-1, 1), dense.weight)
+            True
+        """
         if kernel.shape != self.weight.shape:
             raise ShapeError(
                 f"kernel is {list(kernel.shape)} but {type(self).__name__} takes {list(self.weight.shape)}, "
@@ -161,7 +280,20 @@ class SparseConvolution(SparseModule):
             self.weight.copy_(kernel)
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """A product with a dense matrix, which is torch's to compute; by a statement where it falls into groups."""
+        """`Out[x,g,m] += In[x,g,c] * Weight[g,c,m]`: what a layer with a kernel of 1 computes, at each voxel by itself.
+
+        Args:
+            features: features [N, in_channels].
+
+        Returns:
+            Features [N, out_channels], bias included.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SubMConv3d
+            >>> SubMConv3d(4, 8, kernel_size=1).pointwise(torch.ones(5, 4)).shape
+            torch.Size([5, 8])
+        """
         if self.groups == 1:
             matrix, bias = self.matrices[0].T, self.bias
             if features.dtype is matrix.dtype and (bias is None or bias.dtype is matrix.dtype):
@@ -172,6 +304,24 @@ class SparseConvolution(SparseModule):
         return Out if self.bias is None else Out + self.bias.to(Out.dtype)  # autocast's, as of all layers
 
     def check(self, x: SparseConvTensor) -> None:
+        """Raise unless a tensor is one that this layer takes.
+
+        Args:
+            x: the tensor that the layer is called with.
+
+        Raises:
+            OperandError: x is no `SparseConvTensor`, or its features are not floating point.
+            ShapeError: x has another number of axes or channels.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor, SubMConv1d
+            >>> x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+            >>> SubMConv1d(16, 32, kernel_size=3).check(x)
+            Traceback (most recent call last):
+                ...
+            insum_ops.compiler.errors.ShapeError: SubMConv1d takes 16 channels but features have 1
+        """
         check_input(self, x, self.ndim)
         if x.features.shape[1] != self.in_channels:
             channels = x.features.shape[1]
@@ -195,6 +345,7 @@ class SparseConvolution(SparseModule):
         super(SparseModule, self)._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def extra_repr(self) -> str:
+        """Return what `repr` shows between the parentheses."""
         words = [f"{self.in_channels}, {self.out_channels}, kernel_size={list(self.kernel_size)}"]
         defaults: Mapping[str, int] = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
         for name, default in defaults.items():

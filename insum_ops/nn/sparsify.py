@@ -25,7 +25,25 @@ OWN = {"in_features", "out_features", "weight", "bias", "_is_hf_initialized"}  #
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What became of one linear layer."""
+    """What `sparsify` did to one linear layer.
+
+    Args:
+        name: where the layer is in the model, "" for the model itself.
+        shape: the dense weight's (out_features, in_features).
+        blocks: how many blocks are stored, 0 for a layer that was skipped.
+        all_blocks: how many blocks the weight has, 0 for a layer that was skipped.
+        norm_share: share of the weight's squared norm that the stored blocks hold.
+        parameters: numbers that the layer trains now.
+        parameters_before: numbers that it trained before.
+        skipped: why it was left as it was, "" if it was not.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import sparsify
+        >>> report = sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), block_size=32, density=0.5).layers[0]
+        >>> report.name, report.shape, report.blocks, report.all_blocks, report.density, report.skipped
+        ('0', (64, 64), 2, 4, 0.5, '')
+    """
 
     name: str  # "" for the model itself
     shape: tuple[int, int]  # of the dense weight
@@ -38,12 +56,25 @@ class LayerReport:
 
     @property
     def density(self) -> float:
+        """The share of blocks that are stored, 1.0 for a layer that was skipped."""
         return self.blocks / self.all_blocks if self.all_blocks else 1.0
 
 
 @dataclass(frozen=True)
 class Sparsified:
-    """The model, and what became of each linear layer; prints as a table."""
+    """What `sparsify` returns: the model, and what became of each linear layer; prints as a table.
+
+    Args:
+        model: the model with its layers swapped; of a Linear itself, the new layer.
+        layers: a `LayerReport` for each linear layer, in the order of the model's modules.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import sparsify
+        >>> result = sparsify(torch.nn.Linear(64, 64), block_size=32, density=0.25)
+        >>> list(result.model.weight.shape), len(result.layers)
+        ([1, 32, 32], 1)
+    """
 
     model: nn.Module
     layers: tuple[LayerReport, ...]
@@ -69,14 +100,31 @@ def sparsify(
 ) -> Sparsified:
     """Swap the `nn.Linear` layers of a model, in place, for `BlockSparseLinear` with their largest blocks.
 
-    `filter(name, layer)` says which; without one it is all of them. What can't be swapped is left as it is, and the
-    table says why: a layer smaller than a block, with a shared weight, with hooks on itself or its parameters, with
-    buffers, attributes, parametrizations or a forward that an nn.Linear has not, compiled, of a subclass of
-    nn.Linear. Make the optimizer afterwards. If the model is a Linear itself, the result's `model` is the new layer.
+    What can't be swapped is left as it is, and the table says why: a layer smaller than a block, with a shared weight,
+    with hooks on itself or its parameters, with buffers, attributes, parametrizations or a forward that an nn.Linear
+    has not, compiled, of a subclass of nn.Linear. Make the optimizer afterwards.
 
-    >>> model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
-    >>> sparsify(model, block_size=32, density=0.25).layers[1].skipped
-    'smaller than a block'
+    Args:
+        model: the model, or a Linear itself.
+        block_size: rows and columns of a block, (out, in), or one number for both.
+        density: share of blocks to keep in each layer, above 0 and up to 1; those of the largest Frobenius norm stay.
+        filter: `filter(name, layer)` says whether to swap a layer; None swaps all of them.
+
+    Returns:
+        A `Sparsified`, which prints as a table. Its `model` is the model, or the new layer if the model was a Linear
+        itself; its `layers` hold a `LayerReport` each.
+
+    Raises:
+        OperandError: `model` is no module, `filter` no function, or `density` no share.
+        ShapeError: `block_size` is not one or two whole numbers of at least 1.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import sparsify
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+        >>> result = sparsify(model, block_size=32, density=0.25)
+        >>> type(model[0]).__name__, result.layers[1].skipped
+        ('BlockSparseLinear', 'smaller than a block')
     """
     if not isinstance(model, nn.Module):
         raise OperandError(f"model is of type {type(model).__name__}; give a torch.nn.Module")

@@ -41,21 +41,37 @@ class _Regrouped(NamedTuple):
 class SpMM(nn.Module):
     """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
 
-    A is anything that `insum_ops.spmm` takes; it is converted here, once. A graph without a size has as many nodes
-    as its edges name. Coordinates and values are copies: no gradient flows back to A, and training does not change it.
-    With `trainable=True` the values, `AV`, are a parameter. `state_dict` holds coordinates and values. Compile after
-    one ordinary call and, to train, its backward. A change in place of `AV` counts at once. Other coordinates come by
-    `load_state_dict`, or as tensors that are assigned to `AM` and `AK`: where the layer's own are overwritten with
-    others, as by an average over buffers, it refuses to multiply and to be saved. What torch does not count goes
-    unnoticed in both: a change through another tensor in the same memory that has a counter of its own, as in
-    `AV.data.mul_(2)`, through numpy or DLPack, or by a kernel of one's own.
+    A is converted here, once. Coordinates (`AM`, `AK`) and values (`AV`) are copies: no gradient flows back to A, and
+    training does not change it. `state_dict` holds all three. Compile after one ordinary call and, to train, its
+    backward.
 
-    >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
-    >>> layer
-    SpMM(C[m,n] += A[m,k] * B[k,n], shape=[2, 2], nnz=3, GroupCOO)
-    >>> layer(torch.tensor([[1.0], [10.0]]))
-    tensor([[50.],
-            [76.]])
+    A change in place of `AV` counts at once. Other coordinates come by `load_state_dict`, or as tensors that are
+    assigned to `AM` and `AK`: where the layer's own are overwritten with others, as by an average over buffers, it
+    refuses to multiply and to be saved. What torch does not count goes unnoticed in both: a change through another
+    tensor in the same memory that has a counter of its own, as in `AV.data.mul_(2)`, through numpy or DLPack, or by a
+    kernel of one's own.
+
+    Args:
+        A: the sparse matrix [M, K], anything that `insum_ops.spmm` takes; a graph without a size has as many nodes as
+            its edges name.
+        trainable: whether the values, `AV`, are a parameter; otherwise they are a buffer.
+
+    Raises:
+        OperandError: A is nothing that holds a sparse matrix.
+        ShapeError: A is no matrix.
+        IndexRangeError: an edge names a node that is not there.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import SpMM
+        >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
+        >>> layer
+        SpMM(C[m,n] += A[m,k] * B[k,n], shape=[2, 2], nnz=3, GroupCOO)
+        >>> layer(torch.tensor([[1.0], [10.0]]))
+        tensor([[50.],
+                [76.]])
+        >>> layer.trainable, layer.A.to_dense().tolist()
+        (False, [[0.0, 5.0], [6.0, 7.0]])
     """
 
     AM: Tensor | None
@@ -83,9 +99,14 @@ class SpMM(nn.Module):
 
     @property
     def A(self) -> SparseFormat:
-        """The matrix, over the layer's present values; made anew after `.to()` and the like.
+        """The matrix [M, K] as a format over the layer's present values; made anew after `.to()` and the like.
 
         On a GPU groups have the size that suits it, whatever they have in the layer's own tensors.
+
+        Raises:
+            OperandError: the layer is on the meta device.
+            FormatError: its coordinates were overwritten with others.
+            UnsupportedError: torch.func batches or differentiates its coordinates.
         """
         form, buffers = self._form, self._buffers
         AV = buffers.get("AV")
@@ -102,12 +123,36 @@ class SpMM(nn.Module):
 
     @property
     def trainable(self) -> bool:
+        """Whether the values are a parameter."""
         return isinstance(self.AV, nn.Parameter)
 
     def forward(self, B: Tensor, reduce: str = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
+        """Multiply the layer's matrix by a dense one.
+
+        Args:
+            B: dense matrix [K, N], a vector [K] or a batch [..., K, N].
+            reduce: what becomes of a row's products: "sum", "mean", "max" or "min", as in `insum_ops.spmm`.
+
+        Returns:
+            C [M, N], [M] or [..., M, N].
+
+        Raises:
+            OperandError: B is no dense floating-point tensor on the layer's device, `reduce` none of those words, or
+                the layer is on the meta device.
+            ShapeError: B has another number of rows than A has columns.
+            FormatError: the layer's coordinates were overwritten with others.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SpMM
+            >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 8.0]]).to_sparse())
+            >>> layer(torch.tensor([1.0, 10.0]), reduce="mean")
+            tensor([50., 43.])
+        """
         return spmm(self.A, B, reduce)
 
     def extra_repr(self) -> str:
+        """Return what `repr` shows between the parentheses."""
         form = self._form
         trained = ", trainable=True" if self.trainable else ""
         return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"

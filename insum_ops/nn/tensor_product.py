@@ -25,10 +25,56 @@ FOREIGN_KEYS = ("_compiled_main_", "_tensor_constant")
 class TensorProduct(nn.Module):
     """`Z[b,w,k] += C[i,j,k] * W[u,v,w] * X[b,u,i] * Y[b,v,j]`, added up over paths.
 
-    Takes what `e3nn.o3.TensorProduct` takes, in its order and with its defaults, and has its attributes and weights:
-    `instructions` are `(i_in1, i_in2, i_out, mode, has_weight[, path_weight])`, modes uvw, uvu, uvv, uuw, uuu and
-    uvuv. `layout` is e3nn's "mul_ir", each block [multiplicity, 2l+1], or "ir_mul", its transpose, which is read and
-    written without a copy where multiplicities are equal. e3nn's options of code generation are accepted and ignored.
+    An equivariant tensor product that takes what `e3nn.o3.TensorProduct` takes, in its order and with its defaults, and
+    has its attributes, weights and checkpoints. Each path multiplies a block of irreps of x with one of y by their
+    Clebsch-Gordan coefficients C. What e3nn's class has and this one not: the modes "uvu<v" and "u<vw", which are
+    refused, and `visualize`. What this one has beside e3nn's: `layout`, and edges and one-hot inputs in `forward`. e3nn
+    must be installed (`pip install 'insum_ops[e3nn]'`).
+
+    The weights of a path are [u, v, w] for mode uvw, [u, v] for uvu, uvv and uvuv, [u, w] for uuw and [u] for uuu, with
+    u, v and w the multiplicities of its first input, second input and output. All of them one after the other are the
+    `weight_numel` numbers of `weight`.
+
+    Args:
+        irreps_in1: irreps of the first input, a string such as "16x0e + 8x1o" or an `e3nn.o3.Irreps`.
+        irreps_in2: irreps of the second input.
+        irreps_out: irreps of the output.
+        instructions: the paths, each `(i_in1, i_in2, i_out, mode, has_weight[, path_weight])`: numbers of the blocks,
+            one of the modes uvw, uvu, uvv, uuw, uuu and uvuv, whether it has weights, and the square of a factor in
+            front of it.
+        in1_var: variance of each block of the first input; None for ones.
+        in2_var: variance of each block of the second input; None for ones.
+        out_var: variance that each block of the output is to have; None for ones.
+        irrep_normalization: "component" (None means it), "norm" or "none", as in e3nn.
+        path_normalization: "element" (None means it), "path" or "none", as in e3nn.
+        internal_weights: whether `weight` [weight_numel] is a parameter of the layer; None: if weights are shared and
+            there are any.
+        shared_weights: whether all samples have the same weights; None for True. If False, `forward` takes a weight
+            [..., weight_numel].
+        compile_left_right: accepted for code written for e3nn, and ignored.
+        compile_right: accepted for code written for e3nn, and ignored; `right` is always there.
+        normalization: the deprecated name of irrep_normalization.
+        _specialized_code: accepted for code written for e3nn, and ignored.
+        _optimize_einsums: accepted for code written for e3nn, and ignored.
+        layout: "mul_ir", e3nn's, each block [multiplicity, 2l+1], or "ir_mul", its transpose, which is read and written
+            without a copy where multiplicities are equal.
+
+    Raises:
+        OperandError: irreps that e3nn can't read, an instruction that parity or angular momentum forbids, a variance,
+            normalisation or layout that there is not, or internal weights that are not shared.
+        ShapeError: multiplicities that do not fit a path's mode, or another number of variances than blocks.
+        UnsupportedError: another connection mode, or mode uvw without weights.
+        ImportError: e3nn is not installed.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import TensorProduct
+        >>> paths = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True), (0, 1, 1, "uvu", True)]
+        >>> layer = TensorProduct("4x0e + 4x1o", "1x0e + 1x1o", "4x0e + 4x1o", paths)
+        >>> layer
+        TensorProduct(4x0e+4x1o x 1x0e+1x1o -> 4x0e+4x1o | 12 paths | 12 weights)
+        >>> layer(torch.randn(10, 16), torch.randn(10, 4)).shape
+        torch.Size([10, 16])
     """
 
     weight: Tensor
@@ -117,17 +163,65 @@ class TensorProduct(nn.Module):
         dst: Tensor | None = None,
         num_nodes: int | None = None,
     ) -> Tensor:
-        """x [..., irreps_in1.dim] times y [..., irreps_in2.dim] is [..., irreps_out.dim]; leading dimensions broadcast.
+        """Multiply two inputs: x [..., irreps_in1.dim] times y [..., irreps_in2.dim] is [..., irreps_out.dim].
 
-        `weight` is [weight_numel] where weights are shared, else [..., weight_numel], or a list of the paths' own.
-        A one-hot second input of scalars may be given as integers [...], the positions of its ones, or as a `GroupCOO`
-        grouped by kind. With `src` and `dst` [edges], edge e multiplies row `src[e]` of x and adds its product to row
-        `dst[e]` of `num_nodes`; a negative one is no edge.
+        With `src` and `dst`, edge e multiplies row `src[e]` of x by row e of y and adds its product to row `dst[e]` of
+        the result, as a layer of message passing does.
+
+        Args:
+            x: first input [..., irreps_in1.dim]; [nodes, irreps_in1.dim] with edges.
+            y: second input [..., irreps_in2.dim]; [edges, irreps_in2.dim] with edges. A one-hot second input of scalars
+                may be given as integers [...], the positions of its ones, or as a `GroupCOO` grouped by kind.
+            weight: [weight_numel] where weights are shared, else [..., weight_numel], or a list of the paths' own; None
+                for the layer's.
+            src: the row of x that each edge multiplies, integers [edges]; a negative one is no edge.
+            dst: the row of the result that each edge adds to, integers [edges]; a negative one is no edge.
+            num_nodes: rows of the result with edges; None for as many as x has.
+
+        Returns:
+            [..., irreps_out.dim], the leading dimensions of x, y and weight broadcast; [num_nodes, irreps_out.dim] with
+            edges.
+
+        Raises:
+            OperandError: no weight where the layer has none of its own, or tensors of wrong types, two dtypes or two
+                devices.
+            ShapeError: a last dimension that is not that of its irreps, leading dimensions that do not broadcast, a
+                weight of another shape, or edges of different numbers.
+            IndexRangeError: `src`, `dst` or a position in y is out of range.
+            UnsupportedError: a `GroupCOO` where none can stand.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import TensorProduct
+            >>> layer = TensorProduct("4x0e", "1x0e + 1x1o", "4x1o", [(0, 1, 0, "uvu", True)], shared_weights=False)
+            >>> nodes, edges, weight = torch.randn(5, 4), torch.randn(9, 4), torch.randn(9, layer.weight_numel)
+            >>> src, dst = torch.randint(5, (2, 9))
+            >>> layer(nodes, edges, weight, src=src, dst=dst).shape
+            torch.Size([5, 12])
         """
         return self._product(x, y, self._weights(weight), src, dst, num_nodes)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
-        """The matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by."""
+        """Return the matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by.
+
+        Args:
+            y: second input [..., irreps_in2.dim], or integers [...], the positions of the ones of a one-hot one.
+            weight: [weight_numel] where weights are shared, else [..., weight_numel], or a list of the paths' own; None
+                for the layer's.
+
+        Returns:
+            [..., irreps_in1.dim, irreps_out.dim], so that `x @ layer.right(y)` is `layer(x, y)` for one sample.
+
+        Raises:
+            OperandError: as `forward` does.
+            ShapeError: as `forward` does.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import FullyConnectedTensorProduct
+            >>> FullyConnectedTensorProduct("4x0e", "1x0e", "8x0e").right(torch.randn(10, 1)).shape
+            torch.Size([10, 4, 8])
+        """
         given = self._weights(weight)
         is_one_hot = not y.is_floating_point()
         like = y if not is_one_hot else self.output_mask if given is None else given
@@ -137,7 +231,25 @@ class TensorProduct(nn.Module):
         return self._product(x, y.unsqueeze(-1 if is_one_hot else -2), given)
 
     def weight_view_for_instruction(self, instruction: int, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
-        """The weights of one path, as a view of all of them, or of `weight`."""
+        """Return the weights of one path, as a view of all of them.
+
+        Args:
+            instruction: the number of the path in `instructions`.
+            weight: [..., weight_numel] to look into; None for the layer's own.
+
+        Returns:
+            [..., *path_shape], for example [..., u, v, w] for mode uvw.
+
+        Raises:
+            OperandError: the path has no weights, or none was given and the layer has none of its own.
+            ShapeError: `weight` has another shape.
+            IndexError: there is no such path.
+
+        Example:
+            >>> from insum_ops.nn import FullyConnectedTensorProduct
+            >>> FullyConnectedTensorProduct("4x0e", "2x0e", "8x0e").weight_view_for_instruction(0).shape
+            torch.Size([4, 2, 8])
+        """
         path = self.instructions[instruction]
         if not path.has_weight:
             raise OperandError(f"instruction {instruction} has no weights")
@@ -148,7 +260,25 @@ class TensorProduct(nn.Module):
     def weight_views(
         self, weight: Tensor | Sequence[Tensor] | None = None, yield_instruction: bool = False
     ) -> Iterator[Tensor | tuple[int, Instruction, Tensor]]:
-        """A view of each path's weights, in order; with `yield_instruction`, (number, instruction, view)."""
+        """Yield a view of each path's weights, in order.
+
+        Args:
+            weight: [..., weight_numel] to look into; None for the layer's own.
+            yield_instruction: whether to yield (number, instruction, view) instead of the view alone.
+
+        Yields:
+            [..., *path_shape] of each path that has weights.
+
+        Raises:
+            OperandError: none was given and the layer has none of its own.
+            ShapeError: `weight` has another shape.
+
+        Example:
+            >>> from insum_ops.nn import FullyConnectedTensorProduct
+            >>> layer = FullyConnectedTensorProduct("4x0e + 2x1o", "1x0e", "8x0e + 3x1o")
+            >>> [list(view.shape) for view in layer.weight_views()]
+            [[4, 1, 8], [2, 1, 3]]
+        """
         flat, start = self._needed_weights(weight), 0
         for number, path in enumerate(self.instructions):
             if path.has_weight:
@@ -226,7 +356,33 @@ def _flat(number: int, own: Tensor, shape: tuple[int, ...]) -> Tensor:
 class FullyConnectedTensorProduct(TensorProduct):
     """`Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q],v] * W[b,p,u,v,w]`, over every allowed path.
 
-    Takes what `e3nn.o3.FullyConnectedTensorProduct` takes: change the import and keep weights and checkpoints.
+    It takes what `e3nn.o3.FullyConnectedTensorProduct` takes: change the import and keep weights and checkpoints. There
+    is a path, of mode uvw with weights [u, v, w], for each three blocks of irreps that angular momentum and parity
+    allow.
+
+    Args:
+        irreps_in1: irreps of the first input, a string such as "16x0e + 8x1o" or an `e3nn.o3.Irreps`.
+        irreps_in2: irreps of the second input.
+        irreps_out: irreps of the output.
+        irrep_normalization: "component" (None means it), "norm" or "none", as in e3nn.
+        path_normalization: "element" (None means it), "path" or "none", as in e3nn.
+        **options: further arguments of `TensorProduct`, such as `shared_weights`, `internal_weights` and `layout`.
+
+    Raises:
+        OperandError: irreps that e3nn can't read, a variance, normalisation or layout that there is not, or internal
+            weights that are not shared.
+        ShapeError: another number of variances than blocks.
+        TypeError: an option that `TensorProduct` does not have.
+        ImportError: e3nn is not installed.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import FullyConnectedTensorProduct
+        >>> layer = FullyConnectedTensorProduct("4x0e + 4x1o", "1x0e + 1x1o", "8x0e + 8x1o")
+        >>> layer
+        FullyConnectedTensorProduct(4x0e+4x1o x 1x0e+1x1o -> 8x0e+8x1o | 128 paths | 128 weights)
+        >>> layer(torch.randn(10, 16), torch.randn(10, 4)).shape, layer.weight.shape
+        (torch.Size([10, 32]), torch.Size([128]))
     """
 
     def __init__(

@@ -10,6 +10,20 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
+from ..formats.torch_state import (
+    PLAIN,
+    as_autocast,
+    autocast_dtype,
+    default_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_free,
+    is_grad_enabled,
+    is_transformed,
+    is_watched,
+    may_autocast,
+    wants_gradient,
+)
 from ..lru_cache import LRUCache
 from .carried import as_memory, owned
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
@@ -18,16 +32,7 @@ from .op import run_plain, run_plain_with_winners
 from .pipeline import has_kernels
 from .recipes import grouping, recipe_for
 from .runtime.plan_cache import planned
-from .runtime.torch_state import (
-    PLAIN,
-    as_autocast,
-    followed,
-    is_free,
-    is_transformed,
-    is_watched,
-    may_autocast,
-    wants_gradient,
-)
+from .runtime.torch_state import followed
 from .sparse import SparseFormat, check_pattern, is_sparse, pattern_of
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
 from .walks import walked
@@ -59,7 +64,7 @@ def evaluate(
     A call like one before is replayed from its launch plan. Any other goes to `evaluate_anew`; `check` looks at its
     operands first, and returns the size as whole numbers.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return evaluate_anew(expr, operands, check(expr, operands, size))
     try:
         cache, marks, form, tensors, numbers = _arguments(expr, operands, size)
@@ -107,7 +112,7 @@ def _arguments(
 
 def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
     """Return what calls over plain tensors are told apart by; a statement of numbers alone has the default dtype."""
-    return expr, size is None, torch.get_default_dtype(), *names
+    return expr, size is None, default_dtype(), *names
 
 
 def _whole_numbers(size: object) -> tuple[int, ...]:
@@ -125,13 +130,13 @@ def _whole_numbers(size: object) -> tuple[int, ...]:
 
 def evaluate_anew(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Tensor:
     """Evaluate a statement without a plan, however torch follows, casts or transforms the call."""
-    if (torch.compiler.is_compiling() or may_autocast()) and operands:
+    if (is_compiling() or may_autocast()) and operands:
         kind = next(iter(operands.values())).device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        if is_autocast_enabled(kind):
+            dtype = autocast_dtype(kind)
             with torch.autocast(kind, enabled=False):
                 return evaluate(expr, {name: _cast(operand, dtype) for name, operand in operands.items()}, size)
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         operands = as_memory(operands)
     else:
         operands = {name: _followed(operand) for name, operand in operands.items()}
@@ -159,7 +164,7 @@ def _evaluate_plain(
     values = list(tensors.values())
     if is_transformed():
         return transformed(_evaluate_plain, expr, names, size, values, fact)
-    if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
+    if is_grad_enabled() and any([tensor.requires_grad for tensor in values]):
         function = _Plain if is_sum(expr) else _Extremum
         given = expr, tuple(tensors), None if size is None else tuple(size), fact, _unchecked
         return function.apply(*given, *values)  # type: ignore[no-any-return]
@@ -181,7 +186,7 @@ class _Plain(torch.autograd.Function):
     ) -> Tensor:
         ctx.expr, ctx.names = expr, names
         ctx.save_for_backward(*tensors)
-        if fact is not None or torch.compiler.is_compiling():
+        if fact is not None or is_compiling():
             return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
 
         def anew(*tensors: Tensor) -> Tensor:
@@ -199,7 +204,7 @@ class _Plain(torch.autograd.Function):
             return _gradients(expr, names, wanted, dict(zip(names, tensors)), upstream)
 
         tensors = (upstream, *ctx.saved_tensors)
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if is_compiling() or is_grad_enabled():
             return *NONE, *run(*tensors)
         return *NONE, *planned(_plans, ("gradients", expr, names, wanted), run, tensors, varies=True)
 
@@ -254,7 +259,7 @@ def _evaluate_sparse(
         settle(form, group_dim)
         if len(sparse) == 1 and is_sum(expr) and not has_batched_values(form):
             return transformed_sparse(evaluate, expr, name, form, size, dense)
-    wants_grad = torch.is_grad_enabled() and len(sparse) == 1 and not is_transformed()
+    wants_grad = is_grad_enabled() and len(sparse) == 1 and not is_transformed()
     if wants_grad and any([tensor.requires_grad for tensor in dense.values()]) and is_sum(expr):
         whole = None if size is None else tuple(size)
         given = expr, name, form, whole, tuple(operands), _unchecked
@@ -268,7 +273,7 @@ def grouped(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Operand]
 ) -> SparseFormat:
     """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
-    wants_grad = torch.is_grad_enabled() and form.values.requires_grad
+    wants_grad = is_grad_enabled() and form.values.requires_grad
     is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
     shared = walked(expr, size, name, form, group_dim, dense) if is_read else None
     if shared is not None:
@@ -325,7 +330,7 @@ def gradients(
         own = form if form.values is values else form.with_values(values)
         return tuple(gradients_of(evaluate, expr, name, own, dict(zip(names, dense)), upstream, tuple(wanted)))
 
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_compiling() or is_grad_enabled():
         return run(upstream, *saved)
     marks = "gradients", expr, name, *names, *wanted
     return planned(form.memory, marks, run, (upstream, *saved), owned=form.coords)  # type: ignore[no-any-return]

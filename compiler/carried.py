@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats.torch_state import is_compiling
+
 __all__ = ["as_memory", "owned", "resolved"]
 
 _without_base = torch.ops.aten._unsafe_view.default
@@ -31,6 +33,6 @@ def owned(result: Tensor) -> Tensor:
     One that a step of autograd made could not be changed in place by its caller, and forward mode would look for the
     tangent of what it is a view of.
     """
-    if torch.compiler.is_compiling() or result._base is None:
+    if is_compiling() or result._base is None:
         return result
     return _without_base(result, result.shape)  # type: ignore[no-any-return]

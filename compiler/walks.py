@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..formats.torch_state import is_capturing
 from .pipeline import ways_of
 from .planning.block_rows import may_be_listed, rows_of_a_set
 from .planning.device import device_of
 from .recipes import recipe_for
-from .runtime.torch_state import is_capturing
 from .sparse import SparseFormat
 
 __all__ = ["walked"]

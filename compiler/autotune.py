@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..formats.facts import Fact
+from ..formats.torch_state import is_capturing
 from ..lru_cache import LRUCache
 from .bind import Bound
 from .cache import Config as Choices
@@ -88,14 +89,14 @@ def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: 
         hopeless = _hopeless.get(problem.signature)
         if hopeless is not None:  # found out before, at other sizes
             raise UnsupportedError(hopeless)
-        is_capturing = problem.bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        captures = problem.bound.device.type == "cuda" and is_capturing()
         try:
-            found = _choose(problem, tensors, fact, is_capturing)
+            found = _choose(problem, tensors, fact, captures)
         except UnsupportedError as error:
-            if not is_capturing and not _is_out_of_memory(error):
+            if not captures and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
             raise
-        if is_capturing:  # which takes what it gets
+        if captures:  # which takes what it gets
             return found
     _launchers[problem.signature] = found
     if key is not None:

@@ -14,12 +14,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..formats.facts import Fact
+from ..formats.torch_state import (
+    PLAIN,
+    is_forward_mode,
+    is_grad_enabled,
+    is_watched,
+)
 from .batch import batched
 from .bind import bind
 from .carried import resolved
 from .errors import UnsupportedError
 from .parse import parse
-from .runtime.torch_state import PLAIN, is_watched
 
 __all__ = ["batch_call", "call", "call_with_winners", "implement", "run_plain", "run_plain_with_winners"]
 
@@ -54,7 +59,7 @@ def _with_gradients(operator: Any) -> Any:
     """What an operator does to tensors that want a gradient: none do, unless a compiled transform hid it from us."""
 
     def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        if (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
+        if (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
             raise UnsupportedError(
                 f"{expr!r} is to be differentiated as an operator, which has no gradient: torch.func inside "
                 "torch.compile does so, and an exported program; compile what is inside the transform, or run the "
@@ -68,7 +73,7 @@ def _with_gradients(operator: Any) -> Any:
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
     """Derivatives are carried forward, by one of them."""
-    if forward_ad._current_level < 0:
+    if not is_forward_mode():
         return False
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 

@@ -21,6 +21,14 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
+from ..formats.torch_state import (
+    is_capturing,
+    is_compiling,
+    is_deterministic,
+    is_free,
+    is_transformed,
+    wants_gradient,
+)
 from .autotune import choose, known_launcher
 from .calls import arguments
 from .carried import as_memory, as_traced, cast_operands
@@ -31,7 +39,6 @@ from .op import implement, run_plain
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .recipes import grouping, recipe_for
 from .runtime.plan_cache import planned
-from .runtime.torch_state import is_capturing, is_deterministic, is_free, is_transformed, wants_gradient
 from .scatter import strategies
 from .sparse import is_sparse
 from .transforms import has_batched_values, settle, transformed, transformed_sparse
@@ -45,7 +52,7 @@ Size = Sequence[int] | None
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` looks at the operands of a call without a plan."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return evaluate_anew(expr, operands, check(expr, operands, size))
     try:
         cache, marks, form, tensors, numbers = arguments(expr, operands, size)
@@ -67,7 +74,7 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     if cast is not None:
         with torch.autocast(cast[0], enabled=False):
             return evaluate(expr, cast[1], size)
-    operands = as_traced(operands) if torch.compiler.is_compiling() else as_memory(operands)
+    operands = as_traced(operands) if is_compiling() else as_memory(operands)
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if not sparse:
         return _evaluate_plain(expr, operands, size)

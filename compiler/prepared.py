@@ -12,6 +12,14 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact, OwnedRows
+from ..formats.guard import is_freed
+from ..formats.torch_state import (
+    HALF,
+    default_dtype,
+    is_deterministic,
+    may_round_sums,
+    rounds_float32,
+)
 from ..lru_cache import LRUCache
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .codegen import Flags
@@ -24,7 +32,6 @@ from .parse import parse
 from .problem import Candidate, Problem, candidates, is_uneven
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .runtime.recording import active, paused
-from .runtime.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
 from .settings import tuning_mode
 from .shape_class import bucket, shape_class
 
@@ -201,7 +208,7 @@ def prepare(
 def _call(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
     """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
     settings = rounds_float32(), is_deterministic()
-    return expr, names, wants_winners, None if fact is None else fact.key, *settings, torch.get_default_dtype()
+    return expr, names, wants_winners, None if fact is None else fact.key, *settings, default_dtype()
 
 
 def _shape_class(
@@ -228,7 +235,7 @@ def ways_of(
 
 def refuse_freed(name: str, tensor: Tensor) -> None:
     """Raise OperandError if the memory of a tensor was given back, which kernels would read all the same."""
-    if not tensor.data_ptr() and tensor.numel() and not tensor.is_meta:
+    if is_freed(tensor):
         raise OperandError(
             f"{name} {list(tensor.shape)} has no memory: it was freed by who shards the model's parameters, such as "
             "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "

@@ -205,8 +205,8 @@ CALLS = [
 
 def test_plans_are_kin_exactly_where_their_problems_have_one_signature():
     found = [gather(**call) for call in CALLS]
-    kin = [plan.variant_kin(variant, []) for _, plan, variant in found]
-    signatures = [plan.problem(tensors, []).signature for tensors, plan, _ in found]
+    kin = [plan.variant_kin(variant, None) for _, plan, variant in found]
+    signatures = [plan.problem(tensors, None).signature for tensors, plan, _ in found]
     for one in range(len(CALLS)):
         for other in range(one):
             assert (kin[one] == kin[other]) == (signatures[one] == signatures[other]), (CALLS[one], CALLS[other])
@@ -217,7 +217,7 @@ def test_plans_are_kin_exactly_where_their_problems_have_one_signature():
 @pytest.mark.parametrize("change", ["deterministic", "precision", "tuning"])
 def test_settings_keep_plans_from_being_kin(monkeypatch, change):
     _, plan, variant = gather(2001)
-    before = plan.variant_kin(variant, [])
+    before = plan.variant_kin(variant, None)
     precision = torch.get_float32_matmul_precision()
     try:
         if change == "deterministic":
@@ -227,7 +227,7 @@ def test_settings_keep_plans_from_being_kin(monkeypatch, change):
         else:
             monkeypatch.setenv("INSUM_TUNE", "full")
         _, plan, variant = gather(2003)
-        assert plan.variant_kin(variant, []) != before
+        assert plan.variant_kin(variant, None) != before
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision(precision)

@@ -319,14 +319,14 @@ def expected(bound, tensors):
 
 def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3, swap=False):
     """Every schedule of a case. An interpreted loop step takes about 15 ms, hence the small extents."""
-    own, tensors, known = problem_of(make, dtype, flags, wide)
+    own, tensors, fact = problem_of(make, dtype, flags, wide)
     found = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)
     assert found
     for way in found:
         least = 16 if way.uses_dot else 1
         sizes = tuple((axis, max(block, least)) for axis, block in zip(way.axes, blocks))
         launcher = own.launcher(Candidate(way, Config(sizes, 1, 1, swap)))
-        result = launcher(list(tensors.values()), known)
+        result = launcher(list(tensors.values()), fact)
         assert result.dtype == own.bound.dtype
         scale = expected(own.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
         terms = max(1, math.prod(own.bound.extents[name] for name in own.bound.statement.names))
@@ -339,15 +339,15 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
 @pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
 def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
     """Another row of its set has a column that holds NaN or infinity."""
-    own, tensors, known = problem_of(make, torch.float32, FLAGS, 17)
+    own, tensors, fact = problem_of(make, torch.float32, FLAGS, 17)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     assert way.merged is not None
     sizes = tuple((axis, 32) for axis in way.axes)
     run = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=make is biased_rows_together, rows=in_turn)))
     rows = 1 if make is biased_rows_together else 0
-    whole = run(list(tensors.values()), known).movedim(rows, 0)
+    whole = run(list(tensors.values()), fact).movedim(rows, 0)
     tensors["B"].movedim(rows, 0)[3] = bad  # which row 0 alone has
-    found = run(list(tensors.values()), known).movedim(rows, 0)
+    found = run(list(tensors.values()), fact).movedim(rows, 0)
     assert not found[0].isfinite().any()
     torch.testing.assert_close(found[1:], whole[1:])
 
@@ -358,14 +358,14 @@ def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_program_may_own_several_rows(make, dtype, lazy, rows):
     """One after another, also where the last program has fewer and where some have no columns."""
-    own, tensors, known = problem_of(make, dtype, replace(FLAGS, lazy=lazy), 17)
+    own, tensors, fact = problem_of(make, dtype, replace(FLAGS, lazy=lazy), 17)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     assert way.has_rows_in_turn
     sizes = tuple((axis, 32 if way.merged and axis == way.merged.name else 16) for axis in way.axes)
     for swap in (False, True):
         launcher = own.launcher(Candidate(way, Config(sizes, 1, 1, swap=swap, rows=rows)))
         assert rows == 1 or f"first_row + {rows}" in launcher.kernel.source
-        found = launcher(list(tensors.values()), known)
+        found = launcher(list(tensors.values()), fact)
         scale = expected(own.bound, {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()})
         terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
         assert_within(found, expected(own.bound, tensors).cpu(), bound(dtype, scale.cpu(), terms, len(tensors)))
@@ -374,11 +374,11 @@ def test_a_program_may_own_several_rows(make, dtype, lazy, rows):
 @pytest.mark.parametrize(("make", "owner"), [(block_spmm, "AM"), (tiled_convolution, "TILE")], ids=["rows", "tiles"])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 def test_the_longest_rows_come_first(make, owner, lazy):
-    own, tensors, known = problem_of(make, torch.float32, Flags(interpreted=INTERPRETED, lazy=lazy), 17)
+    own, tensors, fact = problem_of(make, torch.float32, Flags(interpreted=INTERPRETED, lazy=lazy), 17)
     (way,) = schedules(own.bound, own.strides, "owner", own.fact, use_dot=True)
     launcher = own.launcher(Candidate(way, Config(tuple((axis, 16) for axis in way.axes), 1, 1, longest_first=True)))
     assert f"i_r = tl.load(ptr_of_{owner}_order + i_r)" in launcher.kernel.source
-    assert_matches(launcher(list(tensors.values()), known), expected(own.bound, tensors))
+    assert_matches(launcher(list(tensors.values()), fact), expected(own.bound, tensors))
 
 
 @every_case
@@ -428,11 +428,11 @@ SHARED = [
 def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeypatch):
     """Some parts are longer than others, and some may be empty."""
     monkeypatch.setattr(schedule, "SHARED_LOOP", 2)
-    own, tensors, known = problem_of(make, dtype, FLAGS, 17)
+    own, tensors, fact = problem_of(make, dtype, FLAGS, 17)
     way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)[0]
     assert way.is_shared
     sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
-    result = own.launcher(Candidate(way, Config(sizes, 1, 1, parts=parts)))(list(tensors.values()), known)
+    result = own.launcher(Candidate(way, Config(sizes, 1, 1, parts=parts)))(list(tensors.values()), fact)
     assert result.dtype == dtype
     magnitudes = {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
     terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
@@ -475,7 +475,7 @@ def test_neighbours_of_any_extent(P, Q, o, i, t, width, is_placed, swap):
     way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=True)[0]
     assume(way.merged is not None)
     sizes = tuple((axis, width if axis == way.merged.name else 32 if axis == "o" else 16) for axis in way.axes)
-    result = own.launcher(Candidate(way, Config(sizes, 1, 1, swap)))(list(tensors.values()), [])
+    result = own.launcher(Candidate(way, Config(sizes, 1, 1, swap)))(list(tensors.values()))
     magnitudes = {name: x.abs() if x.is_floating_point() else x for name, x in tensors.items()}
     limit = bound(result.dtype, expected(own.bound, magnitudes).cpu(), t, 2)
     assert_within(result, expected(own.bound, tensors).cpu(), limit)
@@ -488,7 +488,7 @@ def test_padding_beside_an_entry_hides_what_it_does_not_read():
         tensors[name][:, row] = float("nan")
     for way in schedules(own.bound, own.strides, "store-once", own.fact, use_dot=True):
         sizes = tuple((axis, 32) for axis in way.axes)
-        result = own.launcher(Candidate(way, Config(sizes, 1, 1)))(list(tensors.values()), [])
+        result = own.launcher(Candidate(way, Config(sizes, 1, 1)))(list(tensors.values()))
         block = torch.einsum("to,ti->oi", tensors["dY"][:, 1].double(), tensors["X"][:, 2].double())
         assert_matches(result, block.expand(6, 3, 8))
 
@@ -497,13 +497,13 @@ def test_padding_beside_an_entry_hides_what_it_does_not_read():
 @pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
 def test_tiles_write_every_row_and_nothing_else(make, use_dot):
     """NaN before and behind the output stays; in the output no element stays NaN, and a tile without taps writes 0."""
-    own, tensors, known = problem_of(make, torch.float32, FLAGS, 3)
+    own, tensors, fact = problem_of(make, torch.float32, FLAGS, 3)
     rows, wide = own.bound.size
     for way in schedules(own.bound, own.strides, "owner", own.fact, use_dot=use_dot):
         assert way.covers_output
         sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
         memory = torch.full((rows + 4, wide), float("nan"), device=DEVICE)
-        own.launcher(Candidate(way, Config(sizes, 1, 1))).launch((*tensors.values(), *known, memory[2:-2]))
+        own.launcher(Candidate(way, Config(sizes, 1, 1))).launch((*tensors.values(), *fact.tensors, memory[2:-2]))
         assert memory[:2].isnan().all()
         assert memory[-2:].isnan().all()
         assert_matches(memory[2:-2], expected(own.bound, tensors))
@@ -558,4 +558,4 @@ def test_random_statements_whatever_the_schedule(case, use_dot, lazy, swap):
         for found in schedules(own.bound, own.strides, strategy, use_dot=use_dot):
             sizes = tuple(zip(found.axes, (16,) * 4 if found.uses_dot else (4, 2, 4, 2)))
             launcher = own.launcher(Candidate(found, Config(sizes, 1, 1, swap and found.uses_dot)))
-            assert_within(launcher(list(case.tensors.values()), []), expected.value, limit)
+            assert_within(launcher(list(case.tensors.values())), expected.value, limit)

@@ -91,7 +91,7 @@ def test_every_candidate_of_random_statements_stays_in_bounds(monkeypatch: pytes
             own = problem(case.expr, case.tensors, case.size, flags=FLAGS)
             if not own.bound.is_empty:
                 for candidate in candidates(own):
-                    own.launcher(candidate)(list(case.tensors.values()), [])
+                    own.launcher(candidate)(list(case.tensors.values()))
 
         check()
     assert checker.launches > 90

@@ -165,7 +165,7 @@ def test_a_table_of_times_notes_what_was_refused(refuse: Refuse, monkeypatch: py
     first = problem.launcher(problem.ways[0]).kernel.source
     refuse(lambda asked: asked[-1] == first)
     monkeypatch.setattr(autotune, "_time", lambda call, hopeless: 0.5)
-    timings, best = autotune.tune(problem, given, [])
+    timings, best = autotune.tune(problem, given, None)
     assert_matches(best(given), given[0] @ given[1])
     assert timings[-1] == autotune.Timing(problem.ways[0], None, REASON)
     assert str(Tuning(parse(PRODUCT), timings)).splitlines()[-1] == f"{REASON}  {problem.ways[0]}"
@@ -177,7 +177,7 @@ def test_nothing_is_tuned_where_nothing_can_be_built(refuse: Refuse) -> None:
     problem = ways(*given)
     refuse(lambda asked: True)
     with pytest.raises(UnsupportedError) as caught:
-        autotune.tune(problem, given, [])
+        autotune.tune(problem, given, None)
     assert str(caught.value) == none_built(len(problem.ways))
 
 

@@ -214,7 +214,7 @@ def test_statements_have_one_kernel_key_exactly_where_their_problems_have_one_si
 
 
 @pytest.mark.parametrize("change", ["deterministic", "precision", "tuning"])
-def test_settings_keep_plans_from_being_kin(monkeypatch, change):
+def test_settings_keep_statements_from_having_one_kernel_key(monkeypatch, change):
     _, plan, variant = gather(2001)
     before = plan.kernel_key(variant, None)
     precision = torch.get_float32_matmul_precision()

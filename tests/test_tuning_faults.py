@@ -187,7 +187,7 @@ def test_with_no_memory_to_measure_anything_the_default_runs(
     runs = gpu.runs
     assert choose(problem, [], None).kernel.source == sources(problem)[0]
     assert gpu.runs == runs  # the process does not try again and again
-    timings, _ = autotune.tune(problem, [], [])
+    timings, _ = autotune.tune(problem, [], None)
     assert {(timing.milliseconds, timing.reason) for timing in timings} == {(None, "out of memory")}
 
 

@@ -11,6 +11,7 @@ from functools import cached_property, reduce
 
 import torch
 
+from ..formats.torch_state import default_dtype
 from .ir import Access, Const, Statement, Var
 from .misfit import INDEX_DTYPES, VALUE_DTYPES, TensorLike, refuse
 
@@ -105,7 +106,7 @@ def kinds_of(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequ
     found = [dtypes[access.name] for access in statement.accesses]
     if is_seeded or (not found and output in dtypes):
         found.append(dtypes[output])
-    dtype = reduce(torch.promote_types, found) if found else torch.get_default_dtype()
+    dtype = reduce(torch.promote_types, found) if found else default_dtype()
     return Kinds(dtypes, dtype, device, is_seeded)
 
 

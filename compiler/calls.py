@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..formats.torch_state import PLAIN, default_dtype
 from ..lru_cache import LRUCache
-from .runtime.torch_state import PLAIN
 from .sparse import SparseFormat
 
 __all__ = ["PLAIN_CALLS", "arguments"]
@@ -43,7 +42,7 @@ def arguments(
 
 def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
     """Return what calls over plain tensors are told apart by; a statement of numbers alone has the default dtype."""
-    return expr, size is None, torch.get_default_dtype(), *names
+    return expr, size is None, default_dtype(), *names
 
 
 def _whole_numbers(size: object) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.torch_state import as_autocast, followed, may_autocast
+from ..formats.torch_state import as_autocast, autocast_dtype, is_autocast_enabled, is_compiling, may_autocast
+from .runtime.torch_state import followed
 from .sparse import is_sparse
 
 __all__ = ["as_memory", "as_traced", "cast_operands", "owned", "resolved"]
@@ -21,12 +22,12 @@ def cast_operands(operands: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] 
 
     None if autocast is not active on their device.
     """
-    if not operands or not (torch.compiler.is_compiling() or may_autocast()):
+    if not operands or not (is_compiling() or may_autocast()):
         return None
     kind = next(iter(operands.values())).device.type
-    if not torch.is_autocast_enabled(kind):
+    if not is_autocast_enabled(kind):
         return None
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = autocast_dtype(kind)
     return kind, {name: _cast(operand, dtype) for name, operand in operands.items()}
 
 
@@ -62,6 +63,6 @@ def owned(result: Tensor) -> Tensor:
     One that a step of autograd made could not be changed in place by its caller, and forward mode would look for the
     tangent of what it is a view of.
     """
-    if torch.compiler.is_compiling() or result._base is None:
+    if is_compiling() or result._base is None:
         return result
     return _without_base(result, result.shape)  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
+from ..formats.torch_state import is_compiling, is_grad_enabled
 from .calls import PLAIN_CALLS
 from .carried import owned
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
@@ -68,7 +69,7 @@ class _Sum(torch.autograd.Function):
     ) -> Tensor:
         ctx.evaluate, ctx.expr, ctx.names = evaluate, expr, names
         ctx.save_for_backward(*tensors)
-        if fact is not None or torch.compiler.is_compiling():
+        if fact is not None or is_compiling():
             return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
 
         return owned(evaluate(expr, dict(zip(names, tensors)), size, check))
@@ -82,7 +83,7 @@ class _Sum(torch.autograd.Function):
             return _gradients(evaluate, expr, names, wanted, dict(zip(names, tensors)), upstream)
 
         tensors = (upstream, *ctx.saved_tensors)
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if is_compiling() or is_grad_enabled():
             return *NONE, *run(*tensors)
         return *NONE, *planned(PLAIN_CALLS, ("gradients", expr, names, wanted), run, tensors, varies=True)
 
@@ -183,7 +184,7 @@ def _sparse_gradients(
         own = form if form.values is values else form.with_values(values)
         return tuple(gradients_of(evaluate, expr, name, own, dict(zip(names, dense)), upstream, tuple(wanted)))
 
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_compiling() or is_grad_enabled():
         return run(upstream, *saved)
     marks = "gradients", expr, name, *names, *wanted
     return planned(form.memory, marks, run, (upstream, *saved), owned=form.coords)  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import WrittenOnce
+from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched
 from .differentiate import Term, tangent_terms, terms, winners
 from .op import run_plain
 from .parse import parse
@@ -17,7 +18,6 @@ from .planning.device import device_of
 from .prepared import has_kernels, ways_of
 from .ranges import remember_range
 from .recipes import recipe_for
-from .runtime.torch_state import is_watched
 from .sparse import Recipe, SparseFormat
 
 __all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
@@ -36,7 +36,7 @@ def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict
         place = won if stride == 1 else won.div(max(stride, 1), rounding_mode="floor")  # -1 stays -1
         if at > 0:
             place = torch.where(won < 0, -1, place.remainder(max(extents[at], 1)))
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             remember_range(place, -1, extents[at] - 1)
         found[sources[at][0]] = place
         stride *= extents[at]
@@ -97,7 +97,7 @@ def values_gradient(
 ) -> Tensor:
     """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
     size = tuple(form.values.shape)
-    may_run = not is_watched() and not torch.is_grad_enabled()
+    may_run = not is_watched() and not is_grad_enabled()
     sampled = _side_by_side(expr, name, form, dense, upstream) if may_run else None
     if sampled is None:
         sampled = _sampled(expr, name, form, dense, upstream)

@@ -23,6 +23,7 @@ except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
 from ..formats.facts import Fact, OwnedRows
+from ..formats.torch_state import is_capturing
 from .bind import Bound, row_major
 from .cache_folder import write_source
 from .codegen import NUMBERS, Kernel, Parameter
@@ -31,7 +32,6 @@ from .errors import UnsupportedError
 from .ir import Statement
 from .planning.device import device_of
 from .runtime.recording import active
-from .runtime.torch_state import is_capturing
 from .schedule import Schedule
 
 __all__ = [

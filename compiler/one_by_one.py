@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from ..formats.torch_state import is_compiling
 from .errors import UnsupportedError
 
 __all__ = ["one_by_one"]
@@ -27,7 +28,7 @@ def one_by_one(backward: Backward) -> Backward:
 
     @wraps(backward)
     def called(ctx: Any, *upstream: Any) -> Any:
-        if torch.compiler.is_compiling() or not any([_is_batch(own) for own in upstream]):
+        if is_compiling() or not any([_is_batch(own) for own in upstream]):
             return backward(ctx, *upstream)
         level = next(_level(own) for own in upstream if _is_batch(own))
         rows = [torch._remove_batch_dim(own, level, 1, 0) if _is_batch(own) else None for own in upstream]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact, OwnedRows
+from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
 from .codegen import Flags
@@ -24,7 +25,6 @@ from .parse import parse
 from .problem import Candidate, Problem, candidates, is_uneven
 from .ranges import check_ranges, remembered_range, segment_lengths
 from .runtime.recording import active, paused
-from .runtime.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
 from .settings import tuning_mode
 from .shape_class import bucket, shape_class
 
@@ -201,7 +201,7 @@ def prepare(
 def _call(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
     """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
     settings = rounds_float32(), is_deterministic()
-    return expr, names, wants_winners, None if fact is None else fact.key, *settings, torch.get_default_dtype()
+    return expr, names, wants_winners, None if fact is None else fact.key, *settings, default_dtype()
 
 
 def _shape_class(

@@ -10,15 +10,14 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..formats.guard import may_keep
+from ..formats.guard import ChangeGuard, may_keep
+from ..formats.torch_state import is_capturing
 from .bind import Bound, Pointed
 from .errors import IndexRangeError
 from .runtime.recording import paused
-from .runtime.torch_state import is_capturing, is_wrapped
 
 __all__ = [
     "check_ranges",
-    "known_version",
     "remember_range",
     "remembered_range",
     "segment_lengths",
@@ -32,8 +31,7 @@ class _Read(NamedTuple):
     """What was read of one tensor; a copy has the tensor's attributes too, but its own versions."""
 
     owner: ref[Tensor]
-    version: int
-    pointer: int  # `.data = ...` puts other memory there and counts no version
+    guard: ChangeGuard
     values: tuple[int, int]
 
     def __reduce__(self) -> Any:
@@ -45,45 +43,39 @@ def value_range(index: Tensor) -> tuple[int, int]:
     known = _known(index)
     if known is not None:
         return known
+    guard = _guard(index)  # before it is read: another thread may write to it
     if index.numel() == 0:
         found = (0, -1)
     else:
         with paused():
             low, high = torch.aminmax(index)
             found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
-    _keep(index, found)
+    _keep(index, guard, found)
     return found
 
 
 def remember_range(index: Tensor, low: int, high: int) -> None:
     """Every value is known to lie from `low` to `high`: whoever made the tensor says so, and nothing is read."""
     if _known(index) is None:
-        _keep(index, (low, high))
+        _keep(index, _guard(index), (low, high))
 
 
 def _known(index: Tensor) -> tuple[int, int] | None:
     known: _Read | None = getattr(index, _REMEMBERED, None)
     if not known:  # nor what a pickle has of it
         return None
-    owner, version, pointer, values = known
-    if owner() is not index or version != index._version:
-        return None
-    return values if pointer == (0 if is_wrapped(index) else index.data_ptr()) else None  # `_address`, without a call
+    owner, guard, values = known
+    return values if owner() is index and guard.holds_for(index) else None
 
 
-def _address(index: Tensor) -> int:
-    """Where a tensor lies; 0 for one that a transform of torch.func has wrapped, which lies nowhere."""
-    return 0 if is_wrapped(index) else index.data_ptr()
+def _guard(index: Tensor) -> ChangeGuard | None:
+    """Return the guard of an index tensor, one wrapped by a transform too; None if nothing about it may be kept."""
+    return ChangeGuard(index) if may_keep() and not index.is_inference() else None
 
 
-def known_version(index: Tensor) -> int | None:
-    """The version of a tensor that was read as it is now; None: it was not, or does not tell when it changes."""
-    return None if _known(index) is None else index._version
-
-
-def _keep(index: Tensor, values: tuple[int, int]) -> None:
-    if may_keep() and not index.is_inference():  # which does not tell when it changes
-        setattr(index, _REMEMBERED, _Read(ref(index), index._version, _address(index), values))
+def _keep(index: Tensor, guard: ChangeGuard | None, values: tuple[int, int]) -> None:
+    if guard is not None:
+        setattr(index, _REMEMBERED, _Read(ref(index), guard, values))
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

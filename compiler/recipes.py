@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats.torch_state import is_compiling
 from .bind import Meta, TensorLike, bind
 from .parse import parse
 from .rewrite import sparse_factor
@@ -22,7 +23,7 @@ Operand = Any  # a Tensor or a SparseFormat
 
 def _is_odd(tensor: Tensor) -> bool:
     """Not a plain dense tensor; a tracer does not let itself be asked."""
-    return not torch.compiler.is_compiling() and (tensor.layout is not torch.strided or tensor.is_nested)
+    return not is_compiling() and (tensor.layout is not torch.strided or tensor.is_nested)
 
 
 def recipe_for(
@@ -38,7 +39,7 @@ def recipe_for(
 
 def _numbers(size: Sequence[int]) -> tuple[int, ...]:
     """A recipe is for one size: a tracer that has met several is to trace each of them, and not to keep them open."""
-    return tuple([index(extent) for extent in size]) if torch.compiler.is_compiling() else tuple(size)
+    return tuple([index(extent) for extent in size]) if is_compiling() else tuple(size)
 
 
 @lru_cache(maxsize=256)

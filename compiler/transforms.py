@@ -14,10 +14,11 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from ..formats.facts import Fact
+from ..formats.torch_state import is_wrapped
 from .carried import owned
 from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
 from .op import batch_call, run_plain, run_plain_with_winners
-from .runtime.torch_state import is_wrapped, outside_transforms
+from .runtime.torch_state import outside_transforms
 from .sparse import SparseFormat
 
 __all__ = ["has_batched_values", "settle", "transformed", "transformed_sparse"]

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import torch
-
+from ..formats.torch_state import is_capturing, is_grad_enabled, is_watched
 from .gradients import is_sum
 from .planning.block_rows import may_be_listed, rows_of_a_set
 from .planning.device import device_of
 from .prepared import has_kernels, ways_of
 from .recipes import recipe_for
-from .runtime.torch_state import is_capturing, is_watched
 from .sparse import SparseFormat
 
 __all__ = ["grouped"]
@@ -23,7 +21,7 @@ def grouped(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat:
     """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
-    wants_grad = torch.is_grad_enabled() and form.values.requires_grad
+    wants_grad = is_grad_enabled() and form.values.requires_grad
     is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
     shared = _walked(expr, size, name, form, group_dim, dense) if is_read else None
     if shared is not None:

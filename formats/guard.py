@@ -1,28 +1,54 @@
-"""Whether what is worked out now may be kept for later calls: the one place that says so."""
+"""Whether a tensor has changed, and whether something may be kept: the one module that reads versions and addresses.
+
+    ChangeGuard         one tensor, which it does not hold: of it, whoever asks brings the tensor
+    ChangeGuards        several tensors, which it holds; those made in inference mode are compared with a copy
+    SparseChangeGuard   one torch sparse tensor, which it does not hold
+    change_expression   what a launch plan asks about a pinned tensor, as text
+    may_keep, is_real   whether something may outlive the call that works it out
+
+torch counts changes in place by the version of a tensor. `x.data = ...` counts none, but moves the tensor to other
+memory or gives it another layout. So a tensor has not changed if version, address and layout are what they were.
+Memory whose address is compared is held, so that no other tensor can have that address. What goes unnoticed is a
+change that torch does not count: through another tensor in the same memory that has a counter of its own, as in
+`x.data.mul_(2)`, through numpy or DLPack, or by a kernel of one's own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["is_real", "may_keep"]
+from .torch_state import PLAIN, is_capturing, is_compiling, is_functional, is_wrapped, modes
 
-_modes = torch._C._len_torch_dispatch_stack  # FakeTensorMode, ProxyTorchDispatchMode, FunctionalTensorMode, ...
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
-_is_functional = torch._is_functional_tensor
+__all__ = [
+    "ChangeGuard",
+    "ChangeGuards",
+    "SparseChangeGuard",
+    "address_expression",
+    "address_of",
+    "change_expression",
+    "is_real",
+    "may_keep",
+    "offset_in_memory",
+    "versions_of",
+]
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own that holds numbers, and no tracer or transform stands behind it.
+    """Return whether a tensor has memory of its own that holds numbers, and no tracer or transform stands behind it.
 
     >>> is_real(torch.zeros(2)), torch.func.vmap(lambda row: row * is_real(row))(torch.ones(1)).tolist()
     (True, [0.0])
     """
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not (_is_wrapped(tensor) or _is_functional(tensor))
+    return type(tensor) in PLAIN and not (is_wrapped(tensor) or is_functional(tensor))
 
 
 def may_keep(*made: Tensor | None) -> bool:
-    """Whether something may outlive the call that works it out; `made` are the tensors in it.
+    """Return whether something may outlive the call that works it out; `made` are the tensors in it.
 
     Nothing may while somebody traces (torch.compile, torch.export, make_fx) or a mode stands between us and torch's
     operations, as FakeTensorMode does: sizes may be symbols then and tensors have no numbers, whether they tell or
@@ -36,6 +62,240 @@ def may_keep(*made: Tensor | None) -> bool:
     ...     may_keep(), may_keep(torch.zeros(2))
     (False, False)
     """
-    if torch.compiler.is_compiling() or _modes() > 0:
+    if is_compiling() or modes() > 0:
         return False
     return all([tensor is None or is_real(tensor) for tensor in made])
+
+
+class ChangeGuard:
+    """What one tensor was like, for those who may not keep the tensor alive: its memory alone is held.
+
+    Make the guard before the tensor is read, since another thread may write to it meanwhile.
+
+    >>> index = torch.tensor([0, 1])
+    >>> guard = ChangeGuard(index)
+    >>> guard.holds_for(index)
+    True
+    >>> index[0] = 1
+    >>> guard.holds_for(index)
+    False
+    """
+
+    __slots__ = ("address", "dtype", "has_address", "memory", "shape", "strides", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.version = tensor._version
+        self.has_address = not (is_wrapped(tensor) or is_functional(tensor))
+        self.address = tensor.data_ptr() if self.has_address else 0
+        self.memory = tensor.untyped_storage() if is_real(tensor) else None
+        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> ChangeGuard | None:
+        """Return the guard of a tensor; None if it does not tell when it changes, or lies nowhere."""
+        return cls(tensor) if is_real(tensor) and not tensor.is_inference() else None
+
+    def holds_for(self, tensor: Tensor) -> bool:
+        """Return whether a tensor, the one that the guard was made of, has not changed since."""
+        if tensor._version != self.version or tensor.dtype is not self.dtype:
+            return False
+        if self.has_address and tensor.data_ptr() != self.address:
+            return False
+        # other memory from the same address on, as `x.data = x.data[:n]`
+        return tensor.shape == self.shape and tensor.stride() == self.strides
+
+    def has_version_of(self, tensor: Tensor) -> bool:
+        """Return whether nothing was written to a tensor, for a tracer, whose tensors lie nowhere."""
+        return tensor._version == self.version
+
+
+# (tensor, its version, what asks for its address, its address, its shape, what asks for its strides, its strides)
+Check = tuple[Any, int, Callable[[], int], int, Any, Callable[[], Any], Any]
+
+
+class _Inference:
+    """Stands among the checked tensors for those that count no versions: it has always changed."""
+
+    _version = -1
+
+
+class ChangeGuards:
+    """What several tensors were like, with the tensors themselves.
+
+    Tensors made in inference mode count no versions and are compared with a copy, unless `compares` is False: then
+    their changes go unseen. A copy of a guard is one of the tensors' copies.
+
+    >>> index = torch.tensor([0, 1])
+    >>> guards = ChangeGuards([index, None])
+    >>> guards.hold()
+    True
+    >>> index[0] = 1
+    >>> guards.hold()
+    False
+    """
+
+    __slots__ = ("checks", "compares", "copies", "memory", "tensors", "values")
+
+    def __init__(
+        self,
+        tensors: Iterable[Tensor | None],
+        hold: bool = True,
+        values: list[Tensor] | None = None,
+        compares: bool = True,
+    ) -> None:
+        self.tensors = tuple([tensor for tensor in tensors if tensor is not None])
+        self.checks: tuple[Check, ...] = ()
+        self.copies: list[tuple[Tensor, Tensor]] | None = []  # None: the tensors have changed, for good
+        self.memory: list[Any] = []
+        self.values, self.compares = values, compares
+        if is_compiling():  # a tracer's tensors neither count versions nor lie anywhere
+            return
+        checks = [_check(tensor) for tensor in self.tensors if not tensor.is_inference()]
+        self.memory = [tensor.untyped_storage() for tensor, _, _, address, *_ in checks if address]
+        if not hold:
+            self.copies = None
+        elif compares:
+            self.copies = [(tensor, _copy(tensor)) for tensor in self.tensors if tensor.is_inference()]
+        if self.copies != []:
+            checks.append((_Inference, 0, int, 0, None, int, 0))
+        self.checks = tuple(checks)
+
+    def hold(self) -> bool:
+        """Return whether all tensors hold what they held, where they held it, in the same shapes."""
+        for tensor, version, address, known_address, shape, strides, known_strides in self.checks:
+            if tensor._version != version or address() != known_address:
+                return tensor is _Inference and self._have_copied_values()
+            if tensor.shape != shape or strides() != known_strides:  # as after `x.data = x.data[:n]`
+                return False
+        return True
+
+    def _have_copied_values(self) -> bool:
+        if self.copies is None:
+            return False
+        if any(copy.is_cuda for _, copy in self.copies) and is_capturing():
+            return True  # nothing can be read now
+        return all(copy.shape == own.shape and torch.equal(copy, own) for own, copy in self.copies)
+
+    def keep_values(self) -> None:
+        """Copy the tensors' values, for tensors that are written to: `renewed` then knows whether with others."""
+        self.values = [_copy(tensor) for tensor in self.tensors]
+
+    def have_kept_values(self) -> bool:
+        """Return whether the tensors hold what they held when `keep_values` was called, wherever that lies by now."""
+        return self.values is not None and all(
+            own.shape == value.shape and own.device == value.device and torch.equal(own, value)
+            for own, value in zip(self.tensors, self.values)
+        )
+
+    def renewed(self) -> ChangeGuards | None:
+        """Return guards of tensors that were written to in place with what was there; None: with anything else.
+
+        DistributedDataParallel writes buffers so, at every step.
+        """
+        if self.values is None or self.copies is None:
+            return None
+        for tensor, _, address, known_address, shape, strides, known_strides in self.checks:
+            if tensor is _Inference:
+                continue
+            if address() != known_address or tensor.shape != shape or strides() != known_strides:
+                return None
+        fresh = ChangeGuards(self.tensors, True, self.values, self.compares)  # before they are read: threads may write
+        if not self.have_kept_values():
+            return None
+        return fresh
+
+    def __reduce__(self) -> tuple[type[ChangeGuards], tuple[Any, ...]]:
+        return ChangeGuards, (self.tensors, self.hold(), self.values, self.compares)
+
+
+Stamp = ChangeGuards  # as pickles of version 0.1.0 call it, in a module `stamp`
+
+
+class SparseChangeGuard:
+    """What a torch sparse tensor was like, for those who may not keep it alive.
+
+    A module that is cast or moved gives its parameters other data, which is not counted. Of a COO tensor, which alone
+    has a `.data` to set, the address of its values is compared; others are known by dtype and device.
+    """
+
+    __slots__ = ("address", "device", "dtype", "memory", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.version, self.dtype, self.device = tensor._version, tensor.dtype, tensor.device
+        self.address: int | None = None
+        self.memory: Any = None
+        if tensor.layout is torch.sparse_coo and tensor._nnz() and not is_wrapped(tensor):
+            with torch.inference_mode(False), torch._C._DisableFuncTorch():
+                values = tensor._values()
+                self.address, self.memory = values.data_ptr(), values.untyped_storage()  # not the values: they hold it
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> SparseChangeGuard | None:
+        """Return the guard of a sparse tensor; None if it does not tell when it changes, or nothing may be kept."""
+        return cls(tensor) if may_keep() and not tensor.is_inference() else None
+
+    def holds_for(self, tensor: Tensor) -> bool:
+        """Return whether a sparse tensor, the one that the guard was made of, has not changed since."""
+        if tensor._version != self.version:
+            return False
+        if self.address is not None:
+            return _values_address(tensor) == self.address
+        return tensor.dtype is self.dtype and tensor.device == self.device
+
+
+def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> str:
+    """Return the text that a launch plan asks about a tensor it calls `name`: whether it has moved or was written to.
+
+    The text reads version and address itself, since a call of a guard would cost more than both. The plan holds the
+    tensor, and so its memory until it moves.
+    """
+    has_moved = f"{address_expression(name)} != {address_of(tensor)}"
+    return f"{name}._version != {tensor._version} or {has_moved}" if is_version_compared else has_moved
+
+
+def address_expression(name: str) -> str:
+    """Return the text by which a launch plan reads the address of a tensor it calls `name`; 0 without memory."""
+    return f"{name}.data_ptr()"
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return where a tensor begins in memory, as kernels take it."""
+    return tensor.data_ptr()
+
+
+def offset_in_memory(tensor: Tensor, base: Tensor) -> int | None:
+    """Return how many bytes behind the begin of another tensor one begins; None if they have not the same memory."""
+    if tensor.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+        return None
+    return tensor.data_ptr() - base.data_ptr()
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the version of each tensor, 0 for those of inference mode: two lists differ if one was written to."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _check(tensor: Tensor) -> Check:
+    address = tensor.data_ptr if is_real(tensor) else int
+    return tensor, tensor._version, address, address(), tensor.shape, tensor.stride, tensor.stride()
+
+
+def _values_address(tensor: Tensor) -> int:
+    """Return where the values of a COO tensor lie."""
+    if modes() > 0:  # among fake tensors the values of a real one would be a fake one, which lies nowhere
+        with _disable_current_modes():
+            return tensor._values().data_ptr()
+    try:
+        return tensor._values().data_ptr()
+    except RuntimeError:  # wrapped by a transform, which costs more to ask about beforehand
+        with torch.inference_mode(False), torch._C._DisableFuncTorch():
+            return tensor._values().data_ptr()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor, to be kept: no part of inference mode, nor of a transform that has not wrapped it."""
+    with torch.inference_mode(False):
+        if not is_real(tensor):
+            return tensor.detach().clone()
+        with torch._C._DisableFuncTorch():
+            return tensor.detach().clone()

@@ -16,6 +16,7 @@ from .errors import FormatError
 from .geometry import Geometry, per_axis
 from .guard import may_keep
 from .map_tables import GroupedMap, Tables, TiledMap
+from .torch_state import is_capturing, is_compiling
 from .voxel_grid import VoxelGrid
 
 __all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map", "map_on"]
@@ -108,7 +109,7 @@ class KernelMap:
     @property
     def is_captured(self) -> bool:
         """Whether a graph is being captured, during which nothing can be read from the device."""
-        return self.indices.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.indices.is_cuda and is_capturing()
 
     @property
     def uses(self) -> int:
@@ -260,7 +261,7 @@ class KernelMap:
         known = self._tables.tiled
         if (self._side, tile_size) in known:
             return True
-        if torch.compiler.is_compiling() or self.is_captured:
+        if is_compiling() or self.is_captured:
             return False
         return (self._shared_side, tile_size) in known
 

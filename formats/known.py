@@ -11,8 +11,8 @@ from torch import Tensor
 from ..lru_cache import LRUCache
 from .convert import Gather
 from .facts import RowFacts
-from .guard import may_keep
-from .stamp import Stamp
+from .guard import ChangeGuards, may_keep
+from .torch_state import is_compiling
 from .walks import Walk
 
 __all__ = ["Known", "Regrouped"]
@@ -22,20 +22,25 @@ CALLS = 256  # over one pattern that are kept, of about 10 kB each
 
 def _memory() -> Any:
     """For how calls run; nothing of what a tracer works out is kept, and it can't look into a cache."""
-    return {} if torch.compiler.is_compiling() else LRUCache(CALLS)
+    return {} if is_compiling() else LRUCache(CALLS)
+
+
+def _renamed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what a pickle holds of an object by its present names; in those of version 0.1.0 a guard is a stamp."""
+    return {"guard" if name == "stamp" else name: part for name, part in state.items()}
 
 
 @dataclass(eq=False)
 class Known:
     """What has been worked out about one pattern; every object over the same coordinates shares it.
 
-    It is about the coordinates that its stamp tells of, and never becomes about others: a thread that works something
+    It is about the coordinates that its guard tells of, and never becomes about others: a thread that works something
     out while they change adds it to what nobody asks any more.
     """
 
     num_entries: int  # padding not counted
     num_slots: int  # padding counted
-    stamp: Stamp  # of the coordinates that all of it was worked out of
+    guard: ChangeGuards  # of the coordinates that all of it was worked out of
     num_values: int | None = None  # padding not counted, nor what blocks hold beyond the shape; None: not known yet
     facts: RowFacts | None = None
     positions: Tensor | None = None  # of what is no padding among the flattened values; None: all, or not known yet
@@ -50,7 +55,7 @@ class Known:
     def fix(self, refusal: str) -> None:
         """From now on the coordinates may not change: a use of the format after they have raises `refusal`."""
         self.refusal = refusal
-        self.stamp.keep_values()
+        self.guard.keep_values()
 
     def latest(self) -> Known:
         """What is known after all changes that some object over the same coordinates has noticed."""
@@ -62,13 +67,16 @@ class Known:
     def renewed(self, fresh: Known) -> Known:
         """What all objects that share this one go on with: `fresh`, or what another thread was sooner with."""
         fresh.refusal = self.refusal
-        fresh.stamp.keep_values()  # coordinates that were written to once may be so at every step
+        fresh.guard.keep_values()  # coordinates that were written to once may be so at every step
         found: Known = vars(self).setdefault("successor", fresh)  # in one step: two would each have their own
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: kernels stay behind."""
         return {name: part for name, part in vars(self).items() if name != "successor"} | {"memory": LRUCache(CALLS)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(_renamed(state))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +86,7 @@ class Regrouped:
     coords: tuple[Tensor | None, ...]
     gather: Gather
     known: Known
-    stamp: Stamp  # of its own coordinates when they were made: what is known of them may be renewed
+    guard: ChangeGuards  # of its own coordinates when they were made: what is known of them may be renewed
 
     @property
     def source(self) -> Tensor:
@@ -89,6 +97,9 @@ class Regrouped:
             if may_keep(found):
                 vars(self)["_source"] = found
         return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(_renamed(state))
 
     @torch.inference_mode(False)  # what is kept must be good for training too
     def _sources(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import voxel_sort
 from .facts import longest_first
 from .guard import may_keep
+from .torch_state import is_compiling
 
 try:
     from . import voxel_hash
@@ -157,7 +158,7 @@ class Tables:
 
 def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
     """The module that finds and groups neighbours on this device; a tracer follows torch's operations alone."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return voxel_sort
     has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
     return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort

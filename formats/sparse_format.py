@@ -16,9 +16,9 @@ from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_or
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
-from .guard import may_keep
+from .guard import ChangeGuards, may_keep
 from .known import Known, Regrouped
-from .stamp import Stamp
+from .torch_state import is_compiling
 from .walks import Walked, walk
 
 __all__ = ["SparseFormat"]
@@ -62,10 +62,10 @@ class SparseFormat(FromTensors):
         rows = None if self.stores_rows else grid[self.group_dim]
         parts = type(self).__name__, self.coords, self.values, rows, self.group_dim
         check_parts(*parts, self.block_size or (), self.value_axes)
-        stamp = Stamp(self.coords)  # before they are read: another thread may write to them
+        guard = ChangeGuards(self.coords)  # before they are read: another thread may write to them
         num_padding = check_coords(self.coords, grid, self.group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
-        return Known(num_slots - num_padding, num_slots, stamp)
+        return Known(num_slots - num_padding, num_slots, guard)
 
     @classmethod
     @abstractmethod
@@ -89,7 +89,7 @@ class SparseFormat(FromTensors):
         num_entries = len(entries.values) if len(shape) > 1 else num_slots
         parts = {"coords": layout.coords, "values": values, "shape": shape, "group_dim": group_dim}
         made = object.__new__(cls)  # not __init__: it would read coordinates that are known to be right
-        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots, Stamp(layout.coords)))
+        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots, ChangeGuards(layout.coords)))
         return made
 
     def _with(self: Format, **parts: object) -> Format:
@@ -157,7 +157,7 @@ class SparseFormat(FromTensors):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
         known = self.known
         num_values = self.nnz if values.is_meta else known.num_values  # nothing can be counted there
-        moved = Known(known.num_entries, known.num_slots, Stamp(coords), num_values)
+        moved = Known(known.num_entries, known.num_slots, ChangeGuards(coords), num_values)
         return self._with(coords=coords, values=values, _known=moved)
 
     def with_values(self: Format, values: Tensor) -> Format:
@@ -214,7 +214,7 @@ class SparseFormat(FromTensors):
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
         swapped = Known(
-            *(known.num_entries, known.num_slots, known.stamp, known.num_values, known.facts, known.positions)
+            *(known.num_entries, known.num_slots, known.guard, known.num_values, known.facts, known.positions)
         )
         swapped.refusal = known.refusal
         swap = frozenset((first, second))
@@ -285,19 +285,19 @@ class SparseFormat(FromTensors):
         A tracer sees no changes: what it is to use has to be worked out by an ordinary call.
         """
         known = self._known
-        if torch.compiler.is_compiling() or known.stamp.is_current():
+        if is_compiling() or known.guard.hold():
             return known
         known = known.latest()
-        if not known.stamp.is_current():
+        if not known.guard.hold():
             if not may_keep(*self.coords):
                 return self._checked()
-            recounted = known.stamp.recounted()
-            if recounted is None:
-                if known.refusal and not known.stamp.holds_values():
+            renewed = known.guard.renewed()
+            if renewed is None:
+                if known.refusal and not known.guard.have_kept_values():
                     raise FormatError(known.refusal)
                 known = known.renewed(self._checked())
             else:
-                known.stamp = recounted
+                known.guard = renewed
         vars(self).update(_known=known)
         return known
 
@@ -320,10 +320,7 @@ class SparseFormat(FromTensors):
     def memory(self) -> dict[Any, Any]:
         """What is worth remembering as long as the pattern stays, whatever its values; not for a tracer."""
         known = self._known
-        for coord, version, data_ptr, pointer in known.stamp.counted:  # `is_current`, without a call of its own
-            if coord._version != version or data_ptr() != pointer:
-                return self.known.memory
-        return known.memory
+        return known.memory if known.guard.hold() else self.known.memory
 
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:
@@ -457,8 +454,8 @@ class SparseFormat(FromTensors):
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
         known = self.known
         found = known.regrouped.get((group_dim, group_size))
-        is_tracing = torch.compiler.is_compiling()
-        if found is None or not (is_tracing or found.stamp.is_current()):  # whoever has its coordinates may change them
+        is_tracing = is_compiling()
+        if found is None or not (is_tracing or found.guard.hold()):  # whoever has its coordinates may change them
             found = self._regrouped(known, group_dim, group_size)
             if may_keep(*found.coords, found.gather.source, found.gather.is_padding):
                 known.regrouped[group_dim, group_size] = found
@@ -474,8 +471,8 @@ class SparseFormat(FromTensors):
         layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
-        stamp = Stamp(layout.coords)
-        return Regrouped(layout.coords, gather, Known(known.num_entries, gather.source.numel(), stamp), stamp)
+        guard = ChangeGuards(layout.coords)
+        return Regrouped(layout.coords, gather, Known(known.num_entries, gather.source.numel(), guard), guard)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         if self.ndim != 2 or self.group_dim != 0 or part is None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .check import whole_sizes
 from .errors import FormatError
-from .stamp import State
+from .guard import ChangeGuard
+from .torch_state import is_compiling
 
 __all__ = ["VoxelGrid"]
 
@@ -25,7 +26,7 @@ class _Checked(NamedTuple):
     """For which grid voxels were found right, and what their tensor was like then."""
 
     grid: VoxelGrid
-    state: State | None  # None: the tensor does not tell when it changes
+    guard: ChangeGuard | None  # None: the tensor does not tell when it changes
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # nothing: it is about one tensor, and torch.load's weights_only knows this word
@@ -91,15 +92,15 @@ class VoxelGrid:
         known: _Checked | None = getattr(indices, _CHECKED, None)
         if not known or known.grid != self:  # nor what a pickle has of it
             return False
-        if known.state is None:
+        if known.guard is None:
             return True
-        if torch.compiler.is_compiling():  # a tracer's tensors lie nowhere
-            return known.state.version == indices._version
-        return known.state.is_of(indices)
+        if is_compiling():  # a tracer's tensors lie nowhere
+            return known.guard.has_version_of(indices)
+        return known.guard.holds_for(indices)
 
     def mark_checked(self, indices: Tensor) -> None:
-        if not torch.compiler.is_compiling():
-            setattr(indices, _CHECKED, _Checked(self, State.of(indices)))
+        if not is_compiling():
+            setattr(indices, _CHECKED, _Checked(self, ChangeGuard.of(indices)))
 
     def check(self, indices: Tensor) -> None:
         """Raise on a voxel outside the grid or given twice; looked at once per tensor."""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .compiler.one_by_one import one_by_one
-from .compiler.runtime.torch_state import is_transformed, outside_transforms
+from .compiler.runtime.torch_state import outside_transforms
 from .formats import BlockCOO, GroupCOO
 from .formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
 from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
+from .formats.torch_state import is_grad_enabled, is_transformed
 
 __all__ = ["Arranged", "arrange", "merge_map"]
 
@@ -32,7 +33,7 @@ class Arranged:
 
     def fill(self, values: Tensor) -> SparseFormat:
         """The format over `values` [E, *block_size], in the order of the source; differentiable."""
-        if values.requires_grad and torch.is_grad_enabled() and not is_transformed():
+        if values.requires_grad and is_grad_enabled() and not is_transformed():
             return self.pattern.with_values(_Slots.apply(values, self))
         return self.pattern.with_values(self.write(values))
 

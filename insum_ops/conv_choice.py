@@ -17,7 +17,6 @@ from .compiler.cache import Key
 from .compiler.launch import INTERPRETED, TRITON_VERSION, on_device
 from .compiler.problem import device_name, generator_version
 from .compiler.runtime.recording import paused
-from .compiler.runtime.torch_state import is_free
 from .compiler.settings import tuning_mode
 from .compiler.shape_class import bucket
 from .conv_forms import (
@@ -34,6 +33,7 @@ from .conv_forms import (
 )
 from .conv_operands import drop, has, operands_of
 from .formats.kernel_map import MOST_TAPS, KernelMap
+from .formats.torch_state import is_compiling, is_deterministic, is_free
 from .functional import insum_pinned
 
 __all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
@@ -61,9 +61,9 @@ class Way(NamedTuple):
 
 def may_choose(features: Tensor) -> bool:
     """Whether convolutions of such features may be timed: on a GPU, unless tuning is off or a result must not vary."""
-    if INTERPRETED or not features.is_cuda or torch.are_deterministic_algorithms_enabled():
+    if INTERPRETED or not features.is_cuda or is_deterministic():
         return False
-    return not torch.compiler.is_compiling() and tuning_mode() != "off"
+    return not is_compiling() and tuning_mode() != "off"
 
 
 def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:

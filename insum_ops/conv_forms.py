@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .compiler.runtime.torch_state import may_round_sums, uses_tensor_cores
 from .formats.kernel_map import MOST_TAPS, KernelMap
+from .formats.torch_state import is_compiling, is_deterministic, may_round_sums, uses_tensor_cores
 
 __all__ = [
     "GROUPED",
@@ -91,7 +91,7 @@ FEW_CHANNELS = 64
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
     """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
-    if torch.are_deterministic_algorithms_enabled():  # from the first call on, since forms round differently
+    if is_deterministic():  # from the first call on, since forms round differently
         return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
     if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
         return GROUPED
@@ -111,14 +111,14 @@ def tiles_pay(kernel_map: KernelMap) -> bool:
 
 def lasts(kernel_map: KernelMap) -> bool:
     """Whether the map has been used so often that time spent on it pays, and can be spent now."""
-    if torch.compiler.is_compiling():  # before the uses are read: a tracer would trace anew for each number
+    if is_compiling():  # before the uses are read: a tracer would trace anew for each number
         return False
     return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
 
 
 def awaited(form: Form, kernel_map: KernelMap) -> str:
     """What a table stands in for, "tiles", until they pay: such uses of a map are counted. "": nothing."""
-    is_settled = kernel_map.volume > MOST_TAPS or torch.are_deterministic_algorithms_enabled()
+    is_settled = kernel_map.volume > MOST_TAPS or is_deterministic()
     return "" if form != STATIONARY or is_settled else "tiles"
 
 
@@ -130,12 +130,12 @@ def is_due(what: str, kernel_map: KernelMap) -> bool:
 def settings_of(dtype: torch.dtype) -> Settings:
     """All that a call depends on, beside its features and its map with the uses of that."""
     setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
-    return dtype, torch.are_deterministic_algorithms_enabled(), setting
+    return dtype, is_deterministic(), setting
 
 
 def _is_full(kernel_map: KernelMap) -> bool:
     """May read from the device how many pairs there are; full as well is what can't be grouped now."""
-    if torch.compiler.is_compiling() and GROUP_SIZE not in kernel_map.memory:
+    if is_compiling() and GROUP_SIZE not in kernel_map.memory:
         return True
     if not kernel_map.is_counted and kernel_map.is_captured:
         return True

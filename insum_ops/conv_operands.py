@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
 from torch import Tensor
 
 from .compiler.ranges import remember_range, remember_segments
@@ -13,6 +12,7 @@ from .conv_forms import STATIONARY, TILED, Form
 from .formats.facts import OwnedRows
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
+from .formats.torch_state import is_compiling
 
 __all__ = ["drop", "groups_by_tap", "has", "maps", "neighbours", "operands_of"]
 
@@ -99,5 +99,5 @@ def _keep(kernel_map: KernelMap, key: Hashable, known: object, *made: Tensor) ->
 
 
 def _remember(index: Tensor, low: int, extent: int) -> None:
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         remember_range(index, low, extent - 1)

@@ -12,7 +12,7 @@ from importlib import metadata
 import torch
 
 from insum_ops.compiler.cache_folder import cache_dir, cache_size
-from insum_ops.compiler.runtime.torch_state import rounds_float32
+from insum_ops.formats.torch_state import is_deterministic, may_round_sums, rounds_float32
 from insum_ops.functional import insum
 
 __all__ = ["doctor", "probe"]
@@ -106,11 +106,10 @@ def _cache() -> Iterator[tuple[str, str]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    matmul = torch.backends.cuda.matmul
     yield "float32 matmul", "tf32" if rounds_float32() else "ieee"
-    yield "fp16 sums reduced", str(matmul.allow_fp16_reduced_precision_reduction)
-    yield "bf16 sums reduced", str(matmul.allow_bf16_reduced_precision_reduction)
-    yield "deterministic", str(torch.are_deterministic_algorithms_enabled())
+    yield "fp16 sums reduced", str(may_round_sums(torch.float16))
+    yield "bf16 sums reduced", str(may_round_sums(torch.bfloat16))
+    yield "deterministic", str(is_deterministic())
     for name in sorted(os.environ):
         if name.startswith(VARIABLES):
             yield name, os.environ[name]

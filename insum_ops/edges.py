@@ -12,11 +12,11 @@ from torch import Tensor
 
 from .arrange import Arranged, arrange
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
-from .compiler.runtime.torch_state import is_wrapped, outside_transforms
+from .compiler.runtime.torch_state import outside_transforms
 from .formats.check import VALUE_DTYPES
-from .formats.guard import may_keep
+from .formats.guard import ChangeGuard, may_keep
 from .formats.sparse_format import SparseFormat
-from .formats.stamp import State
+from .formats.torch_state import is_grad_enabled, is_wrapped
 from .remember import ByIdentity
 
 __all__ = ["Edges", "edges_of"]
@@ -28,12 +28,12 @@ class Filled(NamedTuple):
     """A format with the weights of some edges; one value, since threads may bring other weights at the same time."""
 
     weights: ref[Tensor]
-    state: State
+    guard: ChangeGuard
     form: SparseFormat
 
     def is_of(self, edge_weight: Tensor) -> bool:
         """They are the same, and nothing about them has changed since."""
-        return self.weights() is edge_weight and self.state.is_of(edge_weight)
+        return self.weights() is edge_weight and self.guard.holds_for(edge_weight)
 
 
 @dataclass(eq=False)
@@ -41,13 +41,13 @@ class Edges:
     """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
 
     arranged: Arranged
-    state: State | None  # of edge_index; None: it does not tell when it changes
+    guard: ChangeGuard | None  # of edge_index; None: it does not tell when it changes
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
 
     def is_of(self, edge_index: Tensor) -> bool:
         """Nothing about it has changed since."""
-        return self.state is not None and self.state.is_of(edge_index)
+        return self.guard is not None and self.guard.holds_for(edge_index)
 
     def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
         """The pattern with `edge_weight`, or with ones of `dtype`."""
@@ -60,18 +60,18 @@ class Edges:
                 if may_keep(ones.values):
                     self.ones[dtype] = ones
             return ones
-        wants_grad = edge_weight.requires_grad and torch.is_grad_enabled()
+        wants_grad = edge_weight.requires_grad and is_grad_enabled()
         filled = self.filled
         if filled is not None and not wants_grad and filled.is_of(edge_weight):
             return filled.form
         _check_weights(edge_weight, self.arranged)
         if wants_grad or is_wrapped(edge_weight):
             return self.arranged.fill(edge_weight)
-        state = State.of(edge_weight)  # before they are read: another thread may write to them
+        guard = ChangeGuard.of(edge_weight)  # before they are read: another thread may write to them
         with outside_transforms():
             form = self.arranged.fill(edge_weight.detach())
-        if state is not None and may_keep(form.values):
-            self.filled = Filled(ref(edge_weight), state, form)
+        if guard is not None and may_keep(form.values):
+            self.filled = Filled(ref(edge_weight), guard, form)
         return form
 
     def slots(self, edge_weight: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     if found is not None and found.is_of(edge_index):
         return found
     found = _arranged_edges(edge_index, sizes)
-    if found.state is not None and may_keep(*found.arranged.parts):
+    if found.guard is not None and may_keep(*found.arranged.parts):
         if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
             known = {}
         _edges.keep(edge_index, {**known, sizes: found})  # another dictionary: other threads may be reading this one
@@ -132,6 +132,7 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
         raise ShapeError(f"edge_index is {list(edge_index.shape)}; it must be [2, E], sources first, then targets")
     if edge_index.is_meta:
         raise OperandError("edge_index is on the meta device, where it lists no edges; give it memory and values first")
+    guard = ChangeGuard.of(edge_index)  # before it is read: another thread may write to it
     if sizes is None:
         nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         sizes = nodes, nodes
@@ -144,9 +145,8 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
             f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
             "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
         )
-    state = State.of(edge_index)
     ones = torch.ones(edge_index.shape[1], device=edge_index.device)
-    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), state)
+    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), guard)
 
 
 def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:

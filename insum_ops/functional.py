@@ -19,9 +19,9 @@ from .compiler.op import run_plain
 from .compiler.parse import parse
 from .compiler.pipeline import evaluate
 from .compiler.runtime.plan_cache import planned
-from .compiler.runtime.torch_state import is_free, wants_gradient
 from .compiler.sparse import is_sparse
 from .formats.facts import Fact
+from .formats.torch_state import is_compiling, is_free, wants_gradient
 
 __all__ = ["Insum", "explain", "insum", "insum_pinned", "tune"]
 
@@ -103,7 +103,7 @@ def insum_pinned(
     runs so where gradients are asked for or a transform is active.
     """
     given = {**tensors, **fixed}
-    is_traced = torch.compiler.is_compiling()
+    is_traced = is_compiling()
     if wants_gradient(list(given.values())) or not (is_traced or is_free()) or (is_traced and fact is None):
         return insum(expr, size=size, **given)
     run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from .compiler.carried import owned
@@ -15,20 +14,14 @@ from .compiler.gradients import gradients_of
 from .compiler.one_by_one import one_by_one
 from .compiler.pipeline import evaluate
 from .compiler.runtime.plan_cache import planned
-from .compiler.runtime.torch_state import (
-    PLAIN,
-    followed,
-    is_transformed,
-    may_autocast,
-    outside_transforms,
-    wants_gradient,
-)
+from .compiler.runtime.torch_state import followed, outside_transforms
 from .compiler.sparse import check_pattern, pattern_of
 from .edges import Edges, edges_of
 from .formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from .formats.convert import block_grid
 from .formats.guard import may_keep
 from .formats.sparse_format import SparseFormat
+from .formats.torch_state import PLAIN, is_compiling, is_grad_enabled, is_transformed, may_autocast, wants_gradient
 from .functional import insum
 from .operands import as_format, trained_source
 from .sparse_source import SparseSource, remembered_format, remembered_source, sparse_source
@@ -115,7 +108,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     if not isinstance(B, Tensor) or B.ndim == 0:
         kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
         raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
-    if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not torch.compiler.is_compiling():
+    if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not is_compiling():
         filled = remembered_format(A)
         if filled is not None:
             return insum(statements[B.ndim - 1], A=filled, B=B)
@@ -123,7 +116,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         form = A
     else:
         _refuse_tracing("A")
-        if reduce == "sum" and B.ndim <= 3 and torch.is_grad_enabled() and not (may_autocast() or is_transformed()):
+        if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
                 return _Trained.apply(*trained, B, SUM[B.ndim - 1])  # type: ignore[no-any-return]
@@ -179,7 +172,7 @@ class _Trained(torch.autograd.Function):
             d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted)
             return None if d_slots is None else arranged.read(d_slots), d_B
 
-        if torch.is_grad_enabled():  # these gradients are to be differentiated in their turn
+        if is_grad_enabled():  # these gradients are to be differentiated in their turn
             listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
         else:
             pattern, marks = arranged.pattern, ("gradients", statement, *wanted)
@@ -189,7 +182,7 @@ class _Trained(torch.autograd.Function):
 
 def _refuse_tracing(name: str) -> None:
     """What is remembered hangs on identities and version counters, which a tracer would take for constants."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         raise UnsupportedError(
             f"{name} is no format, and torch.compile can trace nothing else; "
             f"convert {name} beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
@@ -294,9 +287,9 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             raise OperandError(
                 f"pattern is on {form.device} but {name} is on {operand.device}; move them to one device"
             )
-    if torch.compiler.is_compiling():
+    if is_compiling():
         X, Y = followed(X), followed(Y)
-    if torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
+    if is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)
 

@@ -14,6 +14,7 @@ from .formats.check import VALUE_DTYPES
 from .formats.errors import FormatError
 from .formats.sources import scipy_entries
 from .formats.sparse_format import SparseFormat
+from .formats.torch_state import default_dtype
 from .sparse_source import SparseSource, remembered_format, sparse_source
 
 __all__ = ["as_format", "trained_source"]
@@ -26,7 +27,7 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
     if isinstance(A, Tensor):
         return remembered_format(A) or sparse_source(A, "A").format(A)
     if isinstance(A, tuple):
-        dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else torch.get_default_dtype()
+        dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else default_dtype()
         return edges_of(A, "A", _size(B)).format(A[1], dtype)
     if hasattr(A, "tocoo"):
         return _from_scipy(A, None if B is None else B.device)

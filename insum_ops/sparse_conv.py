@@ -16,20 +16,25 @@ from .compiler.op import run_plain
 from .compiler.prepared import refuse_freed
 from .compiler.runtime.plan_cache import planned
 from .compiler.runtime.recording import active
-from .compiler.runtime.torch_state import (
-    as_autocast,
-    followed,
-    is_free,
-    is_transformed,
-    is_watched,
-    may_autocast,
-    wants_gradient,
-)
+from .compiler.runtime.torch_state import followed
 from .conv_choice import Way, may_choose, size_of_sums, way_of
 from .conv_operands import groups_by_tap, maps, operands_of
 from .formats.facts import OwnedRows
 from .formats.guard import may_keep
 from .formats.kernel_map import KernelMap
+from .formats.torch_state import (
+    as_autocast,
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_deterministic,
+    is_free,
+    is_grad_enabled,
+    is_transformed,
+    is_watched,
+    may_autocast,
+    wants_gradient,
+)
 from .functional import insum
 from .kernel_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 from .lru_cache import LRUCache
@@ -78,15 +83,15 @@ def sparse_conv3d(
 
 def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> Tensor:
     """The same for tensors and a kernel map, which are known to be those."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
     elif not may_autocast():
         return _convolve(features, weight, bias, kernel_map, groups, False)
     device = features.device.type
-    if torch.is_autocast_enabled(device):
+    if is_autocast_enabled(device):
         _check(features, weight, kernel_map, bias, groups)
-        dtype = torch.get_autocast_dtype(device)
+        dtype = autocast_dtype(device)
         features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
         seed = None if bias is None else as_autocast(bias, dtype)
         with torch.autocast(device, enabled=False):
@@ -102,7 +107,7 @@ def _convolve(
     if wants_gradient(tensors) and not is_transformed():
         return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
     run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return run()
     return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
 
@@ -113,7 +118,7 @@ def _run(
     """Check the tensors and evaluate one statement; the bias is what its sums start from."""
     if not is_swapped:
         _check(features, weight, kernel_map, bias, groups)
-    if not (torch.compiler.is_compiling() or is_watched()):
+    if not (is_compiling() or is_watched()):
         refuse_freed("weight", weight)
         if bias is not None:
             refuse_freed("bias", bias)
@@ -123,7 +128,7 @@ def _run(
     given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
         given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-    may_tell = torch.compiler.is_compiling() or is_free()
+    may_tell = is_compiling() or is_free()
     if call.fact is not None and may_tell and not wants_gradient(list(given.values())):
         Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), call.fact)
     else:
@@ -151,7 +156,7 @@ class _Call(NamedTuple):
 
 def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     """What all weights of one shape share over a map, in one setting; a tracer works it out itself."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _prepare(features, Weight, kernel_map)
     key = "statement", Weight.shape, *forms.settings_of(features.dtype)
     call: _Call | None = kernel_map.memory.get(key)
@@ -209,7 +214,7 @@ class _Convolution(torch.autograd.Function):
         run = lambda dOut, features, weight: _gradients(
             dOut, features, weight, kernel_map, groups, is_swapped, wanted, bias_dtype
         )
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if is_compiling() or is_grad_enabled():
             return *run(*tensors), None, None, None
         marks = "gradients", groups, is_swapped, *wanted, bias_dtype
         return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
@@ -244,7 +249,7 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     kind = channel_kind(weight, groups)
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
         Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=parts["MAPX"], MAPY=parts["MAPY"])
         dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=groups_by_tap(kernel_map, parts["MAPX"].shape[1]))

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .arrange import Arranged, arrange, merge_map
 from .compiler.errors import IndexRangeError, OperandError, ShapeError
 from .compiler.one_by_one import one_by_one
-from .compiler.runtime.torch_state import is_wrapped, modes, outside_transforms
+from .compiler.runtime.torch_state import outside_transforms
 from .formats.check import VALUE_DTYPES
 from .formats.convert import block_grid
 from .formats.errors import FormatError
-from .formats.guard import may_keep
+from .formats.guard import SparseChangeGuard, may_keep
 from .formats.sources import torch_entries
 from .formats.sparse_format import SparseFormat
+from .formats.torch_state import is_grad_enabled
 from .lru_cache import LRUCache
 from .remember import ByIdentity
 
@@ -35,27 +35,17 @@ class SparseSource:
 
     arranged: Arranged
     merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
-    version: int | None = None  # of the tensor when the pattern was last known to be its own
-    place: int | None = None  # of a COO tensor's values: it alone has a `.data` to set, which counts no version
-    held: Any = None  # that memory, so that no other values can have its address
-    filled: SparseFormat | None = None  # with the values of that version
+    guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
+    filled: SparseFormat | None = None  # with the values that it had then
     calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
 
-    def __post_init__(self) -> None:
-        pattern = self.arranged.pattern.values
-        self.dtype, self.device = pattern.dtype, pattern.device
-
     def is_of(self, A: Tensor) -> bool:
-        """Nothing has changed since; a module that is cast or moved gives its parameters other data, uncounted."""
-        if self.version != A._version:
-            return False
-        if self.place is not None:
-            return _place(A) == self.place
-        return self.dtype is A.dtype and self.device == A.device
+        """Nothing has changed since."""
+        return self.guard is not None and self.guard.holds_for(A)
 
     def format(self, A: Tensor) -> SparseFormat:
         """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
-        if A.requires_grad and torch.is_grad_enabled():
+        if A.requires_grad and is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
         with outside_transforms():
             filled = self.arranged.fill(_entries(A, self.merged))
@@ -81,33 +71,26 @@ def remembered_source(A: Tensor) -> SparseSource | None:
     kept = _kept.get(id(A))
     if kept is None or kept[0]() is not A:
         return None
-    found = kept[1]
-    if found.filled is None or found.version != A._version:
-        return None
-    if found.place is None:  # `_sources.get` and `is_of`, without calls of their own
-        return found if found.dtype is A.dtype and found.device == A.device else None
-    return found if found.is_of(A) else None
+    found = kept[1]  # `_sources.get` and `is_of`, without calls of their own
+    guard = found.guard
+    return None if found.filled is None or guard is None or not guard.holds_for(A) else found
 
 
 def remembered_format(A: Tensor) -> SparseFormat | None:
     """The format with A's values if nothing has changed since it was made and no gradient is wanted."""
     found = remembered_source(A)
-    return None if found is None or (A.requires_grad and torch.is_grad_enabled()) else found.filled
+    return None if found is None or (A.requires_grad and is_grad_enabled()) else found.filled
 
 
 def sparse_source(A: Tensor, name: str) -> SparseSource:
     """What is known of a torch sparse tensor, called `name` by the caller; sorted again only for a new pattern."""
-    version = None if A.is_inference() else A._version
     found = _sources.get(A)
     if found is not None and found.is_of(A):
         return found
+    guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     found = _refreshed(A, found, name)
-    # an inference tensor does not tell when it changes
-    if version is not None and may_keep(*found.arranged.parts, *(found.merged or ())):
-        found.version = version
-        if A.layout is torch.sparse_coo and A._nnz() and not is_wrapped(A):
-            with outside_transforms():
-                found.place, found.held = _place(A), A._values().untyped_storage()  # not the values, which hold A
+    if guard is not None and may_keep(*found.arranged.parts, *(found.merged or ())):
+        found.guard = guard
         _sources.keep(A, found)
     return found
 
@@ -173,18 +156,6 @@ class _Slots(torch.autograd.Function):
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
     values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
     return values if merged is None else _merge(values, merged)
-
-
-def _place(A: Tensor) -> int:
-    """Where the values of a COO tensor lie."""
-    if modes() > 0:  # among fake tensors the values of a real one would be a fake one, which lies nowhere
-        with _disable_current_modes():
-            return A._values().data_ptr()
-    try:
-        return A._values().data_ptr()
-    except RuntimeError:  # wrapped by a transform, which costs more to ask about beforehand
-        with outside_transforms():
-            return A._values().data_ptr()
 
 
 def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:

@@ -194,7 +194,7 @@ def test_what_was_never_counted_is_not_grouped_during_a_capture(monkeypatch):
 
 @by_host
 def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(conv_forms, "is_deterministic", lambda: True)
     full, large = cube(), cube(kernel_size=5)
     for times in (0, PAYS_AFTER):
         use(full, times)

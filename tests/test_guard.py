@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
@@ -21,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from insum_ops.compiler.errors import UnsupportedError
 from insum_ops.formats.errors import FormatError
-from insum_ops.formats.guard import is_real, may_keep
+from insum_ops.formats.guard import ChangeGuard, ChangeGuards, is_real, may_keep
 
 NAMES = [
     *("insum gather", "insum max", "insum by columns", "insum COO", "spmm GroupCOO values", "spmm mean", "sddmm"),
@@ -154,3 +157,97 @@ def test_tensors_without_numbers_of_their_own_are_not_kept():
     assert seen == [(False, True)] * 3
     with FakeTensorMode():
         assert not may_keep(real)
+
+
+def written(tensor: Tensor) -> None:
+    tensor[0] = 9
+
+
+def moved(tensor: Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+def moved_and_back(tensor: Tensor) -> None:
+    """Memory that is given away may come back, at the same address with other numbers."""
+    shape = tensor.shape
+    tensor.data = torch.zeros(2, dtype=tensor.dtype)
+    tensor.data = torch.zeros(shape, dtype=tensor.dtype)
+
+
+def cut(tensor: Tensor) -> None:
+    tensor.data = tensor.data[:1]
+
+
+def of_another_shape(tensor: Tensor) -> None:
+    tensor.data = tensor.data.as_strided((3, 2), tensor.stride())
+
+
+def of_other_strides(tensor: Tensor) -> None:
+    tensor.data = tensor.data.as_strided(tensor.shape, (1, 2))
+
+
+CHANGES = (written, moved, moved_and_back, cut, of_another_shape, of_other_strides)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_no_change_of_a_tensor_escapes_its_guard(change):
+    tensor, other = torch.arange(8)[:6].view(2, 3), torch.zeros(3)
+    guard, guards = ChangeGuard(tensor), ChangeGuards([other, None, tensor])
+    assert guard.holds_for(tensor)
+    assert guards.hold()
+    change(tensor)
+    assert not guard.holds_for(tensor)
+    assert not guards.hold()
+    assert guards.renewed() is None
+
+
+@pytest.mark.parametrize("change", [written, cut], ids=lambda change: change.__name__)
+def test_tensors_without_versions_are_compared_with_a_copy(change):
+    with torch.inference_mode():
+        tensor = torch.arange(6).view(2, 3)
+        guards, unseeing = ChangeGuards([tensor]), ChangeGuards([tensor], compares=False)
+        assert ChangeGuard.of(tensor) is None
+        tensor.add_(1).sub_(1)
+        assert guards.hold()
+        change(tensor)
+        assert not guards.hold()
+        assert unseeing.hold()
+
+
+def test_a_guard_is_renewed_for_tensors_that_hold_what_they_held():
+    tensor = torch.arange(6)
+    guards = ChangeGuards([tensor])
+    tensor.add_(0)
+    assert not guards.hold()
+    assert guards.renewed() is None
+    guards = ChangeGuards([tensor])
+    guards.keep_values()
+    tensor.add_(0)
+    renewed = guards.renewed()
+    assert not guards.hold()
+    assert renewed is not None
+    assert renewed.hold()
+    tensor.add_(1)
+    assert not renewed.hold()
+    assert renewed.renewed() is None
+    assert not renewed.have_kept_values()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda guards: pickle.loads(pickle.dumps(guards))])
+def test_copies_of_guards_hold_if_the_guards_did(copied):
+    tensor = torch.arange(6)
+    guards = ChangeGuards([tensor])
+    known = copied(guards)
+    tensor.add_(1)
+    assert known.hold()
+    assert not copied(guards).hold()
+    known.tensors[0].add_(1)
+    assert not known.hold()
+
+
+def test_a_guard_keeps_no_tensor_alive():
+    tensor = torch.arange(6)
+    guard, watch = ChangeGuard(tensor), weakref.ref(tensor)
+    del tensor
+    assert watch() is None
+    assert guard.memory is not None

@@ -211,6 +211,16 @@ def test_a_layers_blocks_are_refused_however_they_were_overwritten(write):
     assert_is_linear(layer, dense)
 
 
+def test_a_layers_blocks_are_refused_where_some_were_cut_off_at_their_address():
+    layer = linear()
+    dense, coords = dense_linear(layer), layer.coords.data
+    assert_is_linear(layer, dense)
+    layer.coords.data = coords[:, :-1]
+    assert is_refused(layer, 24, BLOCKS)
+    layer.coords.data = coords
+    assert_is_linear(layer, dense)
+
+
 @every_write
 @pytest.mark.parametrize("kind", [GroupCOO, COO, BlockCOO])
 def test_a_format_is_computed_with_as_it_is_however_it_was_overwritten(kind, write):

@@ -115,8 +115,8 @@ def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
 NEWER_SETTINGS = """
 import torch
 from insum_ops import insum
-from insum_ops.compiler.runtime.torch_state import uses_tensor_cores
-from insum_ops.compiler.runtime.torch_state import rounds_float32
+from insum_ops.formats.torch_state import uses_tensor_cores
+from insum_ops.formats.torch_state import rounds_float32
 
 matmul, seen = torch.backends.cuda.matmul, [rounds_float32()]
 for owner, word in ((matmul, "tf32"), (matmul, "ieee"), (matmul, "none"), (torch.backends, "tf32")):

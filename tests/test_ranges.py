@@ -66,6 +66,19 @@ def test_a_tensor_with_other_data_is_read_again(reads: list[Tensor]) -> None:
     assert len(reads) == 2
 
 
+def test_a_tensor_that_grows_or_shrinks_at_its_address_is_read_again() -> None:
+    positions, index, T = torch.tensor([0, 1, 9]), torch.empty(0, dtype=torch.int64), torch.randn(3)
+    index.data = positions[:2]
+    for _ in range(3):
+        torch.testing.assert_close(insum("C[p] += T[I[p]]", T=T, I=index), T[:2])
+    index.data = positions
+    with pytest.raises(IndexRangeError, match=r"^I\[2\] is 9, outside T dimension 0, which has size 3; "):
+        insum("C[p] += T[I[p]]", T=T, I=index)
+    assert remembered_range(index) == (0, 9)
+    index.data = positions[:2]
+    torch.testing.assert_close(insum("C[p] += T[I[p]]", T=T, I=index), T[:2])
+
+
 def test_what_is_known_of_segments_is_no_range() -> None:
     pointers = torch.tensor([0, 2, 5])
     assert segment_lengths(pointers) == (2, 3)

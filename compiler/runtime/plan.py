@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...formats.guard import address_expression, address_of, change_expression
 from .recording import Call, Launch, Range, Recording, Slice, Slot, Step, slots_in
 
 __all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_of"]
@@ -198,7 +199,7 @@ class _Writer:
         for number, tensor in steps.pinned.items():
             self.names[number] = self.constant(tensor, "k")
             if not services.is_interpreted:
-                self.pointers[number] = str(tensor.data_ptr())
+                self.pointers[number] = str(address_of(tensor))
         self.is_view_only = set() if services.is_interpreted else self._view_only()
 
     def constant(self, value: object, letter: str = "c") -> str:
@@ -246,16 +247,15 @@ class _Writer:
             if id(tensor) in plan.owned:
                 continue
             name = self.names[number]
-            has_moved = f"{name}.data_ptr() != {tensor.data_ptr()}"
             if tensor.is_floating_point() or tensor.dtype == torch.bool:
                 if not services.is_interpreted:  # kernels are given its address
-                    self.miss_if(has_moved)
+                    self.miss_if(change_expression(name, tensor, is_version_compared=False))
                 continue
             if tensor.is_inference():
                 return False
-            self.miss_if(f"{name}._version != {tensor._version} or {has_moved}")
+            self.miss_if(change_expression(name, tensor, is_version_compared=True))
         if plan.device.type == "cpu":  # kernels ask for addresses themselves
-            lives = [f"x{at}.data_ptr()" for at in sorted(plan.filled)]
+            lives = [address_expression(f"x{at}") for at in sorted(plan.filled)]
             if lives:
                 self.miss_if(f"not ({' and '.join(lives)})")
         for at, length in enumerate(lengths):
@@ -321,7 +321,7 @@ class _Writer:
         known = self.pointers.get(number)
         if known is None:
             known = self.pointers[number] = f"p{number}"
-            self.lines.append(f"p{number} = {self.names[number]}.data_ptr()")
+            self.lines.append(f"p{number} = {address_expression(self.names[number])}")
         return known
 
     def write_call(self, step: Call) -> None:

@@ -17,25 +17,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from ...formats.torch_state import (
+    PLAIN,
+    current_device,
+    float32_precision,
+    is_capturing,
+    is_deterministic,
+    is_forward_mode,
+    may_autocast,
+    may_round_sums,
+    modes,
+    transforms,
+)
 from ..launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from ..ranges import remembered_range
 from ..shape_class import shape_class
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .recording import Recording, active
 from .tensor_guard import recogniser
-from .torch_state import (
-    PLAIN,
-    current_device,
-    float32_precision,
-    is_capturing,
-    is_deterministic,
-    may_autocast,
-    may_round_sums,
-    modes,
-    transforms,
-)
 
 __all__ = ["planned"]
 
@@ -112,7 +112,7 @@ def planned(
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
         owned: tensors among those that the function pins which the cache's owner guards itself.
     """
-    if modes() or forward_ad._current_level >= 0 or active() is not None:
+    if modes() or is_forward_mode() or active() is not None:
         return function(*tensors)
     settings = (marks, numbers, len(tensors), float32_precision(), is_deterministic())
     recent = cache.get(settings)

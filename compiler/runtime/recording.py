@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...formats.guard import offset_in_memory, versions_of
+
 __all__ = ["Call", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "View", "active", "paused", "slots_in"]
 
 # what reads numbers out of tensors, or makes tensors whose shapes depend on numbers
@@ -153,13 +155,13 @@ class Recording(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = _tensors_in((args, tuple(kwargs.values())))
-        before = _versions(given)
+        before = versions_of(given)
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name in READS or (name == "__getitem__" and _has_mask(args[1])) or (name == "where" and len(args) == 1):
             self.refuse(f"{name} reads numbers out of a tensor")
         elif name == "__setitem__" or _tensors_in(result):
-            self.call(function, args, kwargs, result, before != _versions(given))
+            self.call(function, args, kwargs, result, before != versions_of(given))
         return result
 
     def refuse(self, why: str) -> None:
@@ -250,20 +252,21 @@ class Recording(TorchFunctionMode):
 
         None too if two arguments lie there: nobody knows which of them the result is a view of.
         """
-        bases: dict[Slot, Tensor] = {}
+        bases: dict[Slot, tuple[Tensor, int]] = {}
         for tensor in _tensors_in(args):
             if tensor is result or not tensor.layout == result.layout == torch.strided:
                 continue
             if tensor.dtype != result.dtype or not tensor.numel() or not result.numel():
                 continue
-            if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr():
-                bases[self._slot(tensor)] = tensor
+            offset = offset_in_memory(result, tensor)
+            if offset is not None:
+                bases[self._slot(tensor)] = tensor, offset
         if len(bases) != 1:
             return None
-        ((slot, base),) = bases.items()
+        ((slot, (base, offset)),) = bases.items()
         is_whole = result.numel() == base.numel() and result.is_contiguous() and base.is_contiguous()
         layout = tuple(result.shape), result.stride(), is_whole
-        return View(self._slot(result), slot, result.data_ptr() - base.data_ptr(), result.element_size(), *layout)
+        return View(self._slot(result), slot, offset, result.element_size(), *layout)
 
     def _made(self, result: Any) -> Any:
         if isinstance(result, Tensor):
@@ -298,10 +301,6 @@ def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [tensor for part in value for tensor in _tensors_in(part)] if isinstance(value, (tuple, list)) else []
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _has_mask(index: Any) -> bool:

@@ -21,9 +21,18 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import as_autocast, is_watched, may_autocast, outside_transforms
+from ..compiler.runtime.torch_state import outside_transforms
 from ..formats import ELL
 from ..formats.facts import ConstantTables
+from ..formats.torch_state import (
+    as_autocast,
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_grad_enabled,
+    is_watched,
+    may_autocast,
+)
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
@@ -84,8 +93,8 @@ class Channels:
     ) -> Tensor:
         """Z of X, Y and W, with rows of X and of Z by edge where there are such; `on` has found what it takes."""
         device = tensors["X"].device
-        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
+        if (is_compiling() or may_autocast()) and is_autocast_enabled(device.type):
+            dtype = autocast_dtype(device.type)
             tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
             with torch.autocast(device.type, enabled=False):
                 return self.made("Z", tensors, SRC, DST, size)
@@ -94,7 +103,7 @@ class Channels:
     def made(
         self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors.values()]):
+        if is_grad_enabled() and any([tensor.requires_grad for tensor in tensors.values()]):
             return _Made.apply(self, name, tuple(tensors), size, SRC, DST, *tensors.values())  # type: ignore[no-any-return]
         return self.run(name, tensors, SRC, DST, size)
 
@@ -111,7 +120,7 @@ class Channels:
             given["DST"] = DST
         text = _statement(name, self.along, SRC is not None, DST is not None)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
-        memory = {} if torch.compiler.is_compiling() else side.memory(size[0] if is_added else -1)
+        memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
         return insum_pinned(memory, text, side.fixed, size, side.fact, **given)
 
 
@@ -141,7 +150,7 @@ class _Made(torch.autograd.Function):
         given = {made: upstream, **dict(zip(names, tensors))}
         grads: list[Tensor | None] = []
         # what forward has not cast backward does not cast either, wherever it is called
-        is_cast = not torch.compiler.is_compiling() and may_autocast()
+        is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
             for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
                 others = {other: given[other] for other in LETTERS if other != name}

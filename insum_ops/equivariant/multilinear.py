@@ -19,9 +19,18 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import as_autocast, is_transformed, may_autocast, outside_transforms
+from ..compiler.runtime.torch_state import outside_transforms
 from ..formats import ELL
 from ..formats.guard import may_keep
+from ..formats.torch_state import (
+    as_autocast,
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_grad_enabled,
+    is_transformed,
+    may_autocast,
+)
 from ..functional import insum
 from .constants import Memory
 
@@ -65,8 +74,8 @@ class Multilinear:
         """What the others make, added to `seed`."""
         made = self.names[0]
         device = next(iter(tensors.values())).device
-        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
+        if (is_compiling() or may_autocast()) and is_autocast_enabled(device.type):
+            dtype = autocast_dtype(device.type)
             tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
             seed = None if seed is None else as_autocast(seed, dtype)
             with torch.autocast(device.type, enabled=False):
@@ -76,7 +85,7 @@ class Multilinear:
     def made(self, made: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
         first = next(iter(tensors.values()))
         forms = self.on(first.device, first.dtype)
-        if torch.is_grad_enabled() and not is_transformed():
+        if is_grad_enabled() and not is_transformed():
             given = tensors.values() if seed is None else (*tensors.values(), seed)
             if any([tensor.requires_grad for tensor in given]):
                 return _Made.apply(self, forms, made, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]

@@ -18,7 +18,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
 from ..compiler.runtime.plan_cache import planned
-from ..compiler.runtime.torch_state import is_free, may_autocast, outside_transforms, wants_gradient
+from ..compiler.runtime.torch_state import outside_transforms
+from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
 from .format_steps import shared_step, single_step
 from .shared import SharedTerm
 from .singles import SingleTerm
@@ -106,7 +107,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
         given, num_rows = saved[:5], ctx.num_rows
-        if not is_free() or torch.is_grad_enabled():
+        if not is_free() or is_grad_enabled():
             return None, None, *_composed(ctx.plan, given[:3], wanted, (*given[3:], num_rows), upstream), None, None
 
         def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,7 +122,7 @@ def _composed(
     plan: Composition, given: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated: those of the statements, recorded now and, as in forward, not cast."""
-    keeps_graph = torch.is_grad_enabled()
+    keeps_graph = is_grad_enabled()
     with torch.autocast(upstream.device.type, enabled=False) if may_autocast() else nullcontext():
         with outside_transforms(), temporarily_clear_interpreter_stack(), torch.enable_grad():
             if keeps_graph:  # of aliases, so that what one input owes to another is not counted twice

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from ..compiler.carried import owned
 from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import is_watched, may_autocast
 from ..compiler.shape_class import power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
+from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may_autocast
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
@@ -238,7 +238,7 @@ def made(
 ) -> Tensor:
     """One of the four, with gradients of any order."""
     learns = any([tensor.requires_grad for tensor in given.values()]) or (seed is not None and seed.requires_grad)
-    if learns and torch.is_grad_enabled():
+    if learns and is_grad_enabled():
         return _Made.apply(tables, name, tuple(given), SRC, seed, *given.values())  # type: ignore[no-any-return]
     return tables.make(name, given, seed, SRC)
 
@@ -268,7 +268,7 @@ class _Made(torch.autograd.Function):
         known: dict[str, Tensor] = {own: upstream, **dict(zip(names, tensors))}
         grads: list[Tensor | None] = []
         # what forward has not cast backward does not cast either, wherever it is called
-        is_cast = not torch.compiler.is_compiling() and may_autocast()
+        is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
             for name, is_wanted in zip(names, ctx.needs_input_grad[5:]):
                 others = {other: known[other] for other in NAMES if other != name}  # a statement's tensors in one order

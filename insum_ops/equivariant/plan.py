@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.runtime.torch_state import followed, is_transformed, outside_transforms
+from ..compiler.runtime.torch_state import followed, outside_transforms
 from ..formats import GroupCOO
+from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed
 from ..functional import insum
 from ..lru_cache import LRUCache
 from .clebsch_gordan import Irreps
@@ -121,7 +122,7 @@ class TensorPlan:
         assert isinstance(term, ColumnTerm)
         if not term.is_on(x.device, x.dtype):
             return False
-        return not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
+        return not (is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
 
     def work(self, weight: Tensor | None) -> Terms:
         return self.shared if weight is None or weight.dim() == 1 else self.each
@@ -142,7 +143,7 @@ class TensorPlan:
         """The same by statements that are differentiable one by one."""
         first, second, out = self.slots
         num_products = y.shape[0]
-        if torch.compiler.is_compiling():
+        if is_compiling():
             x, y, weight = followed(x), followed(y), followed(weight)
         if self.channels is not None:
             (X,) = first.split(x)

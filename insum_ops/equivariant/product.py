@@ -14,9 +14,9 @@ from torch import Tensor
 from ..compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 from ..compiler.misfit import INDEX_DTYPES
 from ..compiler.ranges import remembered_range
-from ..compiler.runtime.torch_state import is_watched
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
+from ..formats.torch_state import is_autocast_enabled, is_watched
 from .clebsch_gordan import Irreps, read_irreps
 from .paths import Instruction, fully_connected, normalised
 from .plan import TensorPlan, make_plan, takes_one_hot
@@ -293,7 +293,7 @@ class Product:
         for name, other in (("y", y), ("weight", weight)):
             if other.device != x.device:
                 raise OperandError(f"x is on {x.device} but {name} is on {other.device}; move them to one device")
-            if other.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            if other.dtype != x.dtype and not is_autocast_enabled(x.device.type):
                 kinds = f"x is {_short(x.dtype)} but {name} is {_short(other.dtype)}"
                 raise OperandError(f"{kinds}; convert them to one dtype")
 

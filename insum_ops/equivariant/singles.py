@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..compiler.prepared import has_kernels
-from ..compiler.runtime.torch_state import is_transformed
 from ..formats import ELL
+from ..formats.torch_state import is_transformed
 from .clebsch_gordan import Irreps
 from .multilinear import Multilinear
 from .paths import Instruction

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..compiler.errors import OperandError
 from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import is_transformed
+from ..formats.torch_state import is_grad_enabled, is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants
 
@@ -128,7 +128,7 @@ def make_order(columns: Tensor) -> Constants | None:
 
 def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
     """`Y[b,i] = X[b,I[i]]` for a permutation I and its inverse."""
-    if x.requires_grad and torch.is_grad_enabled() and not is_transformed():
+    if x.requires_grad and is_grad_enabled() and not is_transformed():
         return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
     return x.index_select(1, columns)
 

@@ -14,9 +14,16 @@ from torch import Tensor
 
 from ..compiler.contract import SHORT
 from ..compiler.prepared import has_kernels
-from ..compiler.runtime.torch_state import as_autocast, is_transformed, may_autocast
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL
+from ..formats.torch_state import (
+    as_autocast,
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_transformed,
+    may_autocast,
+)
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
@@ -44,8 +51,8 @@ class Tabled(Beside):
     def run(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
         W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
         kind = X.device.type
-        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        if (is_compiling() or may_autocast()) and is_autocast_enabled(kind):
+            dtype = autocast_dtype(kind)
             X, Y, W = as_autocast(X, dtype), as_autocast(Y, dtype), as_autocast(W, dtype)
             seed = None if Z is None else as_autocast(Z, dtype)
             with torch.autocast(kind, enabled=False):

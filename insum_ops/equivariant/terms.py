@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ..compiler.prepared import has_kernels
-from ..compiler.runtime.torch_state import is_transformed
 from ..compiler.schedule import MOST_ENTRIES
 from ..formats import ELL, GroupCOO
+from ..formats.torch_state import autocast_dtype, is_autocast_enabled, is_transformed
 from ..functional import insum
 from .channels import ALL_APART, APART, Channels
 from .clebsch_gordan import Irreps, clebsch_gordan
@@ -221,8 +221,8 @@ class ChannelTerm:
         if self.channels is None or is_transformed() or not has_kernels(X.device):
             return False
         kind, dtype = X.device.type, X.dtype
-        if dtype == torch.float32 and torch.is_autocast_enabled(kind):  # which it is cast to before it is read
-            dtype = torch.get_autocast_dtype(kind)
+        if dtype == torch.float32 and is_autocast_enabled(kind):  # which it is cast to before it is read
+            dtype = autocast_dtype(kind)
         return self.channels.on(X.device, dtype) is not None
 
     def plain(

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..compiler.errors import OperandError, ShapeError
-from ..compiler.runtime.torch_state import may_autocast
 from ..formats import BlockCOO
-from ..formats.guard import may_keep
-from ..formats.stamp import Stamp
+from ..formats.guard import ChangeGuards, may_keep
+from ..formats.torch_state import autocast_dtype, default_dtype, is_autocast_enabled, is_compiling, may_autocast
 from .known_weight import KnownWeight, known_weight
 from .linear_product import EXPR, product
 from .patterns import (
@@ -98,7 +97,7 @@ class BlockSparseLinear(nn.Module):
 
     bias: nn.Parameter | None
     coords: Tensor
-    _settled: Stamp | None = None  # of the pattern that the blocks belong to; None: no use has been made of it yet
+    _settled: ChangeGuards | None = None  # of the pattern that the blocks belong to; None: it has not been used yet
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class BlockSparseLinear(nn.Module):
         self.block_size = check_block_size(block_size, (self.out_features, self.in_features))
         self.grid = block_grid((self.out_features, self.in_features), self.block_size)
         density = check_density(density)
-        check_dtype("dtype", dtype or torch.get_default_dtype())
+        check_dtype("dtype", dtype or default_dtype())
         check_generator(generator)
         start = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", start)
@@ -271,9 +270,9 @@ class BlockSparseLinear(nn.Module):
             raise ShapeError(
                 f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"
             )
-        if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(x.device.type):
+        if (is_compiling() or may_autocast()) and is_autocast_enabled(x.device.type):
             if bias is not None and bias.dtype == torch.float32:
-                bias = bias.to(torch.get_autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
+                bias = bias.to(autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
         elif x.dtype != W.dtype:
             raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
         if x.device != W.device:
@@ -419,8 +418,8 @@ class BlockSparseLinear(nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        known, weight, is_compiling = self._known, self._parameter("weight"), torch.compiler.is_compiling()
-        if known is None or not (is_compiling or known.is_of(self._buffers["coords"])):
+        known, weight = self._known, self._parameter("weight")
+        if known is None or not (is_compiling() or known.is_of(self._buffers["coords"])):
             self._settle()
             known = known_weight(self.coords, weight, self.grid, known)
             if may_keep(known.coords, known.pattern, known.form.values):
@@ -439,14 +438,14 @@ class BlockSparseLinear(nn.Module):
         if coords.is_meta or not may_keep(coords):
             return
         is_own = settled is not None and settled.tensors[0] is coords
-        if settled is not None and is_own and settled.is_current():
+        if settled is not None and is_own and settled.hold():
             return
-        if settled is None or not is_own or not settled.holds_values():
+        if settled is None or not is_own or not settled.have_kept_values():
             if not is_pattern(coords, self.grid):
                 return  # of which whoever reads it is told
             if is_own:
                 raise OperandError(OVERWRITTEN)
-        self._settled = Stamp([coords])
+        self._settled = ChangeGuards([coords])
         self._settled.keep_values()
 
     def _parameter(self, name: str) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, UnsupportedError
-from ..compiler.runtime.torch_state import is_wrapped, outside_transforms
+from ..compiler.runtime.torch_state import outside_transforms
 from ..formats import BlockCOO
+from ..formats.guard import ChangeGuards
+from ..formats.torch_state import is_wrapped
 from .patterns import is_pattern
 
 __all__ = ["KnownWeight", "known_weight"]
@@ -23,17 +24,11 @@ class KnownWeight:
     form: BlockCOO
     pattern: Tensor  # the format's own copy of the buffer, which nobody writes to
     coords: Tensor
-    version: int | None  # None: coords does not tell when it changes
-    memory: Any  # of coords, held so that no other can have its address
-    pointer: int
+    guard: ChangeGuards  # of coords
 
     def is_of(self, coords: Tensor | None) -> bool:
         """The buffer is the same and has not changed."""
-        if coords is None or self.coords is not coords or coords.data_ptr() != self.pointer:
-            return False
-        if self.version is None:
-            return _is_capturing(coords) or self.has_pattern(coords)
-        return self.version == coords._version
+        return self.coords is coords and self.guard.hold()
 
     def has_pattern(self, coords: Tensor) -> bool:
         mine, other = self.pattern, coords
@@ -48,8 +43,9 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
             "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
             "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))"
         )
+    guard = ChangeGuards([coords])  # before it is read: another thread may write to it
     if known is not None and known.has_pattern(coords):  # written to, but with what was there
-        return replace(known, coords=coords, **_state(coords))
+        return replace(known, coords=coords, guard=guard)
     if coords.is_meta:
         raise OperandError(
             "the layer is on the meta device, where it has no pattern; give it memory with .to_empty(device=...), "
@@ -68,14 +64,4 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
             weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
         _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients
-    return KnownWeight(form, pattern, coords, **_state(coords))
-
-
-def _state(coords: Tensor) -> dict[str, Any]:
-    version = None if coords.is_inference() else coords._version
-    return {"version": version, "memory": coords.untyped_storage(), "pointer": coords.data_ptr()}
-
-
-def _is_capturing(tensor: Tensor) -> bool:
-    """A CUDA graph is captured, during which nothing can be read."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return KnownWeight(form, pattern, coords, guard)

@@ -13,8 +13,8 @@ from ..compiler.gradients import gradients_of
 from ..compiler.one_by_one import one_by_one
 from ..compiler.pipeline import evaluate
 from ..compiler.runtime.plan_cache import planned
-from ..compiler.runtime.torch_state import is_free, wants_gradient
 from ..formats import BlockCOO
+from ..formats.torch_state import is_compiling, is_free, is_grad_enabled, wants_gradient
 from ..functional import insum
 
 __all__ = ["EXPR", "product"]
@@ -28,7 +28,7 @@ def product(x: Tensor, W: BlockCOO, bias: Tensor | None, run: Callable[[], Tenso
     `run` is what a call without gradients does instead when there is no plan of it yet: a layer checks x there.
     """
     tensors = (x, W.values) if bias is None else (x, W.values, bias)
-    if not torch.compiler.is_compiling() and not wants_gradient(tensors):
+    if not is_compiling() and not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
         marks = EXPR, run is None
         return planned(W.memory, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
@@ -75,6 +75,6 @@ class _Product(torch.autograd.Function):
                 d_x = d_x.view(x.shape)
             return d_x, d_weight, dY.sum(0) if wanted[2] else None
 
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             return *gradients(*tensors), None
         return *planned(ctx.W.memory, ("gradients", EXPR, *wanted), gradients, tensors, owned=ctx.W.coords), None

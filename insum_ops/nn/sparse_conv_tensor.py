@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from ..compiler.errors import OperandError, ShapeError
 from ..compiler.runtime.torch_state import outside_transforms
-from ..formats.guard import may_keep
+from ..formats.guard import ChangeGuards, may_keep
 from ..formats.kernel_map import KernelMap, map_on
-from ..formats.stamp import State
+from ..formats.torch_state import is_compiling
 from ..formats.voxel_grid import VoxelGrid
 
 __all__ = ["Layout", "MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
@@ -41,7 +41,7 @@ class Voxels:
     indices: Tensor
     grid: VoxelGrid
     maps: dict[Layout, Found] = field(default_factory=dict)
-    made: Stamp | None = None  # of indices that a convolution made, when it had; None: of those that were given
+    made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
 
     def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
         """The map of a convolution over these voxels and the voxels it leads to, worked out once.
@@ -50,7 +50,7 @@ class Voxels:
         a tracer can't ask whether they were.
         """
         found = self.maps.get(layout)
-        if found is None or not (torch.compiler.is_compiling() or found.is_current()):
+        if found is None or not (is_compiling() or found.is_current()):
             kind, kernel, stride, padding, dilation, extra = layout
             with outside_transforms():
                 made = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
@@ -58,15 +58,15 @@ class Voxels:
             target = None
             if kind != "subm":
                 grid = VoxelGrid(made.out_spatial_shape, batch)
-                target = Voxels(made.out_indices, grid, made=Stamp(made.out_indices))
-            found = Found(made, target, Stamp(self.indices))
+                target = Voxels(made.out_indices, grid, made=_guard(made.out_indices))
+            found = Found(made, target, _guard(self.indices))
             if may_keep(made.indices, made.out_indices, *made.known_neighbours):
                 self.maps[layout] = found
         return found.kernel_map, found.target or self
 
     def is_as_made(self) -> bool:
         """Nobody has changed the indices since a convolution made them."""
-        return self.made is None or self.made.is_current()
+        return self.made is None or self.made.hold()
 
     def is_same(self, other: Voxels) -> bool:
         """The same voxels in the same order; reads them only when they are not one tensor."""
@@ -75,21 +75,9 @@ class Voxels:
         return self.grid == other.grid and torch.equal(self.indices, other.indices)
 
 
-class Stamp:
-    """Tells whether indices have changed since, in place or by `.data = ...`.
-
-    Changes of a tensor made in inference mode go unseen.
-    """
-
-    def __init__(self, indices: Tensor, is_current: bool = True) -> None:
-        self.indices, self.state = indices, State.of(indices)
-        self.is_outdated = not is_current
-
-    def is_current(self) -> bool:
-        return not self.is_outdated and (self.state is None or self.state.is_of(self.indices))
-
-    def __reduce__(self) -> tuple[type[Stamp], tuple[Tensor, bool]]:
-        return Stamp, (self.indices, self.is_current())  # a copy counts its versions anew
+def _guard(indices: Tensor) -> ChangeGuards:
+    """Return the guard of voxels; those made in inference mode are not compared, which would read them at each call."""
+    return ChangeGuards([indices], compares=False)
 
 
 class Found(NamedTuple):
@@ -97,10 +85,10 @@ class Found(NamedTuple):
 
     kernel_map: KernelMap
     target: Voxels | None  # None: the voxels themselves
-    stamp: Stamp  # of their indices when it was made
+    guard: ChangeGuards  # of their indices when it was made
 
     def is_current(self) -> bool:
-        return self.stamp.is_current() and (self.target is None or self.target.is_as_made())
+        return self.guard.hold() and (self.target is None or self.target.is_as_made())
 
 
 class SavedMap(NamedTuple):
@@ -110,7 +98,7 @@ class SavedMap(NamedTuple):
     layout: Layout
     source: Voxels
     target: Voxels
-    stamp: Stamp  # of the source's indices when it was made
+    guard: ChangeGuards  # of the source's indices when it was made
     is_lasting: bool = True  # False: a tracer has saved it, for the layers that it traces
 
 
@@ -494,7 +482,7 @@ class SparseConvTensor(_Fields):
         if saved is None:
             found, target = self.voxels.map(layout)
             is_lasting = may_keep(found.indices, found.out_indices, *found.known_neighbours)
-            saved = SavedMap(found, layout, self.voxels, target, Stamp(self.indices), is_lasting)
+            saved = SavedMap(found, layout, self.voxels, target, _guard(self.indices), is_lasting)
             self.indice_dict[indice_key] = saved
             return found, target
         if saved.layout != layout:
@@ -510,7 +498,7 @@ class SparseConvTensor(_Fields):
         _refuse_changed(saved, indice_key)
         if layout.kind == "subm":
             return saved.kernel_map, self.voxels
-        if not (torch.compiler.is_compiling() or saved.target.is_as_made()):
+        if not (is_compiling() or saved.target.is_as_made()):
             raise OperandError(
                 f"indice_key {indice_key!r} leads to voxels whose indices were changed in place since it was saved; "
                 "change a clone of them"
@@ -631,7 +619,7 @@ pytree.register_pytree_node(
 
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
-    if not (torch.compiler.is_compiling() or saved.stamp.is_current()):
+    if not (is_compiling() or saved.guard.hold()):
         raise OperandError(
             f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
             "make a new SparseConvTensor of the changed ones"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..compiler.errors import OperandError, ShapeError
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
+from ..formats.torch_state import is_autocast_enabled
 from ..functional import insum
 from ..sparse_conv import convolve
 from .sparse_conv_tensor import Layout, SparseConvTensor, Voxels
@@ -65,7 +66,7 @@ def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
 def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
     """In the type that torch promotes them to, as a statement's factors; autocast has its own, but for float64."""
     dtypes = {tensor.dtype for tensor in tensors}
-    if torch.is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes:
+    if is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes:
         return tensors
     dtype = reduce(torch.promote_types, dtypes)
     return [tensor.to(dtype) for tensor in tensors]

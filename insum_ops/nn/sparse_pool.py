@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..compiler.runtime.torch_state import may_autocast
 from ..conv_operands import neighbours
 from ..formats.geometry import per_axis
 from ..formats.kernel_map import KernelMap
+from ..formats.torch_state import is_autocast_enabled, is_compiling, may_autocast
 from ..functional import insum
 from .sparse_conv_tensor import Layout, SparseConvTensor
 from .sparse_convolution import Size, SparseModule, check_input
@@ -167,7 +167,7 @@ class _SparseAvgPool(SparsePool):
 def _in_its_own_type(expr: str, In: Tensor, **operands: Any) -> Tensor:
     """Pooling keeps the type of its input under autocast, as torch's does."""
     device = In.device.type
-    if (torch.compiler.is_compiling() or may_autocast()) and torch.is_autocast_enabled(device):
+    if (is_compiling() or may_autocast()) and is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return insum(expr, In=In, **operands)
     return insum(expr, In=In, **operands)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler.errors import OperandError, ShapeError, UnsupportedError
-from ..compiler.runtime.torch_state import is_wrapped, outside_transforms
+from ..compiler.runtime.torch_state import outside_transforms
 from ..formats import GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size
-from ..formats.guard import may_keep
+from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import is_compiling, is_wrapped
 from ..matmul import SUM, spmm
 from ..operands import as_format
 
@@ -30,11 +31,10 @@ OVERWRITTEN = (
 
 
 class _Regrouped(NamedTuple):
-    """A format in groups of another size, and the tensors that it was made of."""
+    """A format in groups of another size, and guards of the tensors that it was made of."""
 
     form: SparseFormat
-    state: list[tuple[int, int]]
-    held: list[Tensor]
+    guards: ChangeGuards
     grouped: SparseFormat
 
 
@@ -189,14 +189,12 @@ class SpMM(nn.Module):
         values = form.values
         if not may_keep(values) or values.requires_grad or values.is_inference():
             return form.regroup(form.group_dim, size)
-        parts = [part for part in (*form.coords, form.values) if part is not None]
-        state = [(part._version, part.data_ptr()) for part in parts]
         last = self._last
-        if last is not None and last.form is form and last.state == state:
+        if last is not None and last.form is form and last.guards.hold():
             return last.grouped
+        guards = ChangeGuards([*form.coords, values])  # before they are read: another thread may write to them
         grouped = form.regroup(form.group_dim, size)
-        # what is compared by its address is held, so that no other tensor can have it
-        self._last = _Regrouped(form, state, [part.detach() for part in parts], grouped)
+        self._last = _Regrouped(form, guards, grouped)
         return grouped
 
     def _check_coordinates(self) -> bool:
@@ -204,7 +202,7 @@ class SpMM(nn.Module):
         parts = [part for part in self._form.coords if part is not None]
         own = [part for part in (self.AM, self.AK) if part is not None]
         is_own = len(parts) == len(own) and all(map(is_, parts, own))
-        if not is_own or torch.compiler.is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
+        if not is_own or is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
             return False
         _ = self._form.known
         return True
@@ -236,18 +234,18 @@ class SpMM(nn.Module):
         if problem:  # nothing is copied: coordinates and values of two matrices would be mixed
             lists[2].append(problem)
             return
-        if known.stamp.is_current():
-            known.stamp.keep_values()
+        if known.guard.hold():
+            known.guard.keep_values()
         # which copies other coordinates into the same tensors
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
-        stamp = known.stamp.recounted() if is_own else None
+        guard = known.guard.renewed() if is_own else None
         if self.AV.is_meta:
             return  # a state without memory, assigned: whoever multiplies is told
-        if stamp is None:
+        if guard is None:
             self._rebuild()
         else:  # the pattern is what it was: the next call may be a compiled one
-            known.stamp = stamp
+            known.guard = guard
 
 
 def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:

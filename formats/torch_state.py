@@ -1,0 +1,149 @@
+"""What torch is doing around a call: tracers, modes, transforms, autocast, precision, determinism, capture.
+
+The one module that asks torch, for `formats`, `compiler` and the layers alike; it imports nothing of the project. Most
+of its names are torch's own functions, which cost no call more than they do themselves and which a tracer knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+
+__all__ = [
+    "HALF",
+    "PLAIN",
+    "as_autocast",
+    "autocast_dtype",
+    "current_device",
+    "default_dtype",
+    "float32_precision",
+    "is_autocast_enabled",
+    "is_capturing",
+    "is_compiling",
+    "is_deterministic",
+    "is_forward_mode",
+    "is_free",
+    "is_functional",
+    "is_grad_enabled",
+    "is_inference_mode",
+    "is_transformed",
+    "is_watched",
+    "is_wrapped",
+    "may_autocast",
+    "may_round_sums",
+    "modes",
+    "rounds_float32",
+    "transform_kinds",
+    "transforms",
+    "uses_tensor_cores",
+    "wants_gradient",
+]
+
+PLAIN = (Tensor, torch.nn.Parameter)
+HALF = (torch.float16, torch.bfloat16)
+
+is_compiling = torch.compiler.is_compiling  # torch.compile or torch.export traces the code
+is_grad_enabled = torch.is_grad_enabled
+is_inference_mode = torch.is_inference_mode_enabled
+is_autocast_enabled = torch.is_autocast_enabled  # on a kind of device
+autocast_dtype = torch.get_autocast_dtype
+default_dtype = torch.get_default_dtype
+is_deterministic = torch.are_deterministic_algorithms_enabled  # not what it calls itself, which a tracer can't ask
+
+# asked at every call, so without the Python functions around them
+modes = torch._C._len_torch_dispatch_stack  # FakeTensorMode, ProxyTorchDispatchMode, FunctionalTensorMode, ...
+transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that are active
+may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
+is_functional = torch._is_functional_tensor  # by torch.func.functionalize
+
+# torch.backends.cuda.matmul.allow_*_reduced_precision_reduction
+_fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
+_bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
+
+# torch's word for products of float32 matrices on a GPU: `none` and `ieee` for full precision, `tf32`. It follows the
+# older setting too, whose own function raises once the newer one was used.
+_getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+float32_precision = partial(_getter, "cuda", "matmul") if _getter is not None else torch.get_float32_matmul_precision
+
+
+def rounds_float32() -> bool:
+    """Return whether products of float32 may be rounded to tf32."""
+    return float32_precision() not in ("none", "ieee", "highest")
+
+
+def may_round_sums(dtype: torch.dtype) -> bool:
+    """Return torch's flag for its own split-K: whether partial sums of `dtype` may meet in half precision."""
+    allowed = _fp16_reduction() if dtype == torch.float16 else _bf16_reduction()
+    return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
+
+
+def uses_tensor_cores(dtype: torch.dtype) -> bool:
+    """Return whether products are of half precision, or of float32 where torch may round to tf32.
+
+    All other products are multiply-adds.
+    """
+    return dtype.itemsize == 2 or (dtype == torch.float32 and rounds_float32())
+
+
+# a tracer asks once and keeps the answer: torch's own function returns a word, which it can't hold
+setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+
+
+def is_forward_mode() -> bool:
+    """Return whether derivatives are carried forward: a tensor may have a tangent."""
+    return forward_ad._current_level >= 0
+
+
+def is_watched() -> bool:
+    """Return whether a tracer, a mode or a transform follows what happens: it must happen through torch operators."""
+    return is_compiling() or modes() > 0 or transforms() is not None
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func is active, or derivatives are carried forward."""
+    if is_compiling():
+        return False
+    return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def transform_kinds() -> str:
+    """Return what torch.func or forward mode does, as in "Vmap of Grad"; a tracer asks once and keeps the answer."""
+    kinds = [interpreter.key().name for interpreter in functorch.get_interpreter_stack() or ()]
+    if forward_ad._current_level >= 0 and "Jvp" not in kinds:
+        kinds.append("Jvp")
+    return " of ".join(kinds)
+
+
+setattr(transform_kinds, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+
+
+def is_free() -> bool:
+    """Return whether nobody watches, casts or carries derivatives forward.
+
+    A call like one before may then go straight to its plan.
+    """
+    if is_compiling() or modes() or transforms() is not None or may_autocast():
+        return False
+    return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
+
+
+def wants_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Return whether gradients are recorded and one of the tensors asks for one."""
+    if is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
+    return False
+
+
+def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float32 in autocast's dtype, before gradients are recorded: backward runs outside of autocast."""
+    return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor

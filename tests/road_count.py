@@ -1,8 +1,8 @@
 """How much of the package there is, and in how many places one thing is done, read off its source.
 
 `python tests/road_count.py` prints a table: files, lines and floors of each folder; the places that ask whether a
-tensor has changed; the places that read torch's state; and which of the warm roads, on which a call seen before has
-been run, are still there.
+tensor has changed, and apart from them those that pass addresses to kernels; the places that read torch's state; and
+which of the warm roads, on which a call seen before has been run, are still there.
 """
 
 from __future__ import annotations
@@ -13,22 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from textwrap import fill
 
-from test_layering import FOLDERS, MODULES, NAMES, Module
+from test_layering import CHANGE_CHECKS, FOLDERS, MODULES, NAMES, PASSES_ADDRESSES, TORCH_STATE, Module, reads
 
-CHANGE_CHECKS = {"_version", "data_ptr"}
-TORCH_STATE = {
-    *("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype"),
-    *("get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "get_default_dtype"),
-    *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
-    *("get_deterministic_debug_mode", "get_float32_matmul_precision", "fp32_precision", "allow_tf32"),
-    *("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
-    *("_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
-    *("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_dispatch_mode", "peek_interpreter_stack"),
-    *("is_functorch_wrapped_tensor", "_is_functional_tensor", "retrieve_current_functorch_interpreter"),
-    *("retrieve_all_functorch_interpreters", "get_interpreter_stack", "_current_level", "_is_fwd_grad_enabled"),
-    *("is_compiling", "is_tracing"),
-    *("is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"),
-}
 # The ways that a call like one before could take: a name in a module, or a module that is one whole.
 ROADS = (
     ("compiler.autograd", "recall"),
@@ -70,16 +56,14 @@ def floors(name: str, folder: str) -> int:
     return 1 + max((floors(other, folder) for other in below if folder_of(BY_NAME[other]) == folder), default=0)
 
 
-def reads(module: Module, names: set[str]) -> int:
-    """How often a module reads an attribute, or a name, that is one of `names`."""
-    found = 0
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute):
-            is_modules = node.attr == "_version" and ast.unparse(node.value) in ("self", "nn.Module")  # of a checkpoint
-            found += node.attr in names and isinstance(node.ctx, ast.Load) and not is_modules
-        elif isinstance(node, ast.alias):
-            found += node.name in names
-    return found
+def passed_addresses(module: Module) -> int:
+    """How many addresses a module reads to pass them to a kernel, which is no check for a change."""
+    return reads(module.tree, {"data_ptr"}) if module.name in PASSES_ADDRESSES else 0
+
+
+def change_checks(module: Module) -> int:
+    """How often a module reads a version or an address otherwise."""
+    return reads(module.tree, CHANGE_CHECKS) - passed_addresses(module)
 
 
 def defines(module: Module | None, name: str) -> bool:
@@ -112,8 +96,9 @@ def main() -> None:
         lines = sum(len(module.path.read_text(encoding="utf-8").splitlines()) for module in inside)
         highest = max(floors(module.name, folder) for module in inside)
         print(f"{folder + '/':12}{len(inside):6}{lines:8}{highest:8}")
-    _print_places("change checks (_version, data_ptr)", by_file(lambda module: reads(module, CHANGE_CHECKS)))
-    _print_places("readers of torch's state", by_file(lambda module: reads(module, TORCH_STATE)))
+    _print_places("change checks (_version, data_ptr)", by_file(change_checks))
+    _print_places("addresses passed to kernels (data_ptr)", by_file(passed_addresses))
+    _print_places("readers of torch's state", by_file(lambda module: reads(module.tree, TORCH_STATE)))
     standing = {road: defines(BY_NAME.get(f"insum_ops.{road[0]}"), road[1]) for road in ROADS}
     print(f"\nwarm roads: {sum(standing.values())} of {len(ROADS)}")
     for (module, name), is_there in standing.items():

@@ -22,8 +22,35 @@ WITHOUT_TORCH = {
 # the files that turn text into code: text that codegen, torch.fx and plans wrote
 LOADS_SOURCE = {"insum_ops.compiler.launch", "insum_ops.compiler.lower", "insum_ops.compiler.runtime.plan"}
 CONTAINER = "insum_ops.lru_cache"  # which holds the caches of all folders, and imports none of them
-SHARED = ("insum_ops.formats.guard", "insum_ops.formats.facts")  # the only parts of formats that the compiler imports
+# the only parts of formats that the compiler imports
+SHARED = tuple([f"insum_ops.formats.{name}" for name in ("guard", "facts", "torch_state")])
 ROOMS = ("insum_ops.compiler.codegen",)  # stages of the compiler: others see what their `__init__` offers
+# By what a module would ask torch itself whether a tensor has changed, and what torch is doing around a call.
+CHANGE_CHECKS = {"_version", "data_ptr"}
+TORCH_STATE = {
+    *("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype"),
+    *("get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "get_default_dtype", "_is_any_autocast_enabled"),
+    *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
+    *("get_deterministic_debug_mode", "_get_deterministic_algorithms"),
+    *("get_float32_matmul_precision", "fp32_precision", "_get_fp32_precision_getter", "allow_tf32"),
+    *("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
+    *("_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
+    *("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_dispatch_mode", "peek_interpreter_stack"),
+    *("is_functorch_wrapped_tensor", "_is_functional_tensor", "retrieve_current_functorch_interpreter"),
+    *("retrieve_all_functorch_interpreters", "get_interpreter_stack", "_current_level", "_is_fwd_grad_enabled"),
+    *("is_compiling", "is_tracing"),
+    *("is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"),
+}
+# The one module that asks, and those that still do beside it, for the reason that stands there.
+CHANGE_READERS = {
+    "insum_ops.formats.guard",
+    "insum_ops.compiler.pipeline",  # whether memory was given back, as it is refused there
+}
+PASSES_ADDRESSES = {"insum_ops.compiler.launch", "insum_ops.formats.launches"}  # to kernels, as their arguments
+STATE_READERS = {
+    "insum_ops.formats.torch_state",
+    *("insum_ops.compiler.op", "insum_ops.compiler.pipeline", "insum_ops.compiler.autotune"),  # not moved over yet
+}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -89,6 +116,21 @@ every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: mod
 
 def _is_in(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
+
+
+def reads(tree: ast.AST, names: set[str]) -> int:
+    """How often a module reads an attribute, or imports a name, that is one of `names`; of torch, not of our reader."""
+    found = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_modules = node.attr == "_version" and ast.unparse(node.value) in ("self", "nn.Module")  # of a checkpoint
+            found += node.attr in names and isinstance(node.ctx, ast.Load) and not is_modules
+        elif isinstance(node, ast.ImportFrom):
+            is_ours = (node.module or "").split(".")[-1] in ("guard", "torch_state")
+            found += 0 if is_ours else sum(alias.name in names for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            found += any(isinstance(given, ast.Constant) and given.value in names for given in node.args)
+    return found
 
 
 def test_the_walk_sees_all_three_folders():
@@ -160,6 +202,34 @@ def test_the_front_of_the_compiler_needs_no_torch(module):
             assert not any(_is_in(name, "torch") for name in imports)
             pending += [name for name in imports if name in NAMES and name not in reached]
             reached |= imports
+
+
+@every_module
+def test_one_module_asks_whether_a_tensor_has_changed(module):
+    names = CHANGE_CHECKS - {"data_ptr"} if module.name in PASSES_ADDRESSES else CHANGE_CHECKS
+    assert module.name in CHANGE_READERS or not reads(module.tree, names), "formats.guard does"
+
+
+@every_module
+def test_one_module_asks_what_torch_is_doing(module):
+    assert module.name in STATE_READERS or not reads(module.tree, TORCH_STATE), "formats.torch_state does"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x._version != 3", 1),
+        ("x.storage().data_ptr()", 1),
+        ("ask = x.data_ptr", 1),
+        ("getattr(x, '_version')", 1),
+        ("from torch.compiler import is_compiling", 1),
+        ("torch.compiler.is_compiling()", 1),
+        ("from .torch_state import is_compiling\nis_compiling()", 0),
+        ("self._version", 0),
+    ],
+)
+def test_the_walk_sees_who_asks_torch(source, expected):
+    assert reads(ast.parse(source), CHANGE_CHECKS | TORCH_STATE) == expected
 
 
 @every_module

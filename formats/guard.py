@@ -81,12 +81,12 @@ class ChangeGuard:
     False
     """
 
-    __slots__ = ("address", "dtype", "has_address", "memory", "shape", "strides", "version")
+    __slots__ = ("address", "dtype", "memory", "shape", "strides", "version")
 
     def __init__(self, tensor: Tensor) -> None:
         self.version = tensor._version
-        self.has_address = not (is_wrapped(tensor) or is_functional(tensor))
-        self.address = tensor.data_ptr() if self.has_address else 0
+        lies_nowhere = is_wrapped(tensor) or is_functional(tensor)
+        self.address = None if lies_nowhere else tensor.data_ptr()
         self.memory = tensor.untyped_storage() if is_real(tensor) else None
         self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
 
@@ -97,12 +97,11 @@ class ChangeGuard:
 
     def holds_for(self, tensor: Tensor) -> bool:
         """Return whether a tensor, the one that the guard was made of, has not changed since."""
-        if tensor._version != self.version or tensor.dtype is not self.dtype:
-            return False
-        if self.has_address and tensor.data_ptr() != self.address:
+        address = self.address
+        if tensor._version != self.version or (address is not None and tensor.data_ptr() != address):
             return False
         # other memory from the same address on, as `x.data = x.data[:n]`
-        return tensor.shape == self.shape and tensor.stride() == self.strides
+        return tensor.shape == self.shape and tensor.stride() == self.strides and tensor.dtype is self.dtype
 
     def has_version_of(self, tensor: Tensor) -> bool:
         """Return whether nothing was written to a tensor, for a tracer, whose tensors lie nowhere."""

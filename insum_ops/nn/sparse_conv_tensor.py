@@ -75,9 +75,12 @@ class Voxels:
         return self.grid == other.grid and torch.equal(self.indices, other.indices)
 
 
-def _guard(indices: Tensor) -> ChangeGuards:
+def _guard(indices: Tensor, hold: bool = True) -> ChangeGuards:
     """Return the guard of voxels; those made in inference mode are not compared, which would read them at each call."""
-    return ChangeGuards([indices], compares=False)
+    return ChangeGuards([indices], hold, compares=False)
+
+
+Stamp = _guard  # as pickles of version 0.1.0 call it
 
 
 class Found(NamedTuple):

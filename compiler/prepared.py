@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact, OwnedRows
+from ..formats.guard import address_of
 from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
 from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
@@ -228,7 +229,7 @@ def ways_of(
 
 def refuse_freed(name: str, tensor: Tensor) -> None:
     """Raise OperandError if the memory of a tensor was given back, which kernels would read all the same."""
-    if not tensor.data_ptr() and tensor.numel() and not tensor.is_meta:
+    if not address_of(tensor) and tensor.numel() and not tensor.is_meta:
         raise OperandError(
             f"{name} {list(tensor.shape)} has no memory: it was freed by who shards the model's parameters, such as "
             "fully_shard, which gathers them for the forward and backward passes of the modules it was called on; "

@@ -42,10 +42,7 @@ TORCH_STATE = {
     *("is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"),
 }
 # The one module that asks, and those that still do beside it, for the reason that stands there.
-CHANGE_READERS = {
-    "insum_ops.formats.guard",
-    "insum_ops.compiler.pipeline",  # whether memory was given back, as it is refused there
-}
+CHANGE_READERS = {"insum_ops.formats.guard"}
 PASSES_ADDRESSES = {"insum_ops.compiler.launch", "insum_ops.formats.launches"}  # to kernels, as their arguments
 STATE_READERS = {
     "insum_ops.formats.torch_state",

@@ -8,31 +8,31 @@ from typing import Any
 import torch
 
 from ...formats.torch_state import (
-    HALF,
     PLAIN,
     is_capturing,
     is_compiling,
     is_deterministic,
+    is_free,
     is_inference_mode,
+    is_transformed,
     is_watched,
-    may_round_sums,
-    rounds_float32,
     transform_kinds,
     transforms,
+    wants_gradient,
 )
 from ..errors import UnsupportedError
 from .recording import active
 
 __all__ = [
-    "HALF",
     "PLAIN",
     "followed",
     "is_capturing",
     "is_deterministic",
+    "is_free",
+    "is_transformed",
     "is_watched",
-    "may_round_sums",
     "outside_transforms",
-    "rounds_float32",
+    "wants_gradient",
 ]
 
 FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transform: an older tracer fails at them

@@ -91,8 +91,8 @@ def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: to
     """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
     if torch.are_deterministic_algorithms_enabled():  # from the first call on, since forms round differently
         return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
-    # multiply-adds spend as much on an absent pair as on a present one, so pairs alone are visited: at 64 channels in full
-    # float32 a room whose table is 38 % full took an H200 0.33 ms in groups, 0.39 in tiles, 0.75 over the table
+    # multiply-adds spend as much on an absent pair as on a present one, so pairs alone are visited: at 64 channels in
+    # full float32 a room whose table is 38 % full took an H200 0.33 ms in groups, 0.39 in tiles, 0.75 over the table
     if device.type == "cpu" or not uses_tensor_cores(dtype):
         return GROUPED
     if kernel_map.volume <= MOST_TAPS and tiles_pay(kernel_map):

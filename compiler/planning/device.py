@@ -99,8 +99,8 @@ def _tensor_cores(instruction: str, *others: tuple[torch.dtype, str]) -> tuple[t
 
 
 # NVIDIA: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and the data sheets for
-# multiprocessors, L2, bandwidth and operations per second. AMD: CDNA 3 white paper; the LDS of a compute unit, and the L2
-# of all eight dies.
+# multiprocessors, L2, bandwidth and operations per second. AMD: CDNA 3 white paper; the LDS of a compute unit, and the
+# L2 of all eight dies.
 WIDE_MMA = (torch.float64, "mma")
 A100 = Device(
     "NVIDIA A100", "sm_80", 108, 163 * KIB, 164 * KIB, 65536, 40 * MIB, 2.0e12, 2.9e12, _tensor_cores("mma", WIDE_MMA)

@@ -220,7 +220,7 @@ def _schedules(problem: Problem, strategy: str, use_dot: bool | None = None) -> 
 
 
 def _others(problem: Problem, strategy: str, preferred: tuple[Schedule, ...]) -> list[Schedule]:
-    """What rules leave out: the other kind of product, however short the sides of a dot, and sums shared by programs."""
+    """What rules leave out: the other kind of product, however short a dot's sides, and sums shared by programs."""
     found = list[Schedule]()
     for use_dot in (True, False):
         ways = _schedules(problem, strategy, use_dot)

@@ -137,6 +137,16 @@ class Schedule:
         names = [index.name for index in self.output.indices if isinstance(index, Var)]
         return len(set(names)) == len(self.output.indices) and not self.is_atomic
 
+    @cached_property
+    def may_be_shared(self) -> bool:
+        """Several programs could each add a part of a sum to the output."""
+        has_sum = self.is_sum and bool(self.names("loop", "step"))
+        return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+
+    def shared(self) -> Schedule:
+        """The same with the sum cut over programs that add atomically."""
+        return replace(self, strategy="atomic", is_shared=True)
+
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """The type in which partial sums meet in memory; `wanted` holds where a few do."""
         own = self.bound.dtype
@@ -187,7 +197,7 @@ def schedules(
         deep = _deep_schedule(start, found[0])
         found += [deep] if deep is not None else []
     if not deterministic and _is_worth_sharing(found[0]):
-        found.insert(0, replace(found[0], strategy="atomic", is_shared=True))
+        found.insert(0, found[0].shared())
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
@@ -411,7 +421,7 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
 
 def _is_worth_sharing(schedule: Schedule) -> bool:
     """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
-    if not schedule.is_sum or schedule.strategy not in ("store", "store-once", "atomic"):
+    if not schedule.may_be_shared:
         return False
     longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)
     programs = math.prod(

@@ -38,10 +38,15 @@ from .functional import insum_pinned
 
 __all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
 
-# Timed where the form wins at the size that the rules take. On one H200 other groups were up to 1.25 times as fast in
-# full float32 and drew elsewhere; other tiles drew but for 16 channels in tf32 (1.1), so only a full search has them.
+# Sizes that are timed after a form has won at the size that the rules take; those of a full search are every other one.
+# On one H200 other groups were up to 1.25 times as fast in full float32 and drew elsewhere; other tiles drew but for 16
+# channels in tf32 (1.1), and short sums never won, see `conv_cost.MEASURED_SUMS`.
 OTHER_SIZES = {GROUPED: (GROUP_SIZE // 2, GROUP_SIZE * 2)}
-FULL_SIZES = {**OTHER_SIZES, TILED: (TILE_SIZE // 2, TILE_SIZE * 2)}
+FULL_SIZES = {
+    **OTHER_SIZES,
+    TILED: (TILE_SIZE // 2, TILE_SIZE * 2),
+    WEIGHT_GRADIENT: (GROUP_SIZE_OF_SUMS // 4,),
+}
 SIZES_OF_SUMS = GROUP_SIZE_OF_SUMS, GROUP_SIZE_OF_SUMS * 4
 
 Mark = tuple[Any, ...]

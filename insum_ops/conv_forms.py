@@ -1,9 +1,14 @@
-"""The statements that a convolution over a kernel map may be, and which of them it is."""
+"""The statements that a convolution over a kernel map may be, and which of them it is.
+
+The rules hold for maps that are new, and where nothing may be timed; conv_choice.py times forms over maps that last.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from .compiler.planning.device import device_of
+from .conv_cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 from .formats.kernel_map import MOST_TAPS, KernelMap
 from .formats.torch_state import is_compiling, is_deterministic, may_round_sums, uses_tensor_cores
 
@@ -63,50 +68,59 @@ TAP_SUMS: Form = (
 )
 HALF = (torch.float16, torch.bfloat16)
 
-# These rules hold for maps that are new, and where nothing may be timed; conv_choice.py times the forms over maps that
-# last. One H200, 3^3 submanifolds at 5 cm, 64 / 256 channels, milliseconds on the device. float16, a room of 65,667
-# voxels whose table is 38 % full: tiles .023 / .22, a table .040 / .37, groups .041 / .32, which add in float16. A scan
-# of 79,943 voxels, 18 % full: tiles .023 / .18, a table .047 / .46, groups .027 / .18. Where sums must not be rounded
-# on the way, and in tf32 but for gradients of features, tiles win by more. Multiply-adds spend as much on an absent
-# pair as on a present one: in full float32 the room took .33 in groups, .39 in tiles, .75 in a table at 64 channels.
-STATIONARY_CHANNELS = 128
-FULL_ENOUGH = 0.25  # of a table's entries
+# Sizes of groups and tiles with which tuning starts: as many rows as the longest tile of a dot has, see
+# `compiler/tuning/measured.py`. `conv_choice.py` times others over maps that last.
 GROUP_SIZE = 128
 TILE_SIZE = 128
-# A weight's gradient adds one tile for each group, so groups are long. On the same room at 64 / 256 channels groups of
-# 512 took .029 / .31 in float16 and .068 / .82 in tf32, groups of 2048 .027 / .26 and .098 / .87; of 128 .044 / .53 and
-# .074 / 1.12. One size for all layers over a new map: a second one is made in more time than it saves.
-GROUP_SIZE_OF_SUMS = 512
+# A weight's gradient adds one tile for each group, so groups are long. One size for all layers over a new map, since a
+# second one is made in more time than it saves: the one that loses the least wherever it was measured.
+GROUP_SIZE_OF_SUMS = min(
+    MEASURED_SUMS[0].by_size,
+    key=lambda size: max(row.by_size[size] / min(row.by_size.values()) for row in MEASURED_SUMS),
+)
 GROUP_SIZE_OF_PARTS = 4096  # and longer still where each tile is kept until the last sum; no measured choice
 
-# The table is there once a map is, its rows must be sorted into tiles: about .15 ms for the smaller room, of which a
-# call gets back .009 at 64 channels and .03 at 128. Tiles pay after 17 calls or 5, but only for maps that last: in a
-# step of training a small U-Net uses a map nine times, forward and backward, and then has another cloud. Reckoned from
-# these figures, not measured.
-PAYS_AFTER = 32  # convolutions over a map
-# Groups need another kernel and a wait for the host of about .07 ms, of which a call on a scan gets back .01 to .02 up
-# to this many channels: they wait as tiles do. Reckoned from these figures too.
-FEW_CHANNELS = 64
+# Convolutions over a map after which it is taken to last, so that time spent on it pays. It says how maps are used, not
+# how fast a GPU is: a step of training a small U-Net uses a map nine times, forward and backward, and then has another
+# cloud. Sorting rows into tiles takes about 0.15 ms, which calls over a room get back after 17 of them at 64 channels
+# and after 5 at 128.
+PAYS_AFTER = 32
 
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
     """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
     if is_deterministic():  # from the first call on, since forms round differently
         return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
-    if device.type == "cpu" or not uses_tensor_cores(dtype):  # pairs alone are visited, whatever is absent
+    # multiply-adds spend as much on an absent pair as on a present one, so pairs alone are visited: at 64 channels in
+    # full float32 a room whose table is 38 % full took an H200 0.33 ms in groups, 0.39 in tiles, 0.75 over the table
+    if device.type == "cpu" or not uses_tensor_cores(dtype):
         return GROUPED
-    is_exact = dtype not in HALF or not may_round_sums(dtype)
-    if kernel_map.volume > MOST_TAPS:
-        return STATIONARY if (is_exact or channels <= STATIONARY_CHANNELS) and _is_full(kernel_map) else GROUPED
-    if tiles_pay(kernel_map):
+    if kernel_map.volume <= MOST_TAPS and tiles_pay(kernel_map):
         return TILED
-    may_group = not is_exact and (channels > FEW_CHANNELS or GROUP_SIZE in kernel_map.memory)
-    return GROUPED if may_group and not _is_full(kernel_map) else STATIONARY
+    return GROUPED if groups_pay(kernel_map, channels, dtype, device) else STATIONARY
 
 
 def tiles_pay(kernel_map: KernelMap) -> bool:
     """Whether the map has tiles, or has been used so often that they are worth making, and they can be made now."""
     return kernel_map.has_tiles(TILE_SIZE) or lasts(kernel_map)
+
+
+def groups_pay(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether one convolution in groups takes less than over the table, with what it takes to make them.
+
+    How many pairs there are is read from the device, unless groups would not pay if there were as few as can be.
+    """
+    is_made = GROUP_SIZE in kernel_map.memory
+    if not is_made and (is_compiling() or kernel_map.is_captured):
+        return False
+    gpu, lengths = device_of(device), (kernel_map.num_inputs, kernel_map.num_outputs, kernel_map.volume)
+    sum_itemsize = dtype.itemsize if dtype in HALF and may_round_sums(dtype) else max(dtype.itemsize, 4)
+    work = Work(*lengths, channels, dtype.itemsize, sum_itemsize)
+    limit = milliseconds("table", work, 0, gpu) - (0.0 if is_made else grouping_milliseconds(gpu))
+    fewest = kernel_map.num_outputs  # each has an input
+    if not kernel_map.is_counted and milliseconds("groups", work, fewest, gpu) >= limit:
+        return False
+    return milliseconds("groups", work, kernel_map.num_pairs, gpu) < limit
 
 
 def lasts(kernel_map: KernelMap) -> bool:
@@ -131,12 +145,3 @@ def settings_of(dtype: torch.dtype) -> Settings:
     """All that a call depends on, beside its features and its map with the uses of that."""
     setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
     return dtype, is_deterministic(), setting
-
-
-def _is_full(kernel_map: KernelMap) -> bool:
-    """May read from the device how many pairs there are; full as well is what can't be grouped now."""
-    if is_compiling() and GROUP_SIZE not in kernel_map.memory:
-        return True
-    if not kernel_map.is_counted and kernel_map.is_captured:
-        return True
-    return kernel_map.num_pairs >= FULL_ENOUGH * kernel_map.num_outputs * kernel_map.volume

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import APPLICATIONS, positions, problem, values
 
+from insum_ops.compiler.problem import candidates
 from insum_ops.compiler.schedule import Schedule, schedules
 from insum_ops.compiler.shape_class import power_of_two
 from insum_ops.compiler.tuning.space import configs
@@ -45,6 +48,34 @@ def test_a_handful_unless_more_are_asked_for(name: str) -> None:
         assert {*few} <= {*many}
         assert len(set(few)) == len(few)
         assert len(set(many)) == len(many)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_a_full_search_starts_as_another_and_has_every_kind_of_product(name: str) -> None:
+    own = APPLICATIONS[name].problem()
+    few, many = candidates(own), candidates(own, full=True)
+    assert many[0] == few[0]
+    assert {str(way.choices) for way in few} <= {str(way.choices) for way in many}
+    products = {way.schedule.uses_dot for way in many}
+    assert False in products
+    # a dot takes two factors that share a summed axis, and a max takes none
+    assert (True in products) == (True in {way.schedule.uses_dot for way in few})
+
+
+def test_rules_order_dots_and_multiply_adds_and_hide_neither() -> None:
+    def products(full: bool) -> list[bool]:
+        own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(3, 300), "B": values(300, 300)})
+        return list(dict.fromkeys(way.schedule.uses_dot for way in candidates(own, full)))
+
+    assert products(full=False) == [False]  # three rows of sixteen
+    assert products(full=True) == [False, True]
+
+
+def test_a_full_search_shares_sums_that_need_not_be() -> None:
+    own = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(256, 900), "B": values(900, 256)})
+    assert not any(way.schedule.is_shared for way in candidates(own))
+    assert any(way.schedule.is_shared for way in candidates(own, full=True))
+    assert not any(way.schedule.is_shared for way in candidates(replace(own, deterministic=True), full=True))
 
 
 def test_rows_are_owned_in_turn_where_there_are_more_than_cores() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from insum_ops import conv_forms, sparse_conv3d
+from insum_ops.compiler.planning.device import H200, described_as
+from insum_ops.conv_cost import MEASURED
 from insum_ops.conv_forms import (
-    FEW_CHANNELS,
     GROUPED,
     PAYS_AFTER,
     STATIONARY,
@@ -27,6 +30,9 @@ from insum_ops.kernel_views import statement_weight
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+CHANNELS = 64
+# whose host takes no time, so that the few voxels of tests are worth what is made of them, as many are
+QUICK = replace(H200, name="without a host", host_call=0.0, host_launch=0.0)
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")
 
 
@@ -63,6 +69,19 @@ def _rounds(monkeypatch):
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
 
 
+@pytest.fixture(autouse=True)
+def _gpu():
+    """Forms are asked for a GPU, which need not be there."""
+    with described_as(H200):
+        yield
+
+
+@pytest.fixture
+def _quick():
+    with described_as(QUICK):
+        yield
+
+
 def forbid(monkeypatch, *names):
     """Nothing is read or sorted."""
     tables = type(line(kernel_size=3)._tables)
@@ -74,9 +93,6 @@ def capture(monkeypatch):
     monkeypatch.setattr(KernelMap, "is_captured", True)
 
 
-# asked for a GPU, which need not be there
-
-
 @pytest.mark.usefixtures("_precision")
 @by_host
 def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatch):
@@ -85,8 +101,9 @@ def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatc
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
     assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
     assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is TILED
-    assert form_of(large, 64, HALF, GPU) is STATIONARY
-    assert form_of(large, 256, HALF, GPU) is GROUPED
+    assert form_of(large, 64, HALF, GPU) is form_of(large, 256, HALF, GPU) is STATIONARY
+    with described_as(QUICK):
+        assert form_of(large, 256, HALF, GPU) is GROUPED
     assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
     assert form_of(full, 64, HALF, CPU) is GROUPED
     torch.set_float32_matmul_precision("high")
@@ -125,33 +142,69 @@ def test_tiles_that_are_there_are_taken_at_once():
     assert form_of(other, 64, HALF, GPU) is STATIONARY
 
 
+def numbers_of(voxels, pairs, volume=27):
+    """A new map whose pairs have been counted, as far as the choice of a form looks at it."""
+    sizes = dict(num_inputs=voxels, num_outputs=voxels, volume=volume, num_pairs=pairs)
+    return SimpleNamespace(**sizes, is_counted=True, is_captured=False, memory={})
+
+
 @pytest.mark.usefixtures("_rounds")
-def test_few_channels_over_a_new_map_wait_for_no_count(monkeypatch):
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.voxels} voxels, {row.channels} channels")
+def test_a_new_map_is_grouped_where_a_call_was_measured_to_take_less_with_all_that_it_makes(row):
+    making = 0.07
+    expected = row.groups + making < row.table
+    assert conv_forms.groups_pay(numbers_of(row.voxels, row.pairs), row.channels, HALF, GPU) is expected
+    made = numbers_of(row.voxels, row.pairs)
+    made.memory[conv_forms.GROUP_SIZE] = {}
+    assert conv_forms.groups_pay(made, row.channels, HALF, GPU) is (row.groups < row.table)
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_fewer_voxels_and_slower_hosts_make_no_groups():
+    def pays(voxels, device=H200):
+        with described_as(device):
+            return conv_forms.groups_pay(numbers_of(voxels, 5 * voxels), 128, HALF, GPU)
+
+    assert pays(80_000)
+    assert not pays(8000)
+    assert pays(8000, QUICK)
+    assert not pays(80_000, replace(H200, host_launch=3 * H200.host_launch))
+
+
+def test_sums_in_a_wider_type_cost_groups_more(monkeypatch):
+    room = numbers_of(80_000, 400_000)
+    assert not conv_forms.groups_pay(room, 128, HALF, GPU)
+    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
+    assert conv_forms.groups_pay(room, 128, HALF, GPU)
+
+
+@pytest.mark.usefixtures("_rounds")
+def test_a_map_too_small_to_gain_waits_for_no_count(monkeypatch):
     few = cube(apart=9)
     with monkeypatch.context() as patch:
         forbid(patch, "count", "group", "tile")
-        assert form_of(few, FEW_CHANNELS, HALF, GPU) is STATIONARY
+        assert form_of(few, 256, HALF, GPU) is STATIONARY
         assert awaited(STATIONARY, few) == "tiles"
     few.memory[conv_forms.GROUP_SIZE] = {}  # some other layer's
-    assert form_of(few, FEW_CHANNELS, HALF, GPU) is GROUPED
+    assert form_of(few, CHANNELS, HALF, GPU) is GROUPED
     assert few.is_counted
 
 
-@pytest.mark.usefixtures("_rounds")
+@pytest.mark.usefixtures("_rounds", "_quick")
 def test_groups_that_are_there_are_taken_at_once_and_none_are_made_during_a_capture(monkeypatch):
     known, often = cube(apart=9), use(cube(apart=9))
     assert known.num_pairs == often.num_pairs  # counted
     known.memory[conv_forms.GROUP_SIZE] = {}
     capture(monkeypatch)
-    assert form_of(known, FEW_CHANNELS, HALF, GPU) is GROUPED
-    assert form_of(often, FEW_CHANNELS, HALF, GPU) is STATIONARY
+    assert form_of(known, CHANNELS, HALF, GPU) is GROUPED
+    assert form_of(often, CHANNELS, HALF, GPU) is STATIONARY
 
 
-@pytest.mark.usefixtures("_rounds")
-def test_many_channels_count_at_once():
+@pytest.mark.usefixtures("_rounds", "_quick")
+def test_what_groups_may_gain_is_counted_at_once():
     few, full = cube(apart=9), cube()
-    assert form_of(few, FEW_CHANNELS + 1, HALF, GPU) is GROUPED
-    assert form_of(full, FEW_CHANNELS + 1, HALF, GPU) is STATIONARY
+    assert form_of(few, CHANNELS, HALF, GPU) is GROUPED
+    assert form_of(full, CHANNELS, HALF, GPU) is STATIONARY
     assert few.is_counted
     assert full.is_counted
 
@@ -167,20 +220,20 @@ def test_multiply_adds_and_large_kernels_have_nothing_to_wait_for():
         assert not awaited(STATIONARY, large)
 
 
-@pytest.mark.usefixtures("_rounds")
+@pytest.mark.usefixtures("_rounds", "_quick")
 def test_during_a_capture_what_is_there_is_taken(monkeypatch):
     often, tiled, strided = use(cube()), cube(), use(line(kernel_size=2, stride=2, kind="strided"))
     tiled.tiled(conv_forms.TILE_SIZE)
     capture(monkeypatch)
     forbid(monkeypatch, "count", "group", "tile")
-    for channels in (FEW_CHANNELS, 256):
+    for channels in (CHANNELS, 256):
         assert form_of(often, channels, HALF, GPU) is form_of(often.inverse, channels, HALF, GPU) is STATIONARY
         assert form_of(strided, channels, HALF, GPU) is STATIONARY
         assert form_of(tiled, channels, HALF, GPU) is TILED
         assert form_of(tiled.inverse, channels, HALF, GPU) is STATIONARY  # its taps would have to be turned round
 
 
-@pytest.mark.usefixtures("_rounds")
+@pytest.mark.usefixtures("_rounds", "_quick")
 def test_what_was_never_counted_is_not_grouped_during_a_capture(monkeypatch):
     indices = torch.tensor([[0, 0], [0, 3], [0, 4]])
     for _ in range(2):
@@ -188,8 +241,7 @@ def test_what_was_never_counted_is_not_grouped_during_a_capture(monkeypatch):
     assert not scattered.is_counted
     capture(monkeypatch)
     forbid(monkeypatch, "count", "group", "tile")
-    assert scattered.num_pairs < conv_forms.FULL_ENOUGH * scattered.num_outputs * scattered.volume
-    assert form_of(scattered, FEW_CHANNELS + 1, HALF, GPU) is STATIONARY
+    assert form_of(scattered, CHANNELS, HALF, GPU) is STATIONARY
 
 
 @by_host
@@ -271,11 +323,11 @@ def test_values_and_gradients_are_right_before_and_after(make, options):
 @by_host
 def test_layers_of_many_channels_over_a_sparse_map_group_it_and_others_take_that(monkeypatch):
     monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
-    monkeypatch.setattr(conv_forms, "FULL_ENOUGH", 0.9)
     monkeypatch.setattr(conv_forms, "PAYS_AFTER", 9)
-    monkeypatch.setattr(conv_forms, "FEW_CHANNELS", 4)
     x, forms = cloud(), []
-    with torch.no_grad():
+    # products take all the time, one second each; groups take as long as 800 of them, some ten pairs less 400 or 1500
+    slow = replace(H200, multiprocessors=1, tensor_flops=5.0, bandwidth=1e30, host_call=8e5, host_launch=0.0)
+    with torch.no_grad(), described_as(slow):
         for layer in (submanifold(), submanifold(8, 8), submanifold(2, 2)):
             of_layer = x.replace_feature(x.features.repeat(1, 2)[:, : layer.in_channels])
             y = layer(of_layer)

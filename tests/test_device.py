@@ -11,7 +11,13 @@ import pytest
 import torch
 from problems import APPLICATIONS, Application, positions, problem, values
 
-from insum_ops.compiler.planning.block_rows import beside_each_other, may_be_listed, rows_of_a_set
+from insum_ops.compiler.planning.block_rows import (
+    MEASURED_ROWS,
+    MeasuredRows,
+    beside_each_other,
+    may_be_listed,
+    rows_of_a_set,
+)
 from insum_ops.compiler.planning.device import (
     A10,
     A100,
@@ -29,6 +35,7 @@ from insum_ops.compiler.planning.device import (
 from insum_ops.compiler.planning.footprint import shared_bytes
 from insum_ops.compiler.problem import Problem, candidates
 from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.walks import walk
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -165,6 +172,15 @@ def test_rows_are_listed_where_their_programs_fill_the_gpu() -> None:
     assert not may_be_listed(2, sets=64, columns=500, results=4096 * 1024, device=H200)
     assert not may_be_listed(2, sets=64, columns=2000, results=4096 * 1024, device=H200, shared=0.1)
     assert not may_be_listed(1, sets=32, columns=500, results=4096 * 1024, device=H200)
+
+
+@pytest.mark.parametrize("row", MEASURED_ROWS, ids=lambda row: f"{row.block} {row.density} {row.columns}")
+def test_rows_are_listed_where_that_was_measured_to_take_less(row: MeasuredRows) -> None:
+    edge, width = 4096 // row.block, rows_of_a_set(row.block, 2)
+    rows, columns = (torch.rand(edge, edge, generator=torch.Generator().manual_seed(0)) < row.density).nonzero().T
+    found = walk(rows, columns, (edge, edge), width)
+    listed = may_be_listed(width, edge // width, len(found.sets), 4096 * row.columns, H200, found.shared)
+    assert listed == (row.listed < row.as_they_are)
 
 
 def test_blocks_stand_beside_each_other_where_their_groups_fill_the_gpu() -> None:

@@ -5,6 +5,7 @@ Runs where the generated kernels run: under TRITON_INTERPRET=1, or on a GPU.
 
 import math
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from insum_ops.compiler import scatter, schedule
 from insum_ops.compiler.bind import bind
 from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.problem import Candidate
+from insum_ops.compiler.problem import Candidate, candidates
 from insum_ops.compiler.scatter import strategies
 from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
@@ -256,6 +257,13 @@ IN_TURN = [
     rows_alone,
     biased_rows_alone,
 ]
+
+
+def weight_gradient(dtype, wide):
+    tensors = dict(L=positions(2, 3), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
+    return "dW[L[i],u,w] += T[b,i,u] * dZ[b,i,w]", tensors, (2, wide, 4), None
+
+
 MERGED = [
     (grouped_gradient, "store"),
     (scaled_gradient, "store"),
@@ -334,6 +342,23 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.parametrize("make", [rows_together, tiled_convolution, weight_gradient])
+def test_every_schedule_of_a_full_search(make):
+    """What rules leave out by default is as right, with the first config of each."""
+    own, tensors, known = problem_of(make, torch.float16, FLAGS, 17)
+    magnitudes = {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
+    terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
+    limit = bound(torch.float16, expected(own.bound, magnitudes).cpu(), terms, len(tensors))
+    next(tensors[name] for name in ("B", "In", "T") if name in tensors).view(-1)[5] = float("nan")
+    wanted = expected(own.bound, tensors).cpu()
+    firsts = [next(ways) for _, ways in groupby(candidates(own, full=True), key=lambda way: way.schedule)]
+    assert {way.schedule.uses_dot for way in firsts} == {False, True}
+    for way in firsts:
+        result = own.launcher(way)(list(tensors.values()), known).cpu()
+        assert torch.equal(result.isnan(), wanted.isnan())
+        assert_within(result.nan_to_num(), wanted.nan_to_num(), limit)
+
+
 @pytest.mark.parametrize("in_turn", [1, 2, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
@@ -401,11 +426,6 @@ def test_several_tiles_and_steps_of_a_dot(make, strategy, swap):
 @pytest.mark.parametrize("blocks", [(1, 2, 2, 2), (4, 1, 4, 4), (2, 4, 2, 2)], ids=str)
 def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
     run_all(make, strategy, blocks, False, FLAGS)
-
-
-def weight_gradient(dtype, wide):
-    tensors = dict(L=positions(2, 3), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
-    return "dW[L[i],u,w] += T[b,i,u] * dZ[b,i,w]", tensors, (2, wide, 4), None
 
 
 def seeded_gradient(dtype, wide):

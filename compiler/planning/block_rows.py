@@ -6,17 +6,38 @@ Each rule is about a matrix, a result and a device; what was measured stands bes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .device import Device, line_of
 
-__all__ = ["beside_each_other", "may_be_listed", "rows_of_a_set"]
+__all__ = ["MEASURED_ROWS", "MeasuredRows", "beside_each_other", "may_be_listed", "rows_of_a_set"]
 
-# Random blocks of a 4096 x 4096 matrix in float16 by as many columns, on one H200, first with a program for each row,
-# then with rows listed (`make bench CASES=bench/cases/test_structured_spmm.py`). 32 x 32 in pairs at densities of 0.75,
-# 0.5, 0.3, 0.1: 0.313 and 0.222 ms, 0.233 and 0.179, 0.152 and 0.120, 0.061 and 0.051; by 1024 columns at 0.3 0.041 and
-# 0.033, by 512 0.023 and 0.026. 128 x 128 alone at 0.5, 0.3, 0.1: 0.125 and 0.122, 0.081 and 0.075, 0.037 and 0.034; by
-# 1024 columns at 0.3 0.023 and 0.027. 64 x 64 gain 2 to 7 percent at 0.1 and lose 4 to 5 with tokens: they stay as they
-# are, as do types wider than half precision, which were not measured.
+
+class MeasuredRows(NamedTuple):
+    """Milliseconds of a product of a 4096 x 4096 matrix of random blocks, with rows as they are and listed."""
+
+    block: int
+    density: float
+    columns: int  # of the dense matrix
+    as_they_are: float
+    listed: float
+
+
+# One H200 (torch 2.11, triton 3.6), float16, `make bench CASES=bench/cases/test_structured_spmm.py`: 32 x 32 in pairs,
+# 128 x 128 alone. 64 x 64 gained 2 to 7 percent at a density of 0.1 and lost 4 to 5 with tokens: they stay as they are,
+# as do types wider than half precision, which were not measured. A full search times them, see `compiler/walks.py`.
+MEASURED_ROWS = (
+    MeasuredRows(32, 0.75, 4096, 0.313, 0.222),
+    MeasuredRows(32, 0.5, 4096, 0.233, 0.179),
+    MeasuredRows(32, 0.3, 4096, 0.152, 0.120),
+    MeasuredRows(32, 0.1, 4096, 0.061, 0.051),
+    MeasuredRows(32, 0.3, 1024, 0.041, 0.033),
+    MeasuredRows(32, 0.3, 512, 0.023, 0.026),
+    MeasuredRows(128, 0.5, 4096, 0.125, 0.122),
+    MeasuredRows(128, 0.3, 4096, 0.081, 0.075),
+    MeasuredRows(128, 0.1, 4096, 0.037, 0.034),
+    MeasuredRows(128, 0.3, 1024, 0.023, 0.027),
+)
 LISTED_BYTES = 2  # of an element
 TENSOR_CORE_ROWS = 64  # of wgmma: two blocks of 32 fill them
 LONG_BLOCK = 128  # rows of a block, from which on one is enough for a program

@@ -49,6 +49,7 @@ class Device:
     registers: int  # of 32 bits, of a multiprocessor
     l2_bytes: int
     bandwidth: float  # bytes per second of its memory
+    tensor_flops: float  # per second, of one multiprocessor's tensor cores in half precision, of dense operands
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
     # Milliseconds of the host for a call, and for each operation that it puts on the stream. On an H200's host a call
@@ -67,6 +68,14 @@ class Device:
         Tuned configs are remembered by the powers of two of lengths, so programs are counted in powers of two as well.
         """
         return 1 << max(round(log2(self.multiprocessors)), 0)
+
+    def flops(self, itemsize: int) -> float:
+        """Floating point operations per second of all tensor cores; wider types pass as many bytes, so fewer numbers.
+
+        >>> f"{H200.flops(2):.3g} {H200.flops(4):.3g}"
+        '9.9e+14 4.95e+14'
+        """
+        return self.multiprocessors * self.tensor_flops * 2 / itemsize
 
     def host_milliseconds(self, operations: int) -> float:
         """How long a call of so many operations keeps the host busy; tiny problems wait for that."""
@@ -90,19 +99,29 @@ def _tensor_cores(instruction: str, *others: tuple[torch.dtype, str]) -> tuple[t
 
 
 # NVIDIA: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and the data sheets for
-# multiprocessors, L2 and bandwidth. AMD: CDNA 3 white paper; the LDS of a compute unit, and the L2 of all eight dies.
+# multiprocessors, L2, bandwidth and operations per second. AMD: CDNA 3 white paper; the LDS of a compute unit, and the
+# L2 of all eight dies.
 WIDE_MMA = (torch.float64, "mma")
 A100 = Device(
-    "NVIDIA A100", "sm_80", 108, 163 * KIB, 164 * KIB, 65536, 40 * MIB, 2.0e12, _tensor_cores("mma", WIDE_MMA)
+    "NVIDIA A100", "sm_80", 108, 163 * KIB, 164 * KIB, 65536, 40 * MIB, 2.0e12, 2.9e12, _tensor_cores("mma", WIDE_MMA)
 )
-A10 = Device("NVIDIA A10", "sm_86", 72, 99 * KIB, 100 * KIB, 65536, 6 * MIB, 0.6e12, _tensor_cores("mma"))
-L40S = Device("NVIDIA L40S", "sm_89", 142, 99 * KIB, 100 * KIB, 65536, 96 * MIB, 0.86e12, _tensor_cores("mma"))
+A10 = Device("NVIDIA A10", "sm_86", 72, 99 * KIB, 100 * KIB, 65536, 6 * MIB, 0.6e12, 1.7e12, _tensor_cores("mma"))
+L40S = Device("NVIDIA L40S", "sm_89", 142, 99 * KIB, 100 * KIB, 65536, 96 * MIB, 0.86e12, 2.5e12, _tensor_cores("mma"))
 H200 = Device(
-    "NVIDIA H200", "sm_90", 132, 227 * KIB, 228 * KIB, 65536, 50 * MIB, 4.8e12, _tensor_cores("wgmma", WIDE_MMA)
+    "NVIDIA H200", "sm_90", 132, 227 * KIB, 228 * KIB, 65536, 50 * MIB, 4.8e12, 7.5e12, _tensor_cores("wgmma", WIDE_MMA)
 )
 H100 = replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
 B200 = Device(
-    "NVIDIA B200", "sm_100", 148, 227 * KIB, 228 * KIB, 65536, 126 * MIB, 8.0e12, _tensor_cores("tcgen05", WIDE_MMA)
+    "NVIDIA B200",
+    "sm_100",
+    148,
+    227 * KIB,
+    228 * KIB,
+    65536,
+    126 * MIB,
+    8.0e12,
+    15e12,
+    _tensor_cores("tcgen05", WIDE_MMA),
 )
 MI300X = Device(
     "AMD Instinct MI300X",
@@ -113,11 +132,12 @@ MI300X = Device(
     131072,
     32 * MIB,
     5.3e12,
+    4.3e12,
     _tensor_cores("mfma", (torch.float64, "mfma")),
     warp_width=64,
 )
 # Turing, the oldest that Triton compiles for, has tensor cores for float16 alone
-T4 = Device("NVIDIA T4", "sm_75", 40, 64 * KIB, 64 * KIB, 65536, 4 * MIB, 0.32e12, ((torch.float16, "mma"),))
+T4 = Device("NVIDIA T4", "sm_75", 40, 64 * KIB, 64 * KIB, 65536, 4 * MIB, 0.32e12, 1.6e12, ((torch.float16, "mma"),))
 DEVICES = {device.architecture: device for device in (T4, A100, A10, L40S, H200, B200, MI300X)}
 DEFAULT = H200  # what plans without a GPU are for: golden kernels, the interpreter
 
@@ -129,6 +149,10 @@ def device_of(device: torch.device) -> Device:
     if _described:
         return _described[-1]
     return _read(device) if device.type == "cuda" else DEFAULT
+
+
+# a tracer asks once and keeps the answer
+setattr(device_of, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 @contextmanager

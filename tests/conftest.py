@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, wraps
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from statements import DEVICE, IS_INTERPRETED
+from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -41,15 +42,68 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _default_device(path: Path) -> str | None:
     """Where a file's tests make their tensors: in a file that names no device, on the one that is tested."""
-    return None if re.search("DEVICE|cuda", path.read_text(encoding="utf-8")) else DEVICE
+    return None if re.search("DEVICE|cuda", _text(path)) else DEVICE
 
 
+def sampled(items: Sequence[pytest.Function], together: Sequence[str], times: int = 1) -> set[pytest.Function]:
+    """So many cases of one parametrised test as have every value of every parameter `times`, in many combinations.
+
+    Of the parameters that are called `together` all combinations are there.
+    """
+    values = {}
+    for item in items:
+        given = {name: id(value) for name, value in item.callspec.params.items()}
+        joint = tuple(given[name] for name in together)
+        values[item] = {("", joint), *[pair for pair in given.items() if pair[0] not in together]}
+    found: set[pytest.Function] = set()
+    pairs: set[tuple[object, object]] = set()
+    for _ in range(times):
+        rest = [item for item in items if item not in found]
+        lacking = set().union(*[values[item] for item in rest])
+        while lacking:
+            best = max(
+                rest, key=lambda item: (len(values[item] & lacking), len({*product(values[item], repeat=2)} - pairs))
+            )
+            lacking -= values[best]
+            pairs |= {*product(values[best], repeat=2)}
+            found.add(best)
+    return found
+
+
+def _thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of tests that are marked `sampled` some cases, of others all."""
+    cases: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    kept: set[pytest.Item] = set()
+    for own in cases.values():
+        mark = next(own[0].iter_markers("sampled"))
+        kept |= sampled(own, mark.args, **mark.kwargs)
+    return [item for item in items if item in kept or not item.get_closest_marker("sampled")]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What says nothing about a GPU, its tests elsewhere are marked with `cpu`, is not run again on one."""
+    """A test is run where it says something: not `cpu` on a GPU, and `kernels` only where kernels run."""
     if DEVICE.startswith("cuda"):
         items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
+    elif not IS_THOROUGH:
+        items[:] = _thinned(items)
+    for item in items:
+        marks = [name for name in ("kernels", "every_route") if item.get_closest_marker(name)]
+        if marks and f"mark.{marks[0]}" not in _text(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: write pytest.mark.{marks[0]} in that file, where the Makefile looks"
+            )
+        if marks == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs kernels: TRITON_INTERPRET=1, or a GPU"))
 
 
 if DEVICE.startswith("cuda"):

@@ -27,7 +27,7 @@ from insum_ops.compiler.sparse import fact_tensors
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.facts import longest_first
 
-pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+pytestmark = pytest.mark.kernels
 
 
 def matrix(rows, columns, density, dtype=torch.float32):
@@ -338,6 +338,7 @@ def run_all(make, strategy, blocks, use_dot, flags, dtype=torch.float32, wide=3,
         assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("in_turn", [1, 2, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
@@ -356,6 +357,7 @@ def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
     torch.testing.assert_close(found[1:], whole[1:])
 
 
+@pytest.mark.sampled("make", "lazy")
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize("make", IN_TURN)
@@ -385,6 +387,7 @@ def test_the_longest_rows_come_first(make, owner, lazy):
     assert_matches(launcher(list(tensors.values()), known), expected(own.bound, tensors))
 
 
+@pytest.mark.sampled("make", "strategy", "use_dot")
 @every_case
 @pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -395,12 +398,14 @@ def test_generated_kernel_equals_the_graph(make, strategy, dtype, use_dot):
     run_all(make, strategy, (32, 16, 16, 16), use_dot, flags, dtype)
 
 
+@pytest.mark.sampled("make", "strategy")
 @every_case
 @pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
 def test_several_tiles_and_steps_of_a_dot(make, strategy, swap):
     run_all(make, strategy, (16, 16, 16, 16), True, FLAGS, wide=17, swap=swap)
 
 
+@pytest.mark.sampled("make", "strategy")
 @every_case
 @pytest.mark.parametrize("blocks", [(1, 2, 2, 2), (4, 1, 4, 4), (2, 4, 2, 2)], ids=str)
 def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
@@ -426,6 +431,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.sampled("make", "strategy")
 @pytest.mark.parametrize("parts", [2, 7])
 @pytest.mark.parametrize(("use_dot", "dtype"), [(True, torch.float16), (True, torch.float32), (False, torch.float32)])
 @pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
@@ -444,6 +450,7 @@ def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeyp
     assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.sampled("make", "strategy")
 @pytest.mark.parametrize(("make", "strategy"), MERGED, ids=lambda x: getattr(x, "__name__", x))
 @pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])

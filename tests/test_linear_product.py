@@ -66,6 +66,7 @@ def test_inputs_of_many_shapes_may_take_turns(features, bias):
         assert_step(layer, drawn(3, 1, width).expand(3, 2, width))
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
 def test_steps_after_the_first_are_right_too(shape):
     """The first is worked out, the second recorded, the others replayed."""

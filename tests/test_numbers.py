@@ -20,6 +20,8 @@ from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SubMConv3d
 
+pytestmark = pytest.mark.every_route
+
 # random statements
 
 

@@ -25,7 +25,10 @@ from insum_ops.compiler.explain import Tuning
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.pipeline import problem_for, run_in_place
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`"),
+]
 
 PRODUCT = "C[m,n] += A[m,k] * B[k,n]"
 REFUSED = RuntimeError("PassManager::run failed\nmodule {\n  tt.func public @insum_kernel\n}")

@@ -84,6 +84,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "has_kernels", lambda device: True)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("irreps", [SHORT, LONG, NARROW], ids=["short", "long", "narrow"])
 def test_values_and_gradients(irreps, monkeypatch):
@@ -120,6 +122,7 @@ def test_gradcheck():
     assert torch.autograd.gradgradcheck(call, (x, y, few))
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 def test_edges():
     ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
@@ -132,6 +135,7 @@ def test_edges():
     assert_same(actual, tensors, expected, wide)
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 def test_rows_that_no_path_reaches_are_zero():
     ours = product(("16x1o", "0e", "16x1o + 16x0e"))
@@ -142,6 +146,7 @@ def test_rows_that_no_path_reaches_are_zero():
     assert z[:, :48].all()
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(dtype):
@@ -206,6 +211,7 @@ def test_a_row_for_every_coefficient_where_tables_gain_nothing(irreps, why):
     assert all(isinstance(term, PathTerm) for term in terms_of(product(irreps))), why
 
 
+@pytest.mark.every_route
 def test_tables_run_where_kernels_do(monkeypatch):
     calls = []
     prepare = PathTables.prepare
@@ -237,6 +243,8 @@ def assert_sorted(side: Side, rows: int, num_paths: int) -> None:
     assert sorted(tables["CGL"].tolist()) == list(range(num_paths))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("has_edges", [False, True])
 @pytest.mark.parametrize("columns", ["read", "written", "both"])
@@ -302,6 +310,8 @@ def test_copies_and_pickles_after_calls():
         assert_matches(other(*tensors), z.double())
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize(
     "irreps",

@@ -17,11 +17,9 @@ pytestmark = pytest.mark.skipif(
 DOTS = [name for name, application in APPLICATIONS.items() if application.uses_dot]
 
 
-CASES = [(name, sm) for name in DOTS for sm in (86, 90)]  # the least shared memory, and the most
-CASES += [("block_spmm_owner", sm) for sm in (80, 89, 100)]
-
-
-@pytest.mark.parametrize(("name", "sm"), CASES)
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", DOTS)
+@pytest.mark.parametrize("sm", [86, 90, 80, 89, 100])
 def test_the_first_config_fits_every_gpu(name: str, sm: int) -> None:
     device = DEVICES[f"sm_{sm}"]
     with described_as(device):

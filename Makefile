@@ -42,7 +42,7 @@ endif
 test-bench: $(BENCH_INSTALLED)
 	$(PYTEST) tests/test_bench_*.py
 
-# All of them, with every row of every table and many random examples: some forty minutes.
+# All of them, with every case of every table and many random examples.
 test-thorough:
 	INSUM_TESTS=thorough $(MAKE) test test-bench
 

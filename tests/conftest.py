@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, wraps
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH
+from sampling import sampled
+from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -20,6 +20,7 @@ from insum_ops.compiler.planning.device import H200, Device, described_as
 
 settings.register_profile(
     "insum",
+    max_examples=examples(100, 100),
     derandomize=True,
     deadline=None,
     print_blob=True,
@@ -49,31 +50,6 @@ def _text(path: Path) -> str:
 def _default_device(path: Path) -> str | None:
     """Where a file's tests make their tensors: in a file that names no device, on the one that is tested."""
     return None if re.search("DEVICE|cuda", _text(path)) else DEVICE
-
-
-def sampled(items: Sequence[pytest.Function], together: Sequence[str], times: int = 1) -> set[pytest.Function]:
-    """So many cases of one parametrised test as have every value of every parameter `times`, in many combinations.
-
-    Of the parameters that are called `together` all combinations are there.
-    """
-    values = {}
-    for item in items:
-        given = {name: id(value) for name, value in item.callspec.params.items()}
-        joint = tuple(given[name] for name in together)
-        values[item] = {("", joint), *[pair for pair in given.items() if pair[0] not in together]}
-    found: set[pytest.Function] = set()
-    pairs: set[tuple[object, object]] = set()
-    for _ in range(times):
-        rest = [item for item in items if item not in found]
-        lacking = set().union(*[values[item] for item in rest])
-        while lacking:
-            best = max(
-                rest, key=lambda item: (len(values[item] & lacking), len({*product(values[item], repeat=2)} - pairs))
-            )
-            lacking -= values[best]
-            pairs |= {*product(values[best], repeat=2)}
-            found.add(best)
-    return found
 
 
 def _thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:

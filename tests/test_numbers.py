@@ -136,6 +136,7 @@ def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> 
 # long sums, by the functions and layers that people call
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 @pytest.mark.parametrize("length", [100] if IS_INTERPRETED else [1_000, 10_000, 100_000])
@@ -156,6 +157,7 @@ def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], 
     assert_no_worse(precision, [values, B], lambda: spmm(A.with_values(values), B), in_torch, 2)
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None:
@@ -172,6 +174,7 @@ def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None
     assert_no_worse(precision, [x, layer.weight, layer.bias], lambda: layer(x), in_torch, 2)
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 def test_a_convolution_over_many_channels(kind: Callable[..., Tensor], precision: Precision) -> None:

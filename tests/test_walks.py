@@ -183,18 +183,6 @@ def test_whatever_the_statement(always, expr):
 
 
 @with_kernels
-def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
-    monkeypatch.setattr(BlockCOO, "walked", lambda *given: pytest.fail("asked for pairs"))
-    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
-    explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(block_rows, "LEAST_PROGRAMS", NONE)
-    explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", NONE)
-    with pytest.raises(pytest.fail.Exception, match="asked for pairs"):
-        explain(EXPR, A=A, B=B)
-
-
-@with_kernels
 def test_wider_products_are_left_alone(always):
     A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40, dtype=torch.float32)
     assert "AT" not in str(explain(EXPR, A=A, B=B).rewritten)

@@ -161,7 +161,6 @@ def test_values_of_a_format_pass_gradgradcheck(name: str) -> None:
     assert gradgradcheck(multiply, (values, B), fast_mode=IS_INTERPRETED)
 
 
-@pytest.mark.every_route
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_of_a_format_get_gradients_in_three_dimensions(name: str) -> None:
     generator = torch.Generator().manual_seed(11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ __all__ = ["sampled"]
 def sampled(items: Sequence[Any], together: Sequence[str], times: int = 1) -> set[Any]:
     """So many cases of one parametrised test as have every value of every parameter `times`, in many combinations.
 
-    Of the parameters that are called `together` all combinations are there.
+    All values of a parameter come about as often. Of those that are called `together` all combinations are there.
     """
     values = {}
     for item in items:
@@ -21,14 +22,20 @@ def sampled(items: Sequence[Any], together: Sequence[str], times: int = 1) -> se
         values[item] = {("", joint), *[pair for pair in given.items() if pair[0] not in together]}
     found: set[Any] = set()
     pairs: set[tuple[object, object]] = set()
+    uses: Counter[object] = Counter()
+
+    def worth(item: Any) -> tuple[int, int, int]:
+        """How much of it is new, and how rare the rest of it is."""
+        new = {*product(values[item], repeat=2)} - pairs
+        return len(values[item] & lacking), len(new), -sum(uses[value] for value in values[item])
+
     for _ in range(times):
         rest = [item for item in items if item not in found]
         lacking = set().union(*[values[item] for item in rest])
         while lacking:
-            best = max(
-                rest, key=lambda item: (len(values[item] & lacking), len({*product(values[item], repeat=2)} - pairs))
-            )
+            best = max(rest, key=worth)
             lacking -= values[best]
             pairs |= {*product(values[best], repeat=2)}
+            uses.update(values[best])
             found.add(best)
     return found

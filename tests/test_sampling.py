@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
@@ -36,6 +37,12 @@ def test_every_value_of_every_parameter_is_sampled() -> None:
     assert len(found) == len(LETTERS)
     for name, values in (("letter", LETTERS), ("number", NUMBERS), ("answer", ANSWERS)):
         assert {case.values(name) for case in found} == {(value,) for value in values}
+
+
+def test_every_value_of_a_parameter_comes_about_as_often() -> None:
+    table = [Case(letter=letter, number=number) for letter, number in product(LETTERS, NUMBERS)]
+    uses = Counter(case.values("number") for case in sampled(table, ()))
+    assert sorted(uses.values()) == [2, 2, 3]
 
 
 def test_values_meet_in_many_combinations() -> None:

@@ -318,7 +318,7 @@ def test_every_gpu_runs_the_first_configs(case, sm, build):
 def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
     """The compiler sees that a position is the same for all columns of a block, and that these lie side by side."""
     problem = case.problem
-    for way in candidates(problem)[:3]:
+    for way in candidates(problem)[: 3 if IS_THOROUGH else 1]:
         assert way.schedule.merged is not None
         sass = build(problem, way, 90).sass
         copies = re.findall(r"\bLDGSTS\S*", sass)
@@ -334,7 +334,7 @@ def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(case, build)
     problem = case.problem
     ways = [way for way in candidates(problem) if way.config.rows > 1]
     assert ways
-    for way in ways:
+    for way in ways if IS_THOROUGH else ways[:1]:
         kernel = build(problem, way, 90)
         assert kernel.stack == kernel.spills == 0
         assert kernel.shared_memory <= SHARED_MEMORY[90]

@@ -119,6 +119,7 @@ WORKS = {
 }
 
 
+@pytest.mark.sampled
 @every_precision
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> None:

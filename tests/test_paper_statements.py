@@ -453,7 +453,6 @@ def test_a_format_beside_a_seed_and_an_indirection(form: str) -> None:
     compare_gradients(actual, own, expected, wide, lambda dA: torch.where(place >= 0, dA.flatten()[place], 0))
 
 
-@pytest.mark.every_route
 @every_format
 def test_convolution_over_every_format(form: str) -> None:
     """The kernel map is a sparse tensor [z, y, x], grouped by the offset z as in the paper, or otherwise."""
@@ -477,7 +476,6 @@ def test_convolution_over_every_format(form: str) -> None:
     )
 
 
-@pytest.mark.every_route
 @every_format
 def test_tensor_product_over_every_format(form: str) -> None:
     """CG is a sparse tensor [l, i, j, k], grouped by the path l."""

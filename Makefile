@@ -8,17 +8,14 @@ MUTATION_INSTALLED := $(VENV)/installed-mutation
 TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
-# The kernels' own tests, and those that must hold on every route: Triton's interpreter runs them on CPU tensors.
-INTERPRETED := $(addprefix tests/test_,$(addsuffix .py, kernels unroll pipeline plans other_lengths statements paper_statements gradients changed \
-    resized reductions walks block_sparse_linear linear_product spmm_kernels \
-    tensor_product_kernels tensor_channels tensor_shared tensor_singles tensor_tables tensor_node tensor_whole conv_choice conv_forms \
-    sparse_conv_kernels kernel_map voxel_pairs voxel_tiles refused_kernels memory memory_checker numbers tensor_numbers calling_again))
+# The files that have tests for Triton's interpreter, which runs kernels on CPU tensors: each such test is marked.
+INTERPRETED := $(shell grep -lE 'mark\.(kernels|every_route)' tests/test_*.py)
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores.
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-gpu fuzz sanitize mutants bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -30,16 +27,24 @@ doctor: $(INSTALLED)
 test: test-cpu test-interpreter test-cross
 
 test-cpu: $(INSTALLED)
-	$(PYTEST) tests --ignore=tests/cross
+	$(PYTEST) tests --ignore=tests/cross --ignore-glob='tests/test_bench_*' -m 'not kernels'
 
 test-interpreter: $(INSTALLED)
-	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED)
+	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED) -m 'kernels or every_route'
 
 # A process that has interpreted a kernel can no longer compile one, so this step has its own.
 test-cross: $(INSTALLED)
 ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)
 endif
+
+# The benchmarks' own: their cases, results and report, whose page is opened in Chromium where there is one.
+test-bench: $(BENCH_INSTALLED)
+	$(PYTEST) tests/test_bench_*.py
+
+# All of them, with every case of every table and many random examples.
+test-thorough:
+	INSUM_TESTS=thorough $(MAKE) test test-bench
 
 # What needs a GPU, or many cores, may run elsewhere: RUN=python3 takes a Python that has all of it, in the place of .venv.
 SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from statements import DEVICE, IS_INTERPRETED
+from sampling import sampled
+from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -19,6 +20,7 @@ from insum_ops.compiler.planning.device import H200, Device, described_as
 
 settings.register_profile(
     "insum",
+    max_examples=examples(100, 100),
     derandomize=True,
     deadline=None,
     print_blob=True,
@@ -41,15 +43,43 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _default_device(path: Path) -> str | None:
     """Where a file's tests make their tensors: in a file that names no device, on the one that is tested."""
-    return None if re.search("DEVICE|cuda", path.read_text(encoding="utf-8")) else DEVICE
+    return None if re.search("DEVICE|cuda", _text(path)) else DEVICE
 
 
+def _thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of tests that are marked `sampled` some cases, of others all."""
+    cases: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    kept: set[pytest.Item] = set()
+    for own in cases.values():
+        mark = next(own[0].iter_markers("sampled"))
+        kept |= sampled(own, mark.args, **mark.kwargs)
+    return [item for item in items if item in kept or not item.get_closest_marker("sampled")]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What says nothing about a GPU, its tests elsewhere are marked with `cpu`, is not run again on one."""
+    """A test is run where it says something: not `cpu` on a GPU, and `kernels` only where kernels run."""
     if DEVICE.startswith("cuda"):
         items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
+    elif not IS_THOROUGH:
+        items[:] = _thinned(items)
+    for item in items:
+        marks = [name for name in ("kernels", "every_route") if item.get_closest_marker(name)]
+        if marks and f"mark.{marks[0]}" not in _text(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: write pytest.mark.{marks[0]} in that file, where the Makefile looks"
+            )
+        if marks == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs kernels: TRITON_INTERPRET=1, or a GPU"))
 
 
 if DEVICE.startswith("cuda"):

@@ -424,6 +424,7 @@ def main() -> None:
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("-q", "--quick", action="store_true", help="in place only: some that survive would be killed")
     options = parser.parse_args()
+    os.environ["INSUM_TESTS"] = "thorough"  # every case of every table
     os.environ["INSUM_TEST_DEVICE"] = "cpu"  # a GPU would want more memory than a mutant may take
     torch.set_num_threads(1)
     os.chdir(ROOT)

@@ -17,6 +17,7 @@ from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
 DEVICE = os.environ.get("INSUM_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+IS_THOROUGH = os.environ.get("INSUM_TESTS") == "thorough"  # `make test-thorough`
 
 # The largest extent when a statement has that many index names: the loop nest stays below 700 points.
 LARGEST = {1: 6, 2: 6, 3: 6, 4: 4, 5: 3}
@@ -68,10 +69,14 @@ INDEX_NAMES = (
 
 
 def examples(plain: int, interpreted: int) -> int:
-    """How many examples to draw: the interpreter needs about 15 ms for each program of a kernel, a GPU compiles it."""
-    if IS_INTERPRETED:
-        return interpreted
-    return max(plain // 4, interpreted) if DEVICE.startswith("cuda") else plain
+    """How many examples a thorough test draws, or a quarter of them.
+
+    The interpreter needs about 15 ms for each program of a kernel, a GPU compiles it.
+    """
+    if DEVICE.startswith("cuda"):
+        return max(plain // 4, interpreted)
+    many = interpreted if IS_INTERPRETED else plain
+    return many if IS_THOROUGH else max(many // 4, 3)
 
 
 LAYOUTS = ("contiguous", "contiguous", "transposed", "strided", "expanded")

@@ -67,6 +67,8 @@ def random_input(layer: BlockSparseLinear, *leading: int) -> Tensor:
     return x.to(layer.weight.dtype).to(DEVICE)
 
 
+@pytest.mark.sampled("in_features", "out_features", "block_size")
+@pytest.mark.every_route
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("in_features", "out_features", "block_size"), SHAPES)
 def test_it_equals_its_masked_dense_twin(in_features, out_features, block_size, bias):
@@ -74,6 +76,8 @@ def test_it_equals_its_masked_dense_twin(in_features, out_features, block_size, 
     assert_equals_twin(layer, random_input(layer, 7))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("in_features", [64, 50])
 def test_every_dtype(in_features, dtype):
@@ -81,6 +85,7 @@ def test_every_dtype(in_features, dtype):
     assert_equals_twin(layer, random_input(layer, 6))
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("block_size", [16, (32, 16), (16, 32)], ids=str)
 def test_rows_of_many_narrow_blocks(block_size):
     """A kernel takes the gradient of several blocks of a row together."""
@@ -98,6 +103,7 @@ def test_rows_of_many_narrow_blocks_under_a_transform():
     assert_matches(found, layer.weight.grad.cpu())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("leading", LEADING, ids=str)
 @pytest.mark.parametrize("in_features", [32, 37])
 def test_any_leading_dimensions(in_features, leading):
@@ -105,6 +111,7 @@ def test_any_leading_dimensions(in_features, leading):
     assert_equals_twin(layer, random_input(layer, *leading))
 
 
+@pytest.mark.every_route
 def test_an_input_need_not_be_contiguous():
     layer = made(32, 48, 16)
     assert_equals_twin(layer, torch.randn(32, 5, dtype=torch.float64, device=DEVICE).T)
@@ -113,6 +120,7 @@ def test_an_input_need_not_be_contiguous():
     assert_equals_twin(layer, torch.randn(1, 32, dtype=torch.float64, device=DEVICE).expand(4, 32))
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_row_without_blocks_is_its_bias(bias):
     pattern = torch.tensor([[True, False], [False, False], [True, True]], device=DEVICE)
@@ -122,12 +130,14 @@ def test_a_row_without_blocks_is_its_bias(bias):
     assert_matches(y, torch.zeros(3, 16).double() if layer.bias is None else layer.bias[16:32].cpu().expand(3, 16))
 
 
+@pytest.mark.every_route
 def test_a_layer_without_any_block_is_its_bias():
     layer = made(32, 48, 16, pattern=torch.zeros(3, 2, dtype=torch.bool, device=DEVICE))
     assert layer.weight.shape == (0, 16, 16)
     assert_equals_twin(layer, random_input(layer, 3))
 
 
+@pytest.mark.every_route
 def test_what_a_last_block_holds_outside_the_matrix_is_never_seen():
     layer = made(20, 20, 16, density=1.0)
     with torch.no_grad():
@@ -302,6 +312,7 @@ def test_a_copy_is_a_layer_of_its_own():
     assert torch.equal(element_mask(layer), element_mask(other))
 
 
+@pytest.mark.every_route
 def test_inference_mode():
     with torch.inference_mode():
         layer = made(32, 48, 16)
@@ -315,6 +326,7 @@ def test_inference_mode():
     assert_equals_twin(ordinary, random_input(ordinary, 3))
 
 
+@pytest.mark.every_route
 def test_each_direction_is_one_kernel_without_atomics():
     layer = made(64, 48, 16, dtype=torch.float16)
     X, W = random_input(layer, 32), layer.as_format()

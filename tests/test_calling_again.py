@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
 
-pytestmark = SPARSE_WARNINGS
+pytestmark = [SPARSE_WARNINGS, pytest.mark.every_route]
 
 Inputs = Sequence[Tensor]
 Outcome = list[Any]  # tensors, None where there is no gradient, and words: of a refusal, or of what was seen
@@ -778,6 +778,7 @@ def law(names: Iterable[str], change: str) -> Any:
     return pytest.mark.parametrize("name", [case.values[0] for case in every(names, change)])
 
 
+@pytest.mark.sampled(times=1 if IS_INTERPRETED else 3)
 @pytest.mark.parametrize(
     ("name", "change"), [case for change, law in CHANGES.items() for case in every(law.names, change)]
 )
@@ -797,6 +798,7 @@ def test_a_change_between_two_calls_is_seen(name, change):
         assert_same(outcome(warm, warm.of(0)), first)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sizes", [(9, 3), (1, 0, 6)], ids=["more or less", "one or none"])
 @law(SIZES, "sizes")
 def test_other_sizes_are_other_calls(name, sizes):
@@ -893,6 +895,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 COPIED = (*FORMATS, *VALUES, "sddmm", *LINEAR, *CONVOLUTIONS, *POOLS, *PRODUCTS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("copied", COPIES)
 @law(COPIED, "copies")
 def test_a_copy_of_what_was_called_gives_the_same(name, copied):

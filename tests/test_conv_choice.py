@@ -13,8 +13,7 @@ from tolerances import assert_matches
 from insum_ops import conv_choice, conv_forms, nn, sparse_conv
 from insum_ops.compiler import autotune
 from insum_ops.compiler.cache import Key
-from insum_ops.conv_choice import Way
-from insum_ops.conv_forms import GROUPED, STATIONARY, TILED, WEIGHT_GRADIENT
+from insum_ops.conv_forms import GROUPED, STATIONARY, TILED
 from insum_ops.formats import KernelMap
 from insum_ops.kernel_views import statement_weight
 
@@ -369,12 +368,3 @@ def test_a_tracer_takes_what_won(contests, winner):
     for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
         assert_matches(one, other)
     assert len(contests) == 3
-
-
-def test_the_names_of_ways():
-    assert [way.name for way in (Way(STATIONARY), Way(TILED, 64), Way(GROUPED, 256), Way(WEIGHT_GRADIENT, 512))] == [
-        "table",
-        "tiles of 64",
-        "groups of 256",
-        "groups of 512",
-    ]

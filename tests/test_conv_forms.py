@@ -297,11 +297,16 @@ def taken(layer, found, is_swapped=False):
     return next(form for form in (STATIONARY, GROUPED, TILED) if statement in form)
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(submanifold, {}), (submanifold, dict(groups=2)), (submanifold, dict(groups=4)), (strided, {})],
-    ids=["submanifold", "groups", "depthwise", "strided"],
+    [
+        pytest.param(submanifold, {}, id="submanifold"),
+        pytest.param(submanifold, dict(groups=2), id="groups", marks=by_host),
+        pytest.param(submanifold, dict(groups=4), id="depthwise", marks=by_host),
+        pytest.param(strided, {}, id="strided"),
+    ],
 )
 def test_values_and_gradients_are_right_before_and_after(make, options):
     layer, x, forms = make(**options), cloud(), []

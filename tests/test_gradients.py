@@ -16,7 +16,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
-from insum_ops.compiler.prepared import has_kernels
 from insum_ops.formats import BlockCOO
 
 SMALL = {1: 4, 2: 3, 3: 3, 4: 2, 5: 2}
@@ -33,18 +32,21 @@ def call(case: Case, *bases: Tensor) -> Tensor:
     return insum(case.expr, size=case.size, **tensors)
 
 
+@pytest.mark.every_route
 @settings(max_examples=examples(100, 15))
 @given(statements(DOUBLE, largest=SMALL))
 def test_gradcheck(case: Case) -> None:
     assert gradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
 
 
+@pytest.mark.every_route
 @settings(max_examples=examples(20, 5))
 @given(statements(DOUBLE, largest=TINY))
 def test_gradgradcheck(case: Case) -> None:
     assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
 
 
+@pytest.mark.every_route
 @settings(max_examples=examples(250, 60))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
@@ -75,6 +77,7 @@ def test_gradients_equal_the_loop_nest(case: Case, poison: float) -> None:
         assert_within(grad, own.value, rounding + bound(nest.dtype, own.magnitude, own.terms, own.factors))
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_in_two_factors_gets_both_terms(dtype: torch.dtype) -> None:
     A = random_values((5, 5), dtype, torch.Generator().manual_seed(7)).to(DEVICE).requires_grad_()
@@ -90,6 +93,7 @@ def test_a_tensor_in_two_factors_gets_both_terms(dtype: torch.dtype) -> None:
     assert_matches(gradient("C[i,j] += A[i,j] * A[j,i]"), wide.T * (up + up.T))
 
 
+@pytest.mark.every_route
 def test_a_seed_that_is_also_a_factor_gets_both_terms() -> None:
     C, A = (torch.randn(4, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
     (grad,) = torch.autograd.grad(insum("C[i] += C[i] * A[i]", C=C, A=A).sum(), C)
@@ -115,6 +119,8 @@ def test_only_what_requires_a_gradient_gets_one() -> None:
         assert not insum("C[i] += A[i] * B[i]", A=A, B=B).requires_grad
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("name", FORMATS)
@@ -214,6 +220,8 @@ def sampled(sparse: BlockCOO, wide: Tensor) -> Tensor:
     return torch.where(place >= 0, wide.flatten()[place.clamp(min=0)], 0)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @beside_each_other
 @pytest.mark.parametrize("missing", [0, 3])
 @pytest.mark.parametrize("group_dim", [0, 1])
@@ -227,6 +235,8 @@ def test_values_of_narrow_blocks_get_gradients(block: tuple[int, int], group_dim
         assert_matches(dvalues, sampled(sparse, upstream @ B.T))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @beside_each_other
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -244,6 +254,7 @@ def test_values_of_narrow_blocks_get_gradients_in_every_dtype(dtype: torch.dtype
         assert_matches(dvalues, sampled(sparse, upstream.double() @ B.double().T))
 
 
+@pytest.mark.every_route
 @beside_each_other
 def test_padding_beside_narrow_blocks_reads_nothing() -> None:
     """No block reads the first 16 rows of B, nor the third 16 of the upstream gradient."""
@@ -258,6 +269,7 @@ def test_padding_beside_narrow_blocks_reads_nothing() -> None:
         assert_matches(dvalues, torch.full(dvalues.shape, 40.0).double())
 
 
+@pytest.mark.every_route
 @beside_each_other
 def test_a_missing_row_of_the_output_leaves_its_blocks_without_a_gradient() -> None:
     """`C[E[m],n]` with E[m] of -1: all of the gradient is written all the same."""
@@ -274,6 +286,7 @@ def test_a_missing_row_of_the_output_leaves_its_blocks_without_a_gradient() -> N
         assert_matches(dvalues, sampled(sparse, rows @ B.T))
 
 
+@pytest.mark.every_route
 def test_values_of_few_blocks_to_a_row_and_of_wide_blocks_get_gradients() -> None:
     B, upstream = torch.rand(96, 20, device=DEVICE).double(), torch.rand(80, 20, device=DEVICE).double()
     diagonal = BlockCOO.from_dense(torch.eye(96, dtype=torch.float64, device=DEVICE)[:80], block_size=(16, 16))
@@ -285,7 +298,7 @@ def test_values_of_few_blocks_to_a_row_and_of_wide_blocks_get_gradients() -> Non
 
 
 @beside_each_other
-@pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
+@pytest.mark.kernels
 def test_blocks_of_64_in_half_precision_stand_side_by_side() -> None:
     """24 and more blocks of a row would be eight at a time, if they were narrower."""
     generator = torch.Generator().manual_seed(17)

@@ -74,6 +74,8 @@ def made(indices, shape, geometry, batch=2) -> KernelMap:
     return kernel_map(indices, shape, batch, kernel, stride, padding, dilation, kind, extra)
 
 
+@pytest.mark.every_route
+@pytest.mark.sampled
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_a_map_holds_the_pairs_that_meet(ndim, geometry):
@@ -90,6 +92,7 @@ def test_a_map_holds_the_pairs_that_meet(ndim, geometry):
         assert [tuple(pair) for pair in found.pairs.T.tolist()] == pairs
 
 
+@pytest.mark.every_route
 def test_four_axes_meet_too():
     indices = voxels(SHAPES[4], batch=1, density=0.15)
     geometry = ("strided", 2, 2, 1, 1, 0)
@@ -109,6 +112,8 @@ def test_output_grids_are_those_of_dense_convolutions(kind):
     assert found.out_spatial_shape == tuple(dense.shape[2:])
 
 
+@pytest.mark.every_route
+@pytest.mark.sampled
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("group_size", [1, 4, 128])
 def test_groups_hold_the_same_pairs(geometry, group_size):
@@ -132,6 +137,7 @@ def test_groups_hold_the_same_pairs(geometry, group_size):
             assert row == expected + [-1] * (groups.shape[1] - len(expected))
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_the_inverse_swaps_inputs_and_outputs(geometry):
     found = made(voxels(SHAPES[3]), SHAPES[3], geometry)
@@ -156,6 +162,7 @@ def test_the_neighbours_of_each_output_are_its_pairs():
     assert found.volume == 27
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 def test_no_voxel_and_one_voxel_work(kind):
     none = kernel_map(torch.empty(0, 4, dtype=torch.int32), [3, 3, 3], 2, 3, kind=kind)
@@ -168,6 +175,7 @@ def test_no_voxel_and_one_voxel_work(kind):
     assert one.pairs.shape[1] == {"subm": 1, "strided": 1, "transposed": 27}[kind]
 
 
+@pytest.mark.every_route
 def test_an_empty_batch_entry_and_an_empty_batch_work():
     indices = torch.tensor([[2, 0, 1], [0, 0, 1]], dtype=torch.int32)
     found = kernel_map(indices, [2, 2], 3, 2, 2, kind="strided")
@@ -175,6 +183,7 @@ def test_an_empty_batch_entry_and_an_empty_batch_work():
     assert len(kernel_map(indices[:0], [2, 2], 0, 2, 2, kind="strided").out_indices) == 0
 
 
+@pytest.mark.every_route
 def test_coordinates_need_not_lie_side_by_side_in_memory():
     indices = voxels(SHAPES[3])
     scattered = indices.T.contiguous().T
@@ -183,6 +192,7 @@ def test_coordinates_need_not_lie_side_by_side_in_memory():
     )
 
 
+@pytest.mark.every_route
 def test_a_grid_past_32_bits_has_64_bit_keys():
     far = 100_000
     indices = torch.tensor([[0, far, far, far], [0, far, far, far + 1], [3, far, far, far]], dtype=torch.int32)
@@ -192,6 +202,7 @@ def test_a_grid_past_32_bits_has_64_bit_keys():
     assert down.out_indices.tolist() == [[0, far // 2, far // 2, far // 2], [3, far // 2, far // 2, far // 2]]
 
 
+@pytest.mark.every_route
 def test_coordinates_past_32_bits_are_made_of_64_bit_ones():
     """The last cell that fits, and with int64 indices one past it."""
     at = torch.tensor([[0, 2**30 - 1]])
@@ -350,6 +361,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize(("wrong", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
 def test_a_mistake_is_named(wrong, message):
     call = dict(indices=GOOD, spatial_shape=[3, 4], batch_size=2, kernel_size=3, kind="subm")
@@ -383,6 +395,7 @@ def test_groups_of_every_size_need_one_count(monkeypatch):
     assert len(calls) == expected
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(not map_tables.INTERPRETED, reason="sorting reads as it goes")
 @pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=lambda geometry: geometry[0])
 def test_faults_and_pairs_are_one_read(geometry, monkeypatch):
@@ -400,6 +413,7 @@ def test_faults_and_pairs_are_one_read(geometry, monkeypatch):
     assert torch.equal(again.neighbours, found.neighbours)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=lambda geometry: geometry[0])
 def test_maps_made_in_inference_mode_are_good_for_training(geometry):
     indices = voxels(SHAPES[2])

@@ -27,7 +27,7 @@ from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first
 
-pytestmark = pytest.mark.skipif(not INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+pytestmark = pytest.mark.kernels
 
 
 def matrix(rows, columns, density, dtype=torch.float32):
@@ -359,6 +359,7 @@ def test_every_schedule_of_a_full_search(make):
         assert_within(result.nan_to_num(), wanted.nan_to_num(), limit)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("in_turn", [1, 2, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [rows_together, biased_rows_together, long_rows_together])
@@ -377,6 +378,7 @@ def test_what_a_row_lacks_keeps_away_from_it(make, bad, in_turn):
     torch.testing.assert_close(found[1:], whole[1:])
 
 
+@pytest.mark.sampled("make", "lazy")
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize("make", IN_TURN)
@@ -406,6 +408,7 @@ def test_the_longest_rows_come_first(make, owner, lazy):
     assert_matches(launcher(list(tensors.values()), fact), expected(own.bound, tensors))
 
 
+@pytest.mark.sampled("make", "strategy", "use_dot")
 @every_case
 @pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -416,12 +419,14 @@ def test_generated_kernel_equals_the_graph(make, strategy, dtype, use_dot):
     run_all(make, strategy, (32, 16, 16, 16), use_dot, flags, dtype)
 
 
+@pytest.mark.sampled("make", "strategy")
 @every_case
 @pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
 def test_several_tiles_and_steps_of_a_dot(make, strategy, swap):
     run_all(make, strategy, (16, 16, 16, 16), True, FLAGS, wide=17, swap=swap)
 
 
+@pytest.mark.sampled("make", "strategy")
 @every_case
 @pytest.mark.parametrize("blocks", [(1, 2, 2, 2), (4, 1, 4, 4), (2, 4, 2, 2)], ids=str)
 def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
@@ -442,6 +447,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.sampled("make", "strategy")
 @pytest.mark.parametrize("parts", [2, 7])
 @pytest.mark.parametrize(("use_dot", "dtype"), [(True, torch.float16), (True, torch.float32), (False, torch.float32)])
 @pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
@@ -460,6 +466,7 @@ def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeyp
     assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 
+@pytest.mark.sampled("make", "strategy")
 @pytest.mark.parametrize(("make", "strategy"), MERGED, ids=lambda x: getattr(x, "__name__", x))
 @pytest.mark.parametrize("swap", [False, True], ids=["", "swap"])
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])

@@ -9,6 +9,7 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from statements import examples
 from torch._subclasses import FakeTensorMode
 
 from insum_ops.formats import launches, voxel_hash, voxel_pairs, voxel_tiles
@@ -53,7 +54,7 @@ def specialisation(kernel, tensors, numbers, constants):
 
 @compiled_only
 @pytest.mark.parametrize("name", KERNELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 60))
 @given(data=st.data())
 def test_calls_with_one_key_are_one_kernel_to_triton(name, data):
     kernel, tensors, numbers, constants = KERNELS[name]

@@ -10,7 +10,7 @@ from golden_cases import GOLDEN, Golden
 from hypothesis import given, settings
 from memory_checker import checked_memory
 from problems import APPLICATIONS, problem
-from statements import IS_INTERPRETED, Case, random_values, statements
+from statements import IS_INTERPRETED, Case, examples, random_values, statements
 from test_kernels import FLAGS, rows_together
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from insum_ops.compiler.problem import Candidate, candidates
 from insum_ops.compiler.schedule import schedules
 from insum_ops.formats import kernel_map, voxel_pairs
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")]
 
 # Programs of this kernel tell of mistaken voxels by storing 1 in one place.
 FLAG_RAISERS = ("insert",)
@@ -68,7 +68,7 @@ def test_sums_that_are_taken_again_stay_in_their_rows(rows: int) -> None:
 def test_random_statements_and_their_gradients_stay_in_bounds() -> None:
     with checked_memory() as checker:
 
-        @settings(max_examples=100)
+        @settings(max_examples=examples(0, 100))
         @given(statements(reductions=("sum", "sum", "sum", "max")))
         def check(case: Case) -> None:
             tensors = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in case.tensors.items()}
@@ -78,14 +78,14 @@ def test_random_statements_and_their_gradients_stay_in_bounds() -> None:
             torch.autograd.grad(result, leaves, upstream, allow_unused=True)
 
         check()
-    assert checker.launches > 150
+    assert checker.launches > examples(0, 150)
 
 
 def test_every_candidate_of_random_statements_stays_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "SHARED_LOOP", 2)
     with checked_memory() as checker:
 
-        @settings(max_examples=40)
+        @settings(max_examples=examples(0, 40))
         @given(statements((torch.float32,)))
         def check(case: Case) -> None:
             own = problem(case.expr, case.tensors, case.size, flags=FLAGS)
@@ -94,7 +94,7 @@ def test_every_candidate_of_random_statements_stays_in_bounds(monkeypatch: pytes
                     own.launcher(candidate)(list(case.tensors.values()))
 
         check()
-    assert checker.launches > 90
+    assert checker.launches > examples(0, 90)
 
 
 def cloud(shape: tuple[int, ...], density: float = 0.3) -> Tensor:

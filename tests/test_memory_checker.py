@@ -12,7 +12,7 @@ import triton.language as tl
 from memory_checker import MemoryFault, checked_memory
 from statements import IS_INTERPRETED
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")]
 
 ROWS, COLUMNS = 6, 4
 

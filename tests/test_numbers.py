@@ -20,6 +20,8 @@ from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SubMConv3d
 
+pytestmark = pytest.mark.every_route
+
 # random statements
 
 
@@ -117,6 +119,7 @@ WORKS = {
 }
 
 
+@pytest.mark.sampled
 @every_precision
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> None:
@@ -134,6 +137,7 @@ def test_statements_err_no_more_than_torch(work: Work, precision: Precision) -> 
 # long sums, by the functions and layers that people call
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 @pytest.mark.parametrize("length", [100] if IS_INTERPRETED else [1_000, 10_000, 100_000])
@@ -154,6 +158,7 @@ def test_long_rows_of_a_sparse_matrix(length: int, kind: Callable[..., Tensor], 
     assert_no_worse(precision, [values, B], lambda: spmm(A.with_values(values), B), in_torch, 2)
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None:
@@ -170,6 +175,7 @@ def test_a_wide_layer(kind: Callable[..., Tensor], precision: Precision) -> None
     assert_no_worse(precision, [x, layer.weight, layer.bias], lambda: layer(x), in_torch, 2)
 
 
+@pytest.mark.sampled
 @every_precision
 @every_kind
 def test_a_convolution_over_many_channels(kind: Callable[..., Tensor], precision: Precision) -> None:

@@ -14,7 +14,6 @@ from insum_ops.compiler.errors import IndexRangeError
 # long enough to count roughly; few where kernels are interpreted
 SEEN = (600, 602, 604) if IS_INTERPRETED else (600, 602, 777) * 3
 NEW = (606,) if IS_INTERPRETED else (1000, 601, 2001, 600, 1000)
-by_host = pytest.mark.skipif(IS_INTERPRETED, reason="kernels at so many lengths are slow here")
 
 
 def values(*shape, dtype=torch.float32):
@@ -74,6 +73,8 @@ def call(name, length, dtype=torch.float32):
     assert_matches(insum(expr, size=size, **tensors), expected)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_new_lengths_after_three_that_came_often(name, dtype):
@@ -83,14 +84,12 @@ def test_new_lengths_after_three_that_came_often(name, dtype):
         call(name, length, dtype)
 
 
-@by_host
 @pytest.mark.parametrize("name", CASES)
 def test_lengths_of_which_each_comes_once(name):
     for length in (600, 602, 777, 1000, 601, 905):
         call(name, length)
 
 
-@by_host
 def test_lengths_that_were_equal_may_differ_later():
     """C[i] = A[i] * B[I[i]]: as many of A as of B, until there are not."""
     for long, short in ((600, 600), (602, 602), (700, 700), (702, 702), (704, 800), (706, 606), (600, 600)):
@@ -105,19 +104,18 @@ def test_a_length_that_has_stayed_may_change_later():
         assert_matches(insum("C[i,n] = B[I[i],n]", B=B, I=index), rows_of(B, index))
 
 
-@by_host
 def test_short_and_long_tensors_take_turns():
     for length in (600, 3, 602, 1, 777, 2, 600, 16, 1000, 3, 0, 4000):
         call("gathered", length)
 
 
-@by_host
 def test_the_other_dimensions_may_change_with_the_length():
     for length, columns in ((600, 3), (602, 4), (604, 5), (606, 3), (608, 4), (610, 7), (612, 3)):
         A, index = values(9, columns), positions(9, length)
         assert_matches(insum("C[p,n] += A[I[p],n]", A=A, I=index), rows_of(A, index))
 
 
+@pytest.mark.every_route
 def test_gradients_at_other_lengths():
     for length in (*SEEN, *NEW):
         expr, size, tensors, _ = convolved(length)
@@ -131,6 +129,7 @@ def test_gradients_at_other_lengths():
             assert_matches(one / length**0.5, right / length**0.5)
 
 
+@pytest.mark.every_route
 def test_index_tensors_with_and_without_absent_entries_take_turns():
     for turn, length in enumerate((600, 602, 604, 606) if IS_INTERPRETED else range(600, 616, 2)):
         expr, size, tensors, _ = gathered(length)
@@ -162,7 +161,6 @@ def test_positions_beyond_a_length_that_varies_are_refused():
     assert_matches(insum(expr, size=size, **tensors), expected)
 
 
-@by_host
 def test_settings_and_layouts_are_told_apart():
     for length, is_deterministic in ((600, False), (602, True), (604, True), (606, False), (608, True), (610, False)):
         torch.use_deterministic_algorithms(is_deterministic)
@@ -178,6 +176,7 @@ def test_settings_and_layouts_are_told_apart():
         assert_matches(insum(expr, size=size, **tensors), expected)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_at_all(name):
     for length in (600, 602, 604):

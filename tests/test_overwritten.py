@@ -99,6 +99,7 @@ def moved(layer):
     return layer._apply(torch.clone)
 
 
+@pytest.mark.sampled
 @every_average
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def column(groups: list[list[Any]], at: int, group_size: int) -> Tensor:
 # SpMM, C = A @ B
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_spmm_coo(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -144,6 +146,8 @@ def test_spmm_coo(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     check("C[AM[p],n] += AV[p] * B[AK[p],n]", tensors, reference, size=(M, N))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -165,6 +169,8 @@ def test_spmm_group_coo(shape: tuple[int, int, int], group_size: int, dtype: tor
     check("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, reference, size=(M, N))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @pytest.mark.parametrize("group_size", [None, 2])
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -194,6 +200,7 @@ def test_spmm_block(block: tuple[int, int], group_size: int | None, dtype: torch
     check(expr, tensors, reference, size=(rows, BM, N))
 
 
+@pytest.mark.every_route
 def test_elementwise_product_coo() -> None:
     A, B = random_sparse(30), draw(30, dtype=torch.float64)
     (AI,) = A.nonzero(as_tuple=True)
@@ -204,6 +211,7 @@ def test_elementwise_product_coo() -> None:
     check("C[AI[p]] = AV[p] * B[AI[p]]", {"AI": AI, "AV": A[AI], "B": B}, reference, size=(30,))
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_gather_matmul_scatter(dtype: torch.dtype) -> None:
     """The paper's running example."""
@@ -223,6 +231,7 @@ def test_gather_matmul_scatter(dtype: torch.dtype) -> None:
     check("C[D[y],x] += A[y,E[r]] * B[r,x]", tensors, reference)
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_sddmm(dtype: torch.dtype) -> None:
     M, K, depth = (4, 3, 5) if IS_INTERPRETED else (9, 7, 20)
@@ -235,6 +244,7 @@ def test_sddmm(dtype: torch.dtype) -> None:
     check("CV[p] = AV[p] * X[AM[p],d] * Y[AK[p],d]", sampled, lambda X, Y, AV, **_: AV * (X @ Y.T)[AM, AK])
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_mixture_of_experts(dtype: torch.dtype) -> None:
     n, experts, u, w, m = (3, 2, 3, 2, 2) if IS_INTERPRETED else (6, 3, 5, 4, 2)
@@ -275,6 +285,7 @@ class Cloud:
         return out.permute(1, 2, 3, 0)[at]
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_convolution_coo(dtype: torch.dtype) -> None:
     cloud = Cloud()
@@ -291,6 +302,8 @@ def test_convolution_coo(dtype: torch.dtype) -> None:
     assert_matches(actual, cloud.reference(**{name: widened(tensor) for name, tensor in tensors.items()}))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @pytest.mark.parametrize("group_size", GROUPS)
 def test_convolution_grouped(group_size: int, dtype: torch.dtype) -> None:
@@ -306,6 +319,7 @@ def test_convolution_grouped(group_size: int, dtype: torch.dtype) -> None:
     check("Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]", tensors, cloud.reference, size)
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_convolution_output_stationary(dtype: torch.dtype) -> None:
     cloud = Cloud()
@@ -334,6 +348,7 @@ def product_reference(CG: Tensor, X: Tensor, Y: Tensor, W: Tensor) -> Tensor:
     return torch.einsum("lijk,bju,bk,bluw->biw", CG, X, Y, W)
 
 
+@pytest.mark.every_route
 @every_dtype
 def test_tensor_product_coo(dtype: torch.dtype) -> None:
     CG = clebsch_gordan().to(dtype)
@@ -348,6 +363,8 @@ def test_tensor_product_coo(dtype: torch.dtype) -> None:
     check(expr, tensors, reference, size=(BATCH, OUT, MAPS))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @pytest.mark.parametrize("group_size", GROUPS)
 def test_tensor_product_grouped(group_size: int, dtype: torch.dtype) -> None:
@@ -395,6 +412,8 @@ MATRIX_STATEMENTS: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
 }
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_format
 @pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("name", MATRIX_STATEMENTS)
@@ -405,6 +424,8 @@ def test_matrix_statement_over_every_format(name: str, group_dim: int, form: str
     check_format(expr, sparse, tensors, lambda A, **dense: torch.einsum(equation, A, *dense.values()))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @every_dtype
 @every_format
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -414,6 +435,7 @@ def test_spmm_over_every_format(shape: tuple[int, int, int], form: str, dtype: t
     check_format("C[m,n] += A[m,k] * B[k,n]", sparse, {"B": draw(K, N, dtype=dtype)}, lambda A, B: A @ B)
 
 
+@pytest.mark.every_route
 @every_format
 def test_a_format_beside_a_seed_and_an_indirection(form: str) -> None:
     sparse = FORMATS[form](random_sparse(ROWS, COLS).to(DEVICE), 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import messages
-from statements import Case, statements
+from statements import Case, examples, statements
 
 from insum_ops.compiler.errors import InsumError, ParseError
 from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
@@ -656,14 +656,14 @@ def test_a_text_is_parsed_once() -> None:
     assert parse("C[i] = A[i]") is parse("C[i] = A[i]")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, 200))
 @given(statements(reductions=EVERY))
 def test_a_statements_text_gives_the_statement_back(case: Case) -> None:
     statement = parse(case.expr)
     assert parse(str(statement)) == statement
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, 200))
 @given(statements(reductions=EVERY))
 def test_every_part_knows_where_it_stands(case: Case) -> None:
     statement = parse(case.expr)
@@ -706,7 +706,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500, 500))
 @given(
     st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
     st.sampled_from(["", "C[i] += ", "C[i] = A[", "C[i] = max("]),
@@ -715,7 +715,7 @@ def test_no_text_gets_anything_but_a_statement_or_a_message(tail: str, head: str
     check_refusal(head + tail)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300, 300))
 @given(statements(reductions=EVERY), st.data())
 def test_a_statement_with_a_slip_of_the_pen(case: Case, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(case.expr) - 1))

@@ -17,6 +17,8 @@ from insum_ops.compiler.parse import parse
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import GroupCOO
 
+pytestmark = pytest.mark.every_route
+
 SPMM = "C[AM[p],n] += AV[p] * B[AK[p],n]"
 
 

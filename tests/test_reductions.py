@@ -31,7 +31,7 @@ EXTREMES = ("max", "min")
 SMALL = {1: 4, 2: 3, 3: 3, 4: 2, 5: 2}
 SPMM = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
 
-needs_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+needs_kernels = pytest.mark.kernels
 
 
 def tensor(*values: object, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -54,6 +54,7 @@ def winners(expr: str, size: tuple[int, ...] | None = None, **tensors: Tensor) -
 # against the loop nest
 
 
+@pytest.mark.every_route
 @settings(max_examples=examples(400, 150))
 @given(statements(reductions=EXTREMES), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> None:
@@ -65,6 +66,7 @@ def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> Non
     assert_within(actual, expected.value, limit)
 
 
+@pytest.mark.every_route
 @settings(max_examples=examples(300, 60))
 @given(
     statements((torch.float64,), reductions=EXTREMES, is_whole=True, largest=SMALL),
@@ -129,6 +131,7 @@ def test_every_schedule_gives_the_same_winners(case: Case, lazy: bool, blocks: t
         torch.testing.assert_close(won.cpu(), places)
 
 
+@pytest.mark.sampled
 @needs_kernels
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize("blocks", [(1, 4), (4, 1), (8, 8)], ids=str)
@@ -161,6 +164,7 @@ def test_programs_that_own_rows_find_the_winners_of_the_graph(
 # against plain torch
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", EXTREMES)
 def test_a_dense_product_equals_torch(reduction: str, dtype: torch.dtype) -> None:
@@ -191,6 +195,8 @@ def stored_extremum(sparse: object, B: Tensor, reduction: str, values: Tensor) -
     return torch.where(is_stored.any(1)[:, None], best, 0)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.parametrize("reduction", EXTREMES)
 @pytest.mark.parametrize("group_dim", [0, 1])
 @pytest.mark.parametrize("name", FORMATS)
@@ -219,6 +225,7 @@ def test_formats_equal_torch_over_what_they_store(name: str, group_dim: int, red
         assert torch.equal(insum(f"C[m,n] = {reduction}(A[m,k] * B[k,n])", A=sparse, B=B), C)
 
 
+@pytest.mark.every_route
 def test_a_format_alone_hides_its_padding() -> None:
     A = GroupCOO.from_dense(tensor([-1, 0, -2], [0, 0, 0], [-3, -4, -5]), group_size=2)
     assert insum("C[m] = max(A[m,k])", A=A).tolist() == [-1, 0, -3]
@@ -226,6 +233,7 @@ def test_a_format_alone_hides_its_padding() -> None:
     assert insum("C[()] = max(A[m,k])", A=A).tolist() == -1
 
 
+@pytest.mark.every_route
 def test_a_graph_takes_the_largest_neighbour() -> None:
     """The layer of many a graph network: edges in any order, no format."""
     generator = torch.Generator().manual_seed(3)
@@ -248,6 +256,7 @@ def test_a_graph_takes_the_largest_neighbour() -> None:
     assert_matches(grad, first)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize(
     ("expr", "size"),
     [
@@ -277,6 +286,7 @@ def test_gradients_of_any_order(expr: str, size: tuple[int, ...] | None) -> None
 # what wins
 
 
+@pytest.mark.every_route
 def test_the_first_of_equal_products_wins() -> None:
     A = tensor([1, 2, 2], [3, 3, 3], [0, 0, 0])
     assert winners("C[i] = max(A[i,k])", A=A) == [1, 0, 0]
@@ -288,6 +298,7 @@ def test_the_first_of_equal_products_wins() -> None:
     assert winners("C[i] = max(A[i,j] * A[k,j])", A=A) == [4, 1, 0]
 
 
+@pytest.mark.every_route
 def test_ties_get_one_gradient_and_the_same_one_every_time() -> None:
     A = tensor([2, 2, 2], [-1, 5, 5]).requires_grad_()
     for _ in range(2):
@@ -295,6 +306,7 @@ def test_ties_get_one_gradient_and_the_same_one_every_time() -> None:
         assert grad.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("reduction", EXTREMES)
 @pytest.mark.parametrize("expr", ["C[i] = {}(A[i,k])", "C[E[i]] = {}(A[i,k])"])
 def test_a_nan_wins_and_takes_the_gradient(expr: str, reduction: str) -> None:
@@ -307,6 +319,7 @@ def test_a_nan_wins_and_takes_the_gradient(expr: str, reduction: str) -> None:
     assert grad.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0] if reduction == "max" else [0, 1, 0, 0]]
 
 
+@pytest.mark.every_route
 def test_the_worst_product_there_is_still_wins_alone() -> None:
     """Not to be taken for an element that no product reaches."""
     A = tensor([-math.inf, -math.inf], [math.inf, 1]).requires_grad_()
@@ -319,6 +332,7 @@ def test_the_worst_product_there_is_still_wins_alone() -> None:
     assert winners("C[E[i,k]] = max(A[i,0])", (3,), A=A, E=E) == [1, 2, -1]
 
 
+@pytest.mark.every_route
 def test_what_no_product_reaches_is_zero_and_gets_nothing() -> None:
     A, E = tensor(-3, -4, math.nan).requires_grad_(), index([0, -1], [-1, -1], [1, 0])
     C = insum("C[i] = max(A[E[i,k]])", A=A, E=E)
@@ -328,6 +342,7 @@ def test_what_no_product_reaches_is_zero_and_gets_nothing() -> None:
     assert winners("C[i] = max(A[E[i,k]])", A=A.detach(), E=E) == [0, -1, 1]
 
 
+@pytest.mark.every_route
 def test_a_negative_number_turns_the_order_round() -> None:
     A = tensor([1, 5, 3])
     assert insum("C[i] = max(-2 * A[i,k])", A=A).tolist() == [-2]
@@ -335,6 +350,7 @@ def test_a_negative_number_turns_the_order_round() -> None:
     assert insum("C[i] = max(0 * A[i,k])", A=A).tolist() == [0]
 
 
+@pytest.mark.every_route
 def test_nothing_to_reduce_is_a_product() -> None:
     A, E = tensor(1, -2, 3).requires_grad_(), index(2, -1, 0)
     C = insum("C[i] = max(-1 * A[i] * A[E[i]])", A=A, E=E)
@@ -342,18 +358,21 @@ def test_nothing_to_reduce_is_a_product() -> None:
     assert torch.autograd.grad(C.sum(), A)[0].tolist() == [-6, 0, -2]
 
 
+@pytest.mark.every_route
 def test_numbers_alone_compete_too() -> None:
     C = torch.zeros(3, device=DEVICE)
     assert insum("C[E[p]] = max(-2)", C=C, E=index(0, 0, -1, 2)).tolist() == [-2, 0, -2]
     assert insum("C[i] = min(2 * 3)", C=C).tolist() == [6, 6, 6]
 
 
+@pytest.mark.every_route
 def test_an_output_that_is_given_is_not_a_rival() -> None:
     C, A = tensor(9, 9), tensor([1, 2], [3, 4])
     assert insum("C[i] = max(A[i,k])", C=C, A=A).tolist() == [2, 4]
     assert insum("C[i] = max(C[k])", C=tensor(1, 7)).tolist() == [7, 7]
 
 
+@pytest.mark.every_route
 def test_empty_ranges_have_no_winner() -> None:
     A = torch.ones(2, 0, device=DEVICE, requires_grad=True)
     C = insum("C[i] = max(A[i,k])", A=A)
@@ -366,6 +385,7 @@ def test_empty_ranges_have_no_winner() -> None:
     assert torch.autograd.grad(Y.sum(), X)[0].shape == (0, 3)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_compared_before_it_is_rounded(dtype: torch.dtype) -> None:
     """(1 + 2 eps) (1 - eps) is a little less than 1 + eps, to which it rounds."""
@@ -378,12 +398,14 @@ def test_half_precision_is_compared_before_it_is_rounded(dtype: torch.dtype) -> 
     assert insum("C[i] = max(A[i,k] * B[k])", A=A, B=B).tolist() == [1 + eps]
 
 
+@pytest.mark.every_route
 def test_tensors_may_be_called_max_and_min() -> None:
     one = tensor([1, 2], [4, 3])
     assert insum("max[i] = max(min[i,max])", min=one).tolist() == [2, 4]
     assert insum("C[i] = max[i,min] * min[min]", max=one, min=tensor(1, 1)).tolist() == [3, 7]
 
 
+@pytest.mark.every_route
 def test_deterministic_mode_changes_nothing() -> None:
     tensors = {"E": index(0, 1, 1, -1), "A": tensor([1, 2], [3, 4], [5, 0], [9, 9])}
     torch.use_deterministic_algorithms(True)
@@ -425,6 +447,7 @@ def test_a_last_block_that_is_not_full_can_not_be_reduced(kind: type) -> None:
     assert (insum("C[m,n] = max(A[m,k] * B[k,n])", A=rows, B=B[:4]) == -1).all()
 
 
+@pytest.mark.every_route
 def test_dense_and_sparse_agree_where_everything_is_stored() -> None:
     A = random_values((4, 6), torch.float64, torch.Generator().manual_seed(5)).to(DEVICE)
     B = random_values((6, 3), torch.float64, torch.Generator().manual_seed(6)).to(DEVICE)

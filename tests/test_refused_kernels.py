@@ -26,7 +26,10 @@ from insum_ops.compiler.in_place import run_in_place
 from insum_ops.compiler.parse import parse
 from insum_ops.compiler.prepared import problem_for
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(not IS_INTERPRETED, reason="kernels are interpreted here: run `make test-interpreter`"),
+]
 
 PRODUCT = "C[m,n] += A[m,k] * B[k,n]"
 REFUSED = RuntimeError("PassManager::run failed\nmodule {\n  tt.func public @insum_kernel\n}")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import APPLICATIONS, positions, problem, values
-from statements import DEVICE, IS_INTERPRETED, examples, statements
+from statements import DEVICE, examples, statements
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline
@@ -54,6 +54,7 @@ def long(own, least):
     return other_size(own, {first: least + 2 * at + 1 for at, first in enumerate(sorted(firsts)) if first > 100})
 
 
+@pytest.mark.sampled("least", "more")
 @pytest.mark.parametrize(
     ("least", "more"), [(5000, 2), (5000, 1001 * 2), (5000, 3100), (5008, 1), (624, 1), (624, 380)]
 )
@@ -128,7 +129,6 @@ def pairs_of_problems(draw):
     return tuple(made({**fixed, **{name: own[name] for name in varying}}, own[""]) for own in (lengths, again))
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="runs no kernel")
 @settings(max_examples=examples(120, 1))
 @given(pairs_of_problems())
 def test_no_source_of_a_random_statement_holds_a_length_that_varies(pair):
@@ -251,7 +251,7 @@ def test_a_mistake_beside_kin_is_still_told():
         insum(GATHER, X=X, E=E)
 
 
-@pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+@pytest.mark.kernels
 def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
     def call(rows):
         X = torch.arange(24.0, device=DEVICE).view(3, 8)
@@ -264,7 +264,7 @@ def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
         call(rows)
 
 
-@pytest.mark.skipif(not IS_INTERPRETED and DEVICE != "cuda", reason="needs TRITON_INTERPRET=1 or a GPU")
+@pytest.mark.kernels
 @pytest.mark.parametrize("is_seeded", [False, True])
 def test_kin_are_resized_without_a_problem(monkeypatch, is_seeded):
     def call(rows):

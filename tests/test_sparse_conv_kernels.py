@@ -34,6 +34,8 @@ def voxels(shape=(4, 5, 6), batch=2, density=0.2):
     return indices[torch.randperm(len(indices))].to(DEVICE)
 
 
+@pytest.mark.sampled
+@pytest.mark.kernels
 @needs_hash
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -49,6 +51,7 @@ def test_hashing_finds_what_sorting_finds(monkeypatch, geometry, dtype):
     assert found.neighbours.dtype == torch.int32
 
 
+@pytest.mark.kernels
 @needs_hash
 @pytest.mark.parametrize("ndim", [1, 2, 4])
 def test_hashing_knows_other_numbers_of_axes(monkeypatch, ndim):
@@ -62,6 +65,7 @@ def test_hashing_knows_other_numbers_of_axes(monkeypatch, ndim):
         assert torch.equal(one.out_indices, other.out_indices)
 
 
+@pytest.mark.kernels
 @needs_hash
 def test_hashing_finds_the_same_mistakes():
     indices = voxels()
@@ -79,6 +83,7 @@ def test_hashing_finds_the_same_mistakes():
             kernel_map(indices.clone(), [4, 5, 5], 2, 3, stride, 1, kind=kind)
 
 
+@pytest.mark.kernels
 @needs_hash
 def test_hashing_takes_grids_past_32_bits_and_no_voxels():
     far = 100_000
@@ -89,6 +94,8 @@ def test_hashing_takes_grids_past_32_bits_and_no_voxels():
     assert kernel_map(indices[:0], [3, 3, 3], 1, 3, 2, kind="strided").out_indices.shape == (0, 4)
 
 
+@pytest.mark.sampled
+@pytest.mark.kernels
 @pytest.mark.parametrize("deterministic", [False, True], ids=["grouped", "stationary"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["subm", "strided"])
@@ -120,6 +127,7 @@ def test_kernels_compute_the_dense_convolution_and_its_gradients(kind, groups, d
         assert_matches(one, other.double())
 
 
+@pytest.mark.kernels
 def test_a_small_network_trains_on_this_route():
     indices = voxels((4, 4), density=0.5)
     x = nn.SparseConvTensor(torch.randn(len(indices), 4, device=DEVICE), indices, [4, 4], 2)
@@ -197,6 +205,7 @@ def assert_gradients_match(actual, wanted, leaves, **options):
     return found
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "channels", "options"), LAYERS)
 def test_tiles_compute_every_pair_and_their_gradients(tiles, kind, channels, options):
     layer = made(kind, channels, **options)
@@ -210,6 +219,7 @@ def test_tiles_compute_every_pair_and_their_gradients(tiles, kind, channels, opt
     assert ("tiles", 16) in found.inverse.memory
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("kind", "options"), [(nn.SubMConv2d, dict(kernel_size=3)), (nn.SparseConv2d, dict(kernel_size=2, stride=2))]
 )
@@ -223,6 +233,7 @@ def test_tiles_and_groups_give_the_same(monkeypatch, tiles, kind, options):
     assert_gradients_match(y, other, leaves)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("channels", [16, 2], ids=["dot", "fma"])
 def test_tiles_have_second_derivatives(tiles, channels):
     layer, x = made(nn.SubMConv1d, channels, kernel_size=3), small_cloud(channels, 1)
@@ -238,6 +249,7 @@ def test_tiles_have_second_derivatives(tiles, channels):
     assert_gradients_match(*(sum(g.square().sum() for g in each) for each in (first, reference)), leaves[:2])
 
 
+@pytest.mark.kernels
 def test_a_remembered_call_over_tiles_sees_changes_in_place(tiles):
     """The same tensors with other numbers in them, and other tensors of the same shape."""
     layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
@@ -254,6 +266,7 @@ def test_a_remembered_call_over_tiles_sees_changes_in_place(tiles):
             assert_matches(y.features, expected_of(layer, y, given.features))
 
 
+@pytest.mark.kernels
 def test_tiles_follow_an_index_tensor_that_is_changed(tiles):
     """Two rows of a tile trade places."""
     layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
@@ -268,6 +281,7 @@ def test_tiles_follow_an_index_tensor_that_is_changed(tiles):
     assert torch.equal(after, before[order])
 
 
+@pytest.mark.kernels
 def test_tiles_without_gradients(tiles):
     layer, x = made(nn.SubMConv2d, 16, kernel_size=3), small_cloud()
     wanted = None
@@ -281,6 +295,7 @@ def test_tiles_without_gradients(tiles):
     assert_gradients_match(y.features, wanted, [x.features, *layer.parameters()])
 
 
+@pytest.mark.kernels
 def test_a_transform_takes_the_statement_itself(tiles):
     x, layer = small_cloud(16, 1), made(nn.SubMConv1d, 16, kernel_size=3)
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
@@ -296,6 +311,7 @@ def test_a_transform_takes_the_statement_itself(tiles):
         assert_matches(one, other)
 
 
+@pytest.mark.kernels
 def test_tangents_are_carried_through_tiles(tiles):
     x = small_cloud(16, 1)
     found = build(x.indices, x.spatial_shape, 2, 3)
@@ -305,6 +321,7 @@ def test_tangents_are_carried_through_tiles(tiles):
     assert_matches(moved, by_pairs(features, tangent, None, found.pairs, 20))
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("kind", "options"), [(nn.SubMConv2d, dict(kernel_size=3)), (nn.SparseConv2d, dict(kernel_size=2, stride=2))]
 )
@@ -326,6 +343,7 @@ def test_tiles_are_deterministic(tiles, kind, options):
         assert_matches(one, reference)
 
 
+@pytest.mark.kernels
 def test_no_voxels_have_no_tiles(tiles):
     layer = made(nn.SubMConv2d, 16, kernel_size=3)
     none = torch.zeros(0, 16, dtype=torch.float64, device=DEVICE, requires_grad=True)

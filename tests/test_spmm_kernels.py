@@ -9,7 +9,7 @@ from tolerances import assert_matches
 
 from insum_ops import sddmm, spmm
 
-pytestmark = SPARSE_WARNINGS
+pytestmark = [SPARSE_WARNINGS, pytest.mark.kernels]
 KINDS = ["GroupCOO", "ELL", "BlockCOO", "csr int32", "uncoalesced", "edges"]
 
 

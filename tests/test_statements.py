@@ -29,6 +29,8 @@ from torch import Tensor
 
 from insum_ops import Insum, insum
 
+pytestmark = pytest.mark.every_route
+
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -208,6 +210,7 @@ def features(spec: Spec, dtype: torch.dtype, missing: float) -> Case:
     return Case(expr, operands, size)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES.keys())
 def test_feature(spec: Spec, dtype: torch.dtype) -> None:

@@ -20,6 +20,8 @@ from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 
+pytestmark = pytest.mark.every_route
+
 UVU = ("4x0e + 4x1o", "0e + 1o", "4x0e + 4x1o + 4x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)])
 UUU = ("4x0e + 4x1o", "4x0e + 4x1o", "4x1o + 4x0e", [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
 

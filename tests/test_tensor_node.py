@@ -28,6 +28,7 @@ def _nothing_is_known() -> Iterator[None]:
     make_plan.cache_clear()
 
 
+@pytest.mark.every_route
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_e3nns(name):
@@ -42,11 +43,11 @@ def test_values_are_e3nns(name):
         assert_matches(ours(*given, **edges), expected)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.parametrize("wanted", SUBSETS, ids=lambda own: "".join("xyw"[at] for at in range(3) if own[at]))
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_statements(name, wanted):
-    if IS_INTERPRETED and not all(wanted) and name != "each":
-        pytest.skip("the same statements, slowly")
     case = CASES[name]
     ours = case.built()
     given, edges = operands(case, ours)
@@ -94,6 +95,7 @@ def test_second_order_after_first(name):
         assert_matches(one, reference)
 
 
+@pytest.mark.every_route
 def test_what_one_input_owes_to_another_counts_once():
     """Weights that are made of y: forces go through both."""
     ours = CASES["each"].built()
@@ -138,6 +140,7 @@ def test_a_graph_that_is_retained_serves_twice():
         z.sum().backward()
 
 
+@pytest.mark.every_route
 def test_sums_that_start_from_another_result_leave_it_alone():
     """Terms add to a slot in place, but never to what a caller holds."""
     ours = CASES["each"].built()

@@ -15,6 +15,8 @@ from irreps import dense_product
 
 from insum_ops.nn import FullyConnectedTensorProduct
 
+pytestmark = pytest.mark.every_route
+
 
 @every_precision
 @every_kind

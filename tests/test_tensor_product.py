@@ -16,6 +16,7 @@ from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, irreps_strings, to_ir_mul  # noqa: E402
+from statements import examples  # noqa: E402
 from tolerances import DTYPES, TOLERANCE, assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
@@ -65,7 +66,7 @@ def assert_same_values_and_gradients(theirs, ours, *tensors: Tensor | None) -> N
         torch.testing.assert_close(g, w, **TOLERANCE[torch.float64])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, 60))
 @given(irreps_strings(), irreps_strings(max_mul=2), irreps_strings(), st.booleans(), st.integers(0, 3))
 def test_random_irreps_give_e3nns_numbers(in1, in2, out, is_shared, batch):
     theirs, ours = both(in1, in2, out, shared_weights=is_shared)

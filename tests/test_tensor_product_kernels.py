@@ -17,6 +17,8 @@ from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 SMALL = ("2x0e + 2x1o", "0e + 1o", "2x0e + 2x1o")
 UNEQUAL = ("1x0e + 2x1o", "2x0e + 1o", "2x0e + 1x1o")
 UVU_PATHS = [(0, 1, 1, "uvu", True), (1, 0, 1, "uvu", True), (1, 1, 0, "uvu", True)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, to_ir_mul  # noqa: E402
-from statements import IS_INTERPRETED  # noqa: E402
+from statements import IS_INTERPRETED, examples  # noqa: E402
 from tolerances import TOLERANCE, assert_matches  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
@@ -97,7 +97,7 @@ def test_channels_that_never_mix_are_one_statement(mode, layout, muls):
     assert_matches(ours(x, y, weight), expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25, 25))
 @given(st.data())
 def test_random_instructions_are_e3nns(data):
     """Modes, weights and blocks mixed in one product."""

@@ -76,17 +76,20 @@ def test_values_and_gradients(name):
     assert_right(product(name), 2 if name == "matrices" else 3)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_values_and_gradients_on_this_device(name):
     assert_right(product(name), 2 if name == "matrices" else 3)
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("name", ["pairs", "kinds", "matrices"])
 def test_no_rows(name):
     assert_right(product(name), 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("name", ["pairs", "kinds", "matrices"])
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
@@ -145,6 +148,7 @@ def test_gradcheck_of_matrices():
     assert torch.autograd.gradgradcheck(call, (x, some, few))
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("name", ["pairs", "one channel", "kinds", "matrices"])
 def test_edges(name):
@@ -158,6 +162,7 @@ def test_edges(name):
     assert_same(actual, tensors, expected, wide)
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("has_edges", [False, True])
 def test_samples_are_taken_in_parts_where_their_matrices_would_fill_the_memory(has_edges, monkeypatch):
@@ -264,6 +269,7 @@ def test_matrices_come_first_where_that_saves_more_than_it_moves(irreps, second,
     assert (term.each is not None) == comes_first
 
 
+@pytest.mark.every_route
 def test_gradients_of_long_sums_are_stored_or_dots():
     """e3nn's benchmark, as a GPU would run it: the parts that took longest when they scattered with atomics."""
     irreps = "8x0e + 8x1e + 8x2e + 8x3o"

@@ -19,6 +19,8 @@ from insum_ops.equivariant.singles import SingleTerm
 from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 
+pytestmark = pytest.mark.every_route
+
 TETRIS = ("0e + 1o + 2e", "0e + 1o + 2e", "3x0e + 2x1o + 2x1e")
 SEEDED = ("0e + 2x1o + 1o", "0e + 1o", "3x0e + 3x1o")  # statements of two kinds add to one slot
 

@@ -17,11 +17,10 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 from insum_ops.compiler import scatter  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables, tables  # noqa: E402
-from insum_ops.equivariant.path_tables import PathTables, Side  # noqa: E402
+from insum_ops.equivariant.path_tables import PathTables  # noqa: E402
 from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
 from insum_ops.equivariant.tables import TableTerm  # noqa: E402
-from insum_ops.equivariant.terms import PathTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 SHORT = ("12x0e + 12x1o", "0e + 1o", "12x1o + 16x0o + 12x0e")  # an output block that nothing leads to
@@ -84,6 +83,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "has_kernels", lambda device: True)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("irreps", [SHORT, LONG, NARROW], ids=["short", "long", "narrow"])
 def test_values_and_gradients(irreps, monkeypatch):
@@ -120,6 +121,7 @@ def test_gradcheck():
     assert torch.autograd.gradgradcheck(call, (x, y, few))
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 def test_edges():
     ours = product(("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"))
@@ -132,6 +134,7 @@ def test_edges():
     assert_same(actual, tensors, expected, wide)
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 def test_rows_that_no_path_reaches_are_zero():
     ours = product(("16x1o", "0e", "16x1o + 16x0e"))
@@ -142,6 +145,7 @@ def test_rows_that_no_path_reaches_are_zero():
     assert z[:, :48].all()
 
 
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(dtype):
@@ -193,19 +197,7 @@ def test_transformed():
     assert_matches(gradient, expected)
 
 
-@pytest.mark.parametrize(
-    ("irreps", "why"),
-    [
-        (("16x4e + 16x0e", "0e + 4e", "16x4e + 16x0e"), "more than eight components"),
-        (("8x0e + 8x1o", "0e + 1o", "8x0e + 8x1o"), "few channels"),
-        (("16x0e", "0e", "16x0e"), "scalars alone"),
-        (("16x0e + 16x1o", "2x0e + 2x1o", "16x0e + 16x1o"), "channels in the second input"),
-    ],
-)
-def test_a_row_for_every_coefficient_where_tables_gain_nothing(irreps, why):
-    assert all(isinstance(term, PathTerm) for term in terms_of(product(irreps))), why
-
-
+@pytest.mark.every_route
 def test_tables_run_where_kernels_do(monkeypatch):
     calls = []
     prepare = PathTables.prepare
@@ -215,28 +207,8 @@ def test_tables_run_where_kernels_do(monkeypatch):
     assert bool(calls) == has_kernels(torch.device(DEVICE))
 
 
-def test_every_component_is_in_a_tile_and_every_path_is_sorted(are_held):
-    (term,) = terms_of(product(LONG))
-    assert isinstance(term, TableTerm)
-    (in1, _), (out, _) = term.tables.shapes["X"], term.tables.shapes["Z"]
-    assert_sorted(term.tables.in_memory.forward, out, term.plain.num_paths)
-    assert_sorted(term.tables.in_memory.swapped, in1, term.plain.num_paths)
-    ours = product(NARROW)
-    (columns,) = flat_of(ours).each.terms
-    assert columns.side.is_known == are_held
-    if not are_held:
-        assert_sorted(columns.side, ours.irreps_out.dim, columns.plain.num_paths)
-
-
-def assert_sorted(side: Side, rows: int, num_paths: int) -> None:
-    tables = side.constants.tensors
-    assert sorted(row for row in tables["ROW"].flatten().tolist() if row >= 0) == list(range(rows))
-    TILE, pointers = tables["TILE"].tolist(), tables["pointers"].tolist()
-    assert sorted(TILE) == TILE
-    assert pointers == [sum(tile < t for tile in TILE) for t in range(len(tables["ROW"]) + 1)]
-    assert sorted(tables["CGL"].tolist()) == list(range(num_paths))
-
-
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("has_edges", [False, True])
 @pytest.mark.parametrize("columns", ["read", "written", "both"])
@@ -275,19 +247,6 @@ def test_without_gradients_columns_are_read_and_written_where_they_lie(monkeypat
     assert {*gathered} == {"x", "z"}  # what learns is put in order
 
 
-@pytest.mark.parametrize(
-    ("irreps", "layout"),
-    [
-        (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o"), "ir_mul"),  # in order
-        (("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o + 16x0o"), "mul_ir"),  # channels of two widths
-        (("8x0e + 8x1o", "0e + 1o", "8x0e + 8x1o"), "mul_ir"),  # no tables
-        (LONG, "mul_ir"),  # wide blocks
-    ],
-)
-def test_no_tables_of_columns_where_columns_are_in_order_or_far_apart_or_in_several_slots(irreps, layout, are_held):
-    assert (flat_of(product(irreps, layout=layout)) is None) == (irreps is not LONG or not are_held)
-
-
 @pytest.mark.usefixtures("everywhere")
 def test_copies_and_pickles_after_calls():
     """What was made ready for a device stays behind."""
@@ -302,6 +261,8 @@ def test_copies_and_pickles_after_calls():
         assert_matches(other(*tensors), z.double())
 
 
+@pytest.mark.sampled
+@pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize(
     "irreps",
@@ -311,6 +272,10 @@ def test_copies_and_pickles_after_calls():
         ("300x0e + 3x1o", "0e", "13x0e + 3x1o"),
         ("3x0e + 5x1o", "0e", "1300x0e + 5x1o"),
         ("1x0e + 1x1o", "0e + 1o", "5x0e + 5x1o"),  # one channel in, which is no dimension of its own
+        ("12x4e + 12x0e", "0e + 4e", "12x4e + 12x0e"),  # more components than a table has
+        ("16x0e", "0e", "16x0e"),  # scalars alone
+        ("12x0e + 12x1o", "2x0e + 2x1o", "12x0e + 12x1o"),  # channels in the second input
+        ("12x0e + 12x1o", "0e + 1o", "12x0e + 12x1o + 16x0o"),  # channels of two widths
     ],
     ids=" x ".join,
 )

@@ -64,6 +64,7 @@ def test_tensors_may_be_parts_of_one():
         assert_matches(one, reference)
 
 
+@pytest.mark.every_route
 def test_another_number_of_rows():
     ours = CASES["each"].built()
     for rows in (1, 3, 0, 2, 3):
@@ -76,6 +77,7 @@ def test_another_number_of_rows():
             assert_matches(one, reference)
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("is_expanded", [True, False])
 def test_upstream_gradients_of_any_layout(is_expanded):
     ours = CASES["each"].built()
@@ -99,6 +101,7 @@ def test_edges_that_change_in_place_are_noticed():
     assert_matches(ours(*given, **edges), composed(ours, *given, **edges))
 
 
+@pytest.mark.every_route
 def test_what_kernels_can_not_read_is_left_to_the_statements():
     """The negatives of values, as under the imaginary part of a conjugate."""
     ours = CASES["each"].built()
@@ -222,6 +225,7 @@ def test_a_third_path_at_another_distance_has_its_own_statement():
     assert_matches(z, expected)
 
 
+@pytest.mark.every_route
 def test_gradients_too_large_to_be_written_in_parts_are_put_together(monkeypatch):
     monkeypatch.setattr(whole, "LARGEST", 8)
     ours = CASES["apart"].built()

@@ -14,7 +14,6 @@ from tolerances import assert_matches
 
 from insum_ops.compiler import schedule
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.prepared import has_kernels
 from insum_ops.compiler.problem import candidates
 from insum_ops.formats import ELL
 from insum_ops.formats.facts import ConstantTables
@@ -288,7 +287,7 @@ def test_a_line_of_positions_is_an_axis_and_anything_else_is_not():
     assert not any(way.schedule.tables or way.schedule.strategy == "store-once" for way in ways(ROW=twice)[1])
 
 
-kernels = pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="needs TRITON_INTERPRET=1 or a GPU")
+kernels = pytest.mark.kernels
 
 
 def given_tensors(expr, dtype, channels=5):
@@ -342,6 +341,7 @@ def one_by_one(expr, wide, size):
 
 
 @kernels
+@pytest.mark.sampled("u", "w")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("u", "w"), [(16, 5), (1, 7), (3, 1), (20, 40)])
 @pytest.mark.parametrize("made", MIXED)

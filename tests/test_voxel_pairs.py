@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from statements import DEVICE
-from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
+from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import kernel_map, map_tables, voxel_pairs, voxel_sort
 
@@ -49,6 +49,7 @@ def check_groups(maker, table, group_size):
         assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(len(expected[2]), *shape[1:]))
 
 
+@pytest.mark.sampled
 @every_maker
 @pytest.mark.parametrize("table", TABLES, ids=str)
 @pytest.mark.parametrize("group_size", [1, 3, 128, 5000])
@@ -56,7 +57,8 @@ def test_groups_are_those_of_a_loop(maker, table, group_size):
     check_groups(maker, table_of(*table), group_size)
 
 
-@needs_kernels
+@pytest.mark.sampled
+@pytest.mark.kernels
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("group_size", [1, 4, 50])
 def test_a_table_may_be_divided_in_any_way(monkeypatch, tiling, group_size):
@@ -65,7 +67,7 @@ def test_a_table_may_be_divided_in_any_way(monkeypatch, tiling, group_size):
     check_groups(voxel_pairs, table_of(41, 9, 0.4), group_size)
 
 
-@needs_kernels
+@pytest.mark.kernels
 def test_a_table_of_many_rows_is_divided_into_few_blocks():
     taps, step, span, grid = voxel_pairs._tiling(3_000_000, 27)
     assert (taps, step) == (32, 128)
@@ -101,7 +103,8 @@ def test_swapping_tells_inputs_where_they_are_read(maker, sizes):
     assert torch.equal(maker.swap(found, rows), table)
 
 
-@needs_kernels
+@pytest.mark.sampled
+@pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])
 def test_both_routes_make_the_same_map(monkeypatch, ndim, kind):
@@ -120,7 +123,7 @@ def test_both_routes_make_the_same_map(monkeypatch, ndim, kind):
             assert torch.equal(made, wanted)
 
 
-@needs_kernels
+@pytest.mark.kernels
 def test_the_kernels_give_the_same_every_time():
     table = table_of(300, 27, 0.4)
     counts = voxel_pairs.count(table)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
-from voxel_tables import makers, needs_kernels, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
+from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import FormatError, kernel_map, map_tables, voxel_sort, voxel_tiles
 from insum_ops.formats.geometry import Geometry
@@ -63,6 +63,7 @@ def check_tiles(maker, table, bits, size, stretch=65_536):
         assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(shape)), name
 
 
+@pytest.mark.sampled
 @every_maker
 @pytest.mark.parametrize("table", TABLES, ids=str)
 @pytest.mark.parametrize("size", [1, 4, 16, 128])
@@ -79,6 +80,7 @@ def test_any_number_of_taps_up_to_the_most_makes_tiles(maker):
         check_tiles(maker, table, ranks(volume), 4)
 
 
+@pytest.mark.sampled
 @every_maker
 @pytest.mark.parametrize("volume", [3, 27, 31, 40])
 @pytest.mark.parametrize("lengths", STRETCHES, ids=str)
@@ -103,7 +105,7 @@ def test_stretches_are_long_and_few():
     assert [voxel_sort.stretch(rows) for rows in (16 * 65_536 + 1, 3_000_000)] == [131_072, 262_144]
 
 
-@needs_kernels
+@pytest.mark.kernels
 @pytest.mark.parametrize("volume", [1, 27, 31])
 def test_wide_keys_sort_as_narrow_ones_do(monkeypatch, volume):
     table, bits = table_of(30, volume, 0.4), ranks(volume)
@@ -113,7 +115,7 @@ def test_wide_keys_sort_as_narrow_ones_do(monkeypatch, volume):
         assert torch.equal(one, other)
 
 
-@needs_kernels
+@pytest.mark.kernels
 def test_the_kernels_give_the_same_every_time():
     table, bits = table_of(100, 27, 0.4), ranks(27)
     first, again = (voxel_tiles.tile(table, bits, 16) for _ in range(2))
@@ -183,6 +185,8 @@ def check_map(found, size):
     assert len(pairs) == found.num_pairs > 0
 
 
+@pytest.mark.every_route
+@pytest.mark.sampled
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])
 def test_a_map_and_its_inverse_hold_every_pair_once(ndim, geometry):
@@ -192,7 +196,8 @@ def test_a_map_and_its_inverse_hold_every_pair_once(ndim, geometry):
             check_map(one, size)
 
 
-@needs_kernels
+@pytest.mark.sampled
+@pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])
 def test_both_routes_make_the_same_tiles(monkeypatch, ndim, kind):
@@ -206,6 +211,7 @@ def test_both_routes_make_the_same_tiles(monkeypatch, ndim, kind):
             assert torch.equal(getattr(one, name), wanted), name
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("is_inverse_first", [False, True])
 def test_a_submanifold_and_its_inverse_share_rows_and_neighbours(is_inverse_first):
     found = made(3, GEOMETRIES[0])
@@ -234,6 +240,7 @@ def test_tiles_are_made_once_and_not_moved_with_a_map(monkeypatch):
     assert calls == [8, 8, 4, 8]
 
 
+@pytest.mark.every_route
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 def test_no_voxel_and_one_voxel_make_tiles(kind):
     none = kernel_map(torch.empty(0, 4, dtype=torch.int32, device=DEVICE), [3, 3, 3], 2, 3, kind=kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight
-from statements import DEVICE, IS_INTERPRETED
+from statements import DEVICE
 from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
@@ -22,7 +22,7 @@ EXPR = "C[m,n] += A[m,k] * B[k,n]"
 NONE = {1: 0, 2: 0}
 ALONE = "C[AM[AT[p]],bm,n] += AV[AS[p],bm,bk] * B[AK[p],bk,n]"
 IN_PAIRS = "C[AM[AT[p],q],bm,n] += AV[AS[p,q],bm,bk] * B[AK[p],bk,n]"
-with_kernels = pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="rows are walked by kernels")
+with_kernels = pytest.mark.kernels
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 
 @with_kernels
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(128, 96, 40), (96, 64, 17), (70, 50, 5), (32, 64, 16)], ids=str)
 def test_values_and_gradients(always, shape, dtype):
@@ -76,6 +77,7 @@ def test_values_and_gradients(always, shape, dtype):
 
 
 @with_kernels
+@pytest.mark.sampled("edge", "rewritten")
 @pytest.mark.parametrize(("edge", "rewritten"), [(32, IN_PAIRS), (128, ALONE)])
 @pytest.mark.parametrize("bad", [1.0, float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -178,18 +180,6 @@ def test_whatever_the_statement(always, expr):
     magnitude = STATEMENTS[expr](dense.double().abs(), *[tensor.abs() for tensor in wide])
     limit = bound(found.dtype, magnitude, terms=dense.numel(), factors=1 + len(wide))
     assert_within(found, STATEMENTS[expr](dense.double(), *wide).cpu(), limit.cpu())
-
-
-@with_kernels
-def test_nothing_is_paired_for_a_small_result_or_few_blocks(monkeypatch):
-    monkeypatch.setattr(BlockCOO, "walked", lambda *given: pytest.fail("asked for pairs"))
-    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
-    explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(block_rows, "LEAST_PROGRAMS", NONE)
-    explain(EXPR, A=A, B=B)
-    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", NONE)
-    with pytest.raises(pytest.fail.Exception, match="asked for pairs"):
-        explain(EXPR, A=A, B=B)
 
 
 @with_kernels

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from statements import DEVICE, IS_INTERPRETED
+from statements import DEVICE
 
 from insum_ops.formats import voxel_sort
-
-needs_kernels = pytest.mark.skipif(
-    not IS_INTERPRETED and DEVICE == "cpu", reason="kernels need a GPU or the interpreter"
-)
 
 
 def makers(kernels):
     """Each test by sorting and, where they run, by kernels."""
-    own = [pytest.param(voxel_sort, id="sort"), pytest.param(kernels, id="kernels", marks=needs_kernels)]
+    own = [pytest.param(voxel_sort, id="sort"), pytest.param(kernels, id="kernels", marks=pytest.mark.kernels)]
     return pytest.mark.parametrize("maker", own)
 
 

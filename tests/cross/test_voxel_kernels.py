@@ -34,6 +34,7 @@ def built(kernel, sm, constants, types, warps=4):
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": warps})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("key", ["i32", "i64"])
 @pytest.mark.parametrize("to_coarse", [False, True])
@@ -45,6 +46,7 @@ def test_the_hash_compiles(sm, key, to_coarse):
     assert "atom" not in searching.asm["ptx"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("volume", [1, 27, 343])
 def test_the_kernels_of_pairs_compile(sm, volume):
@@ -60,6 +62,7 @@ def test_the_kernels_of_pairs_compile(sm, volume):
     assert max(kernel.metadata.shared for kernel in (counting, grouping, swapping)) <= 48 * 1024
 
 
+@pytest.mark.sampled("volume", "key")
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("volume", "key"), [(1, "i32"), (8, "i32"), (27, "i32"), (27, "i64"), (40, "i64")])
 def test_the_kernels_of_tiles_compile(sm, volume, key):
@@ -72,6 +75,7 @@ def test_the_kernels_of_tiles_compile(sm, volume, key):
         assert kernel.metadata.shared <= 48 * 1024
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("key", ["i32", "i64"])
 @pytest.mark.parametrize("ndim", [1, 4])

@@ -49,11 +49,11 @@ test-thorough:
 # What needs a GPU, or many cores, may run elsewhere: RUN=python3 takes a Python that has all of it, in the place of .venv.
 SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
 
-# What a GPU runs of the tests: all but those marked `cpu`, with the config that comes first in the place of a tuned one.
+# What a GPU runs of the tests: every case of all but those marked `cpu`, with the config that comes first in the place of a tuned one.
 GPU_JOBS ?= $(shell nproc)
 test-gpu: $(SET_UP)
 	@$(RUN) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU that torch can use")'
-	INSUM_TUNE=off OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(GPU_JOBS) --dist worksteal -q -p no:cacheprovider tests --ignore=tests/cross
+	INSUM_TESTS=thorough INSUM_TUNE=off OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(GPU_JOBS) --dist worksteal -q -p no:cacheprovider tests --ignore=tests/cross
 
 # Random statements built for GPUs that need not be there; the last line counts. FUZZ_SEED=1 draws others.
 FUZZ_KERNELS ?= 2000

@@ -78,6 +78,7 @@ def test_random_irreps_give_e3nns_numbers(in1, in2, out, is_shared, batch):
     assert_same_values_and_gradients(theirs, ours, *inputs(theirs, batch), weight)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("irreps", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("irrep_normalization", [None, "component", "norm", "none"])
 @pytest.mark.parametrize("path_normalization", [None, "element", "path", "none"])

@@ -64,6 +64,7 @@ def assert_is_e3nns(theirs, ours, x: Tensor, y: Tensor, weight: Tensor | None) -
         torch.testing.assert_close(got, want, **TOLERANCE[torch.float64])
 
 
+@pytest.mark.sampled("mode", "weights")
 @pytest.mark.parametrize("muls", [[2, 2], [8, 4], [3, 2], [1, 1]], ids=str)
 @pytest.mark.parametrize("weights", ["shared", "each", "none"])
 @pytest.mark.parametrize("mode", ["uvw", "uvu", "uvv", "uuw", "uuu", "uvuv"])

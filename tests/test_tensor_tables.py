@@ -272,6 +272,18 @@ def test_copies_and_pickles_after_calls():
         ("300x0e + 3x1o", "0e", "13x0e + 3x1o"),
         ("3x0e + 5x1o", "0e", "1300x0e + 5x1o"),
         ("1x0e + 1x1o", "0e + 1o", "5x0e + 5x1o"),  # one channel in, which is no dimension of its own
+    ],
+    ids=" x ".join,
+)
+def test_odd_multiplicities(irreps):
+    check_with_and_without_gradients(irreps)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "irreps",
+    [
         ("12x4e + 12x0e", "0e + 4e", "12x4e + 12x0e"),  # more components than a table has
         ("16x0e", "0e", "16x0e"),  # scalars alone
         ("12x0e + 12x1o", "2x0e + 2x1o", "12x0e + 12x1o"),  # channels in the second input
@@ -279,7 +291,11 @@ def test_copies_and_pickles_after_calls():
     ],
     ids=" x ".join,
 )
-def test_odd_multiplicities(irreps):
+def test_products_for_which_tables_gain_nothing(irreps):
+    check_with_and_without_gradients(irreps)
+
+
+def check_with_and_without_gradients(irreps):
     ours = product(irreps)
     tensors = operands(ours, 2)
     wide = doubles(tensors)

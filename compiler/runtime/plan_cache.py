@@ -1,9 +1,10 @@
 """Which plan a call has: found by the layout of its tensors and torch's settings, made from one recorded run.
 
-    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third call of a kind on
+    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third or fourth call of a kind on
 
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
-recorded, and its steps become a plan. Calls over plain tensors may differ in the lengths of first dimensions: of two
+recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first is not even looked
+at, so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions: of two
 recorded runs with other lengths a plan for all such lengths is made.
 
 A cache is a dictionary that its owner keeps as long as what `marks` and pinned tensors stand for: a format keeps one
@@ -43,6 +44,7 @@ Cache = dict[Any, Any]
 RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
 VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
 ATTEMPTS = 8  # recorded runs of one kind
+SEEN: list[Any] = []  # what a cache holds for a call that came once, before any layout of it is looked at
 POSTPONED = 64  # runs of one kind that were recorded too early: a map is used 32 times before its form is settled
 
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
@@ -116,6 +118,9 @@ def planned(
         return function(*tensors)
     settings = (marks, numbers, len(tensors), float32_precision(), is_deterministic())
     recent = cache.get(settings)
+    if recent is None and not varies:  # most calls over a pattern that is new are the only one of theirs
+        cache[settings] = SEEN
+        return function(*tensors)
     if recent:
         for recognises, kind in recent:
             if recognises(*tensors):  # and so nobody casts or transforms them

@@ -759,6 +759,8 @@ CHANGES["upstream expanded"] = Change(
 )
 CHANGES["upstream with the negative bit"] = Change(with_upstream(negated), FEW)
 
+WARMING = 3  # calls after which the next is replayed from a launch plan
+
 
 def is_run(name: str, change: str) -> bool:
     if not IS_INTERPRETED:
@@ -789,7 +791,8 @@ def test_a_change_between_two_calls_is_seen(name, change):
     forget()
     warm = make(name, law.dtype)
     first = outcome(warm, warm.of(0))
-    assert_same(outcome(warm, warm.of(0)), first)
+    for _ in range(WARMING - 1):
+        assert_same(outcome(warm, warm.of(0)), first)
     assert_same(law.happens(warm), expected)
     if law.keeps_numbers:
         assert_near(expected, first)
@@ -807,17 +810,16 @@ def test_other_sizes_are_other_calls(name, sizes):
     expected = happens(make(name), name)
     forget()
     warm = make(name)
-    first = [outcome(warm, warm.of(0)) for _ in range(2)][-1]
+    first = [outcome(warm, warm.of(0)) for _ in range(WARMING)][-1]
     for _ in range(2):
         assert_same(happens(warm, name), expected)
         assert_same(outcome(warm, warm.of(0)), first)
 
 
 def warmed(name: str, dtype: torch.dtype = torch.float32) -> tuple[EntryPoint, Outcome]:
-    """An entry point that was called twice, and what it gave."""
+    """An entry point that has a launch plan, and what it gave."""
     entry = make(name, dtype)
-    outcome(entry, entry.of(0))
-    return entry, outcome(entry, entry.of(0))
+    return entry, [outcome(entry, entry.of(0)) for _ in range(WARMING)][-1]
 
 
 @law(SOME, "fake tensors")

@@ -66,7 +66,7 @@ SANITIZER_TOOLS ?= memcheck racecheck
 sanitize: $(SET_UP)
 	PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(RUN) tests/sanitize.py --tools $(SANITIZER_TOOLS)
 
-# Do the tests bite? STAGES=compiler/bind.py tries one file.
+# Do the tests bite? STAGES=compiler/binding/bind.py tries one file.
 STAGES ?=
 mutants: $(MUTATION_INSTALLED)
 	OMP_NUM_THREADS=1 $(RUN) tests/mutants.py --jobs $(JOBS) $(STAGES)

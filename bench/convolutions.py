@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from insum_ops.conv_forms import PAYS_AFTER
+from insum_ops.conv.forms import PAYS_AFTER
 
 from .case import DEVICE, LIMIT, LIMIT_TF32, PEER_FAILURES, Call, held, on
 from .harness import wall_ms

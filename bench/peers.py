@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.ranges import check_ranges
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.reference.lower import lower, placeholders
+from insum_ops.compiler.runtime.ranges import check_ranges
 
 from .case import DEVICE, PEER_FAILURES, Call
 from .harness import device_ms

@@ -11,25 +11,18 @@ import torch
 from torch import Tensor, fx
 
 from ..formats.facts import Fact
-from .autotune import Timing, recall, refusals
-from .autotune import tune as time_all
-from .bind import Bound, bind
+from .binding import Bound, Kind, Recipe, SparseFormat, best_group_dim, bind, is_sparse, recipe, sparse_factor
 from .codegen import Config
-from .errors import UnsupportedError
-from .ir import Statement
-from .lower import lower
-from .parse import parse
+from .language import Statement, UnsupportedError, parse
+from .planning import Schedule, strategies
 from .prepared import prepare, problem_for
-from .problem import Candidate, candidates
-from .ranges import check_ranges
-from .rewrite import sparse_factor
-from .runtime.plan import EPOCH
-from .scatter import strategies
-from .schedule import Schedule
-from .sparse import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
-from .walks import grouped
+from .reference import lower
+from .row_order import grouped
+from .runtime import EPOCH, check_ranges
+from .tuning import Candidate, Timing, candidates, recall, refusals
+from .tuning import tune as time_all
 
-__all__ = ["Explanation", "Tuning", "explain", "tune"]
+__all__ = ["Explanation", "Tuning", "explanation_of", "tuning_of"]
 
 Operands = Mapping[str, "Tensor | SparseFormat"]
 
@@ -105,7 +98,7 @@ class _Call:
 
 
 @torch.no_grad()
-def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
+def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
     """Check a call as `evaluate` does, follow it to its kernel, and run nothing."""
     call = _call(expr, operands, size)
     bound = bind(parse(call.expr), call.tensors, call.size)
@@ -133,7 +126,7 @@ def explain(expr: str, operands: Operands, size: Sequence[int] | None = None) ->
 
 
 @torch.no_grad()
-def tune(expr: str, operands: Operands, size: Sequence[int] | None = None, full: bool = False) -> Tuning:
+def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, full: bool = False) -> Tuning:
     """Time the ways to run a call on its GPU; calls like it take the best from now on."""
     call = _call(expr, operands, size)
     if call.bound.device.type != "cuda":

@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from ..formats.facts import Fact
-from .carried import resolved
-from .errors import UnsupportedError
-from .launch import Launcher
+from .language import UnsupportedError
 from .pipeline import runner_of
 from .prepared import prepare
+from .runtime import Launcher, resolved
 
 __all__ = ["run_in_place"]
 

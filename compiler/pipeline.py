@@ -21,28 +21,25 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import (
-    is_capturing,
-    is_compiling,
-    is_deterministic,
-    is_free,
-    is_transformed,
-    wants_gradient,
+from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
+from .autograd import (
+    differentiable,
+    has_batched_values,
+    implement,
+    is_sum,
+    run_plain,
+    settle,
+    transformed,
+    transformed_sparse,
+    unchecked,
 )
-from .autotune import choose, known_launcher
-from .calls import arguments
-from .carried import as_memory, as_traced, cast_operands
-from .errors import UnsupportedError
-from .functions import differentiable, unchecked
-from .gradients import is_sum
-from .op import implement, run_plain
+from .binding import grouping, is_sparse, recipe_for
+from .language import UnsupportedError
+from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
-from .recipes import grouping, recipe_for
-from .runtime.plan_cache import planned
-from .scatter import strategies
-from .sparse import is_sparse
-from .transforms import has_batched_values, settle, transformed, transformed_sparse
-from .walks import grouped
+from .row_order import grouped
+from .runtime import arguments, as_memory, as_traced, cast_operands, planned
+from .tuning import choose, known_launcher
 
 __all__ = ["evaluate", "runner_of"]
 

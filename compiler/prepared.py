@@ -13,27 +13,14 @@ from torch import Tensor
 
 from ..formats.facts import Fact, OwnedRows
 from ..formats.guard import is_freed
-from ..formats.torch_state import (
-    HALF,
-    default_dtype,
-    is_deterministic,
-    may_round_sums,
-    rounds_float32,
-)
+from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
-from .bind import Bound, Kinds, Meta, bind, kinds_of, row_major, sized
+from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
-from .differentiate import fresh_name
-from .errors import OperandError
-from .ir import Access, Statement, Var
-from .launch import INTERPRETED
-from .lower import placeholders, program_for
-from .parse import parse
-from .problem import Candidate, Problem, candidates, is_uneven
-from .ranges import check_ranges, remembered_range, segment_lengths
-from .runtime.recording import active, paused
-from .settings import tuning_mode
-from .shape_class import bucket, shape_class
+from .language import Access, OperandError, Statement, Var, fresh_name, parse
+from .reference import placeholders, program_for
+from .runtime import INTERPRETED, active, check_ranges, paused, remembered_range, segment_lengths
+from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
 

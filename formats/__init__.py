@@ -1,8 +1,5 @@
 """Sparse tensors as plain tensors of coordinates and values, for statements to index."""
 
-import sys
-
-from . import guard
 from .block_coo import BlockCOO
 from .block_group_coo import BlockGroupCOO
 from .coo import COO
@@ -10,7 +7,7 @@ from .ell import ELL
 from .errors import FormatError
 from .group_coo import GroupCOO
 from .group_size import group_size
-from .kernel_map import GroupedMap, KernelMap, kernel_map
+from .voxels.kernel_map import GroupedMap, KernelMap, kernel_map
 
 __all__ = [
     "COO",
@@ -24,5 +21,3 @@ __all__ = [
     "group_size",
     "kernel_map",
 ]
-
-sys.modules[f"{__name__}.stamp"] = guard  # where pickles of version 0.1.0 look for what is a guard's by now

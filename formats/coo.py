@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .along import Along
 from .convert import Layout, lay_out_entries, lay_out_groups
+from .regrouped_view import Along
 from .sparse_format import SparseFormat
 
 __all__ = ["COO"]

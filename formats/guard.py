@@ -43,7 +43,7 @@ def is_freed(tensor: Tensor) -> bool:
     """Whether the memory of a tensor was given back though it still has elements, as who shards parameters does.
 
     >>> tensor = torch.ones(2)
-    >>> tensor.untyped_storage().resize_(0)
+    >>> _ = tensor.untyped_storage().resize_(0)
     >>> is_freed(tensor), is_freed(torch.ones(0))
     (True, False)
     """

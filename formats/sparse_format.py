@@ -10,16 +10,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .along import Along, facts_of
 from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim
 from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_order
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
-from .known import Known, Regrouped
+from .pattern_cache import Known, Regrouped
+from .regrouped_view import Along, facts_of
+from .row_order import Walked, walk
 from .torch_state import is_compiling
-from .walks import Walked, walk
 
 __all__ = ["SparseFormat"]
 

@@ -7,9 +7,12 @@ from pathlib import Path
 if not Path(__file__).with_name("compiler").is_dir():
     __path__ = [*__path__, str(Path(__file__).parents[1])]
 
+from .conv.functional import sparse_conv3d
 from .equivariant import tensor_product
 from .functional import Insum, explain, insum, tune
-from .matmul import sddmm, spmm
-from .sparse_conv import sparse_conv3d
+from .matmul.functional import sddmm, spmm
+from .moved import know_moved_modules
 
 __all__ = ["Insum", "explain", "insum", "sddmm", "sparse_conv3d", "spmm", "tensor_product", "tune"]
+
+know_moved_modules()

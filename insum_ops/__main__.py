@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from insum_ops.demo import demo
-from insum_ops.doctor import doctor, probe
+from insum_ops.cli.demo import demo
+from insum_ops.cli.doctor import doctor, probe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

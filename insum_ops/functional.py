@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler.bind import bind
-from .compiler.errors import OperandError, ShapeError
-from .compiler.explain import Explanation, Tuning
-from .compiler.explain import explain as _explain
-from .compiler.explain import tune as _tune
-from .compiler.ir import walk
-from .compiler.op import run_plain
-from .compiler.parse import parse
-from .compiler.pipeline import evaluate
-from .compiler.runtime.plan_cache import planned
-from .compiler.sparse import is_sparse
+from .compiler import (
+    Explanation,
+    OperandError,
+    ShapeError,
+    Tuning,
+    bind,
+    evaluate,
+    explanation_of,
+    is_sparse,
+    parse,
+    planned,
+    run_plain,
+    tuning_of,
+    walk,
+)
 from .formats.facts import Fact
 from .formats.torch_state import is_compiling, is_free, wants_gradient
 
@@ -142,7 +146,7 @@ def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) 
         >>> "@triton.jit" in explanation.source
         True
     """
-    return _explain(expr, tensors, _checked(expr, tensors, size))
+    return explanation_of(expr, tensors, _checked(expr, tensors, size))
 
 
 def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False, **tensors: Any) -> Tuning:
@@ -172,11 +176,11 @@ def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False,
         >>> tune("C[i] += A[i,k] * B[k]", A=A, B=B)
         Traceback (most recent call last):
             ...
-        insum_ops.compiler.errors.UnsupportedError: tuning needs CUDA tensors, but these are on cpu; ...
+        insum_ops.compiler.language.errors.UnsupportedError: tuning needs CUDA tensors, but these are on cpu; ...
     """
     if not isinstance(full, bool):
         raise OperandError(f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor")
-    return _tune(expr, tensors, _checked(expr, tensors, size), full)
+    return tuning_of(expr, tensors, _checked(expr, tensors, size), full)
 
 
 def _checked(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:

@@ -1,7 +1,7 @@
 """Do the tests bite? Changes one thing at a time in a stage of the compiler, and runs that stage's tests on it.
 
-    python tests/mutants.py                                 every file; fails below 85 % killed, or for a new survivor
-    python tests/mutants.py compiler/parse.py -f _adjacent  one file, and in it the functions with this in their names
+    python tests/mutants.py                             every file; fails below 85 % killed, or for a new survivor
+    python tests/mutants.py compiler/language/parse.py  one file; -f _adjacent: the functions with this in their names
 
 The changes are mutmut's (a sign, a number, a word, an argument left out, ...), here also in decorated functions and at
 the top level, which mutmut itself leaves out. A mutant in a function is that function's code replaced in a fork of a
@@ -46,13 +46,13 @@ ROOT = Path(__file__).parent.parent
 REASONS = ROOT / "tests" / "mutants.md"
 LEAST = 85  # percent
 TESTS = {  # the stage's own, then those of what reads its results
-    "compiler/parse.py": ("parse", "ir"),
-    "compiler/rewrite.py": ("rewrite", "formats"),
-    "compiler/differentiate.py": ("differentiate", "rewrite", "batch"),
-    "compiler/bind.py": ("bind", "schedule"),
-    "compiler/misfit.py": ("bind",),
-    "compiler/scatter.py": ("scatter", "schedule", "codegen", "configs"),
-    "compiler/schedule.py": ("schedule", "codegen", "configs", "unroll"),
+    "compiler/language/parse.py": ("parse", "ir"),
+    "compiler/binding/rewrite.py": ("rewrite", "formats"),
+    "compiler/language/differentiate.py": ("differentiate", "rewrite", "batch"),
+    "compiler/binding/bind.py": ("bind", "schedule"),
+    "compiler/binding/bind_errors.py": ("bind",),
+    "compiler/planning/scatter.py": ("scatter", "schedule", "codegen", "configs"),
+    "compiler/planning/schedule.py": ("schedule", "codegen", "configs", "unroll"),
 }
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, which is imported before the forks
 QUIET = ("-qx", "--tb=no", "--no-header", "-pno:cacheprovider", "-pno:xdist", "-W", REWRITTEN)
@@ -419,7 +419,9 @@ def known_reasons() -> Counter[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(TESTS), help="such as compiler/parse.py; all without it")
+    parser.add_argument(
+        "files", nargs="*", default=list(TESTS), help="such as compiler/binding/bind.py; all without it"
+    )
     parser.add_argument("-f", "--function", default="", help="only functions with this in their names")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("-q", "--quick", action="store_true", help="in place only: some that survive would be killed")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from insum_ops.compiler.bind import bind
+from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.problem import Problem
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import Fact, OwnedRows, WrittenOnce
 
 

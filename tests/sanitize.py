@@ -33,8 +33,8 @@ from statements import DEVICE, random_values
 from torch import Tensor
 
 from insum_ops import insum, nn, sddmm, spmm
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.launch import Launcher
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.runtime.launch import Launcher
 from insum_ops.formats import BlockGroupCOO, GroupCOO, kernel_map
 from insum_ops.formats.sparse_format import SparseFormat
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from insum_ops import nn
+from insum_ops.conv.convolution import SparseConvolution
 from insum_ops.formats import KernelMap
-from insum_ops.nn.sparse_convolution import SparseConvolution
 
 SHAPE, BATCH = [12], 2
 

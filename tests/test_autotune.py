@@ -6,15 +6,16 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from insum_ops.compiler import autotune, launch
-from insum_ops.compiler.autotune import Timing, choose, recall
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.cache import Entry, TuningCache
-from insum_ops.compiler.errors import SettingError, UnsupportedError
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.errors import SettingError, UnsupportedError
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.problem import candidates
-from insum_ops.compiler.settings import tuning_mode
+from insum_ops.compiler.runtime import launch
+from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning.autotune import Timing, choose, recall
+from insum_ops.compiler.tuning.problem import candidates
+from insum_ops.compiler.tuning.settings import tuning_mode
+from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
 from insum_ops.formats.facts import OwnedRows, row_facts
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from insum_ops.compiler.batch import batched
-from insum_ops.compiler.op import batch_call
+from insum_ops.compiler.autograd.operators import batch_call
+from insum_ops.compiler.language.batch import batched
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 
 pytestmark = pytest.mark.cpu

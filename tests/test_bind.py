@@ -10,9 +10,9 @@ import torch
 from messages import messages
 from torch import Tensor
 
-from insum_ops.compiler.bind import Bound, Pointed, bind, row_major
-from insum_ops.compiler.errors import IndexRangeError, InsumError, OperandError, ShapeError
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.binding.bind import Bound, Pointed, bind, row_major
+from insum_ops.compiler.language.errors import IndexRangeError, InsumError, OperandError, ShapeError
+from insum_ops.compiler.language.parse import parse
 from insum_ops.formats import COO, GroupCOO
 
 pytestmark = pytest.mark.cpu

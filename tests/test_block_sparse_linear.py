@@ -17,7 +17,8 @@ from torch.func import functional_call, grad
 
 from insum_ops import explain
 from insum_ops.formats import sparse_format
-from insum_ops.nn import BlockSparseLinear, linear_product
+from insum_ops.linear import product as linear_product
+from insum_ops.nn import BlockSparseLinear
 
 # in_features, out_features, block_size
 SHAPES = (

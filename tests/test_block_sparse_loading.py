@@ -15,7 +15,7 @@ from tolerances import assert_matches
 from torch import nn
 from torch.nn.utils import parametrize
 
-from insum_ops.compiler.errors import OperandError
+from insum_ops.compiler.language.errors import OperandError
 from insum_ops.nn import BlockSparseLinear, load_patterns_
 
 # saving, loading, copying, moving

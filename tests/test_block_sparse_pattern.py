@@ -15,7 +15,7 @@ from tolerances import DTYPES, assert_matches
 from torch import nn
 from torch.nn.utils import parametrize
 
-from insum_ops.compiler.errors import InsumError, OperandError, ShapeError
+from insum_ops.compiler.language.errors import InsumError, OperandError, ShapeError
 from insum_ops.nn import BlockSparseLinear, load_patterns_
 
 # random patterns and values

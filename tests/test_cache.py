@@ -26,10 +26,11 @@ import pytest
 from filelock import FileLock
 
 from insum_ops import lru_cache
-from insum_ops.compiler import cache, cache_folder, launch
-from insum_ops.compiler.cache import Entry, Key, TuningCache
-from insum_ops.compiler.cache_folder import cache_dir, cache_size, source_path, write_source
-from insum_ops.compiler.shape_class import bucket
+from insum_ops.compiler.binding.shape_class import bucket
+from insum_ops.compiler.runtime import cache_folder, launch
+from insum_ops.compiler.runtime.cache_folder import cache_dir, cache_size, source_path, write_source
+from insum_ops.compiler.tuning import tuning_cache as cache
+from insum_ops.compiler.tuning.tuning_cache import Entry, Key, TuningCache
 
 pytestmark = pytest.mark.cpu
 

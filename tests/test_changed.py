@@ -14,11 +14,11 @@ from sparse_inputs import SPARSE_WARNINGS, edges, random_matrix
 from statements import DEVICE
 from tolerances import assert_matches
 
-from insum_ops import edges as edges_module
 from insum_ops import insum, nn, sddmm, spmm
-from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError
+from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
+from insum_ops.matmul import edges as edges_module
 
 pytestmark = SPARSE_WARNINGS
 STATEMENTS = {  # and the product of a dense matrix with B that each of them is

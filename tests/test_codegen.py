@@ -24,10 +24,10 @@ from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, 
 from torch import Tensor
 
 from insum_ops import lru_cache
-from insum_ops.compiler import problem as problem_module
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
-from insum_ops.compiler.problem import Problem, candidates
-from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.tuning import problem as problem_module
+from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu

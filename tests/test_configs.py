@@ -8,9 +8,9 @@ import pytest
 import torch
 from problems import APPLICATIONS, positions, problem, values
 
-from insum_ops.compiler.problem import candidates
-from insum_ops.compiler.schedule import Schedule, schedules
-from insum_ops.compiler.shape_class import power_of_two
+from insum_ops.compiler.binding.shape_class import power_of_two
+from insum_ops.compiler.planning.schedule import Schedule, schedules
+from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import OwnedRows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insum_ops.compiler.contract import Dot, Leaf, Node, Product, contract, dots
+from insum_ops.compiler.planning.contraction import Dot, Leaf, Node, Product, contract, dots
 
 pytestmark = pytest.mark.cpu
 

@@ -10,12 +10,15 @@ from short_clouds import cloud, expected_of, map_of, strided, submanifold
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 
-from insum_ops import conv_choice, conv_forms, nn, sparse_conv
-from insum_ops.compiler import autotune
-from insum_ops.compiler.cache import Key
-from insum_ops.conv_forms import GROUPED, STATIONARY, TILED
+from insum_ops import nn
+from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning.tuning_cache import Key
+from insum_ops.conv import choice as conv_choice
+from insum_ops.conv import forms as conv_forms
+from insum_ops.conv import functional as sparse_conv
+from insum_ops.conv.forms import GROUPED, STATIONARY, TILED
+from insum_ops.conv.weight_views import statement_weight
 from insum_ops.formats import KernelMap
-from insum_ops.kernel_views import statement_weight
 
 DOUBLE = torch.float64
 by_host = pytest.mark.skipif(IS_INTERPRETED, reason="the same with and without kernels, which are slow here")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from insum_ops.compiler.planning.device import H200
-from insum_ops.conv_cost import MEASURED, MEASURED_SUMS, Measured, Work, grouping_milliseconds, milliseconds
-from insum_ops.conv_forms import GROUP_SIZE_OF_SUMS, PAYS_AFTER
+from insum_ops.conv.cost import MEASURED, MEASURED_SUMS, Measured, Work, grouping_milliseconds, milliseconds
+from insum_ops.conv.forms import GROUP_SIZE_OF_SUMS, PAYS_AFTER
 
 pytestmark = pytest.mark.cpu
 FORMS = ("table", "tiles", "groups")

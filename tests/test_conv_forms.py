@@ -14,19 +14,13 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from insum_ops import conv_forms, sparse_conv3d
+from insum_ops import sparse_conv3d
 from insum_ops.compiler.planning.device import H200, described_as
-from insum_ops.conv_cost import MEASURED
-from insum_ops.conv_forms import (
-    GROUPED,
-    PAYS_AFTER,
-    STATIONARY,
-    TILED,
-    awaited,
-    form_of,
-)
+from insum_ops.conv import forms as conv_forms
+from insum_ops.conv.cost import MEASURED
+from insum_ops.conv.forms import GROUPED, PAYS_AFTER, STATIONARY, TILED, awaited, form_of
+from insum_ops.conv.weight_views import statement_weight
 from insum_ops.formats import KernelMap, kernel_map
-from insum_ops.kernel_views import statement_weight
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64

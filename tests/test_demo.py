@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from insum_ops import demo as demo_module
 from insum_ops.__main__ import main
-from insum_ops.demo import Outcome, applications, clebsch_gordan, demo, examine, table
+from insum_ops.cli import demo as demo_module
+from insum_ops.cli.demo import Outcome, applications, clebsch_gordan, demo, examine, table
 
 pytestmark = pytest.mark.cpu
 

@@ -32,10 +32,10 @@ from insum_ops.compiler.planning.device import (
     device_of,
     from_properties,
 )
-from insum_ops.compiler.planning.footprint import shared_bytes
-from insum_ops.compiler.problem import Problem, candidates
+from insum_ops.compiler.tuning.footprint import shared_bytes
+from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.formats.facts import OwnedRows
-from insum_ops.formats.walks import walk
+from insum_ops.formats.row_order import walk
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from insum_ops.compiler.differentiate import fresh_name, gradient, tangent, tangent_terms, terms, upstream_name, winners
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.differentiate import (
+    fresh_name,
+    gradient,
+    tangent,
+    tangent_terms,
+    terms,
+    upstream_name,
+    winners,
+)
+from insum_ops.compiler.language.parse import parse
 
 pytestmark = pytest.mark.cpu
 

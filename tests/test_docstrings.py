@@ -18,13 +18,13 @@ import insum_ops
 import insum_ops.equivariant
 import insum_ops.formats
 import insum_ops.nn
-from insum_ops.compiler import errors
+from insum_ops.compiler.language import errors
 
 pytestmark = pytest.mark.cpu
 
 PACKAGES = (insum_ops, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
-# What a format offers the compiler and nobody else; the protocol in compiler/sparse.py says what each is.
+# What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is.
 FOR_THE_COMPILER = {
     *("along", "facts", "flat_values", "in_groups", "is_walked", "known", "memory", "sets", "value_source", "walked"),
 }
@@ -109,7 +109,7 @@ def test_public_names_are_found():
     names = {own.name for own in PUBLIC}
     assert {"insum_ops.insum", "insum_ops.nn.SubMConv3d", "insum_ops.formats.kernel_map"} <= names
     assert "insum_ops.formats.from_tensors.FromTensors.from_dense" in names
-    assert "insum_ops.nn.sparse_convolution.SparseConvolution.forward" in names
+    assert "insum_ops.conv.convolution.SparseConvolution.forward" in names
 
 
 def test_the_first_line_is_one_sentence():

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from insum_ops import doctor as doctor_module
 from insum_ops.__main__ import main
-from insum_ops.doctor import probe
+from insum_ops.cli import doctor as doctor_module
+from insum_ops.cli.doctor import probe
 
 pytestmark = pytest.mark.cpu
 

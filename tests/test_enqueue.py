@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insum_ops.compiler.enqueue import enqueue
+from insum_ops.compiler.runtime.enqueue import enqueue
 
 ARGUMENTS = [4096, 8192, 7, 1]
 METADATA = (4, 1, 1024)

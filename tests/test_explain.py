@@ -13,17 +13,17 @@ from torch import fx
 
 import insum_ops
 from insum_ops import explain, insum, tune
-from insum_ops.compiler.autotune import Timing
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.cache import Entry, TuningCache
+from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Config
-from insum_ops.compiler.errors import IndexRangeError, UnsupportedError
 from insum_ops.compiler.explain import Explanation, Tuning
-from insum_ops.compiler.launch import Launcher
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.errors import IndexRangeError, UnsupportedError
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.planning.schedule import Schedule
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.problem import Candidate, Problem, candidates
-from insum_ops.compiler.schedule import Schedule
+from insum_ops.compiler.runtime.launch import Launcher
+from insum_ops.compiler.tuning.autotune import Timing
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
+from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
 from insum_ops.formats import BlockGroupCOO, GroupCOO
 
 SPMM = "C[m,n] += A[m,k] * B[k,n]"

@@ -22,9 +22,10 @@ from children import as_another_user, foreign, in_child
 from test_cache import ENTRY, KEY, SOURCE, folder, is_damaged, is_unusable, outputs, path_of, raise_, start, tune
 
 from insum_ops import insum
-from insum_ops.compiler import cache, cache_folder, launch
-from insum_ops.compiler.cache import TuningCache
-from insum_ops.compiler.cache_folder import cache_dir, cache_size, source_path, write_source
+from insum_ops.compiler.runtime import cache_folder, launch
+from insum_ops.compiler.runtime.cache_folder import cache_dir, cache_size, source_path, write_source
+from insum_ops.compiler.tuning import tuning_cache as cache
+from insum_ops.compiler.tuning.tuning_cache import TuningCache
 
 __all__ = ["folder"]  # a fixture for every test here
 KERNEL = "import triton\n\n\n@triton.jit\ndef tampered(x_ptr):\n    pass\n"

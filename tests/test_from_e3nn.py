@@ -13,7 +13,7 @@ from torch import nn
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402
 
-from insum_ops.compiler.errors import OperandError  # noqa: E402
+from insum_ops.compiler.language.errors import OperandError  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct, from_e3nn  # noqa: E402
 
 IRREPS = ("4x0e + 4x1o", "0e + 1o", "4x0e + 2x1o")

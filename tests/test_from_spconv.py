@@ -12,7 +12,7 @@ import torch
 from tolerances import assert_matches
 
 from insum_ops import nn
-from insum_ops.compiler.errors import ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import ShapeError, UnsupportedError
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -11,7 +11,7 @@ import torch
 from messages import messages
 
 from insum_ops import explain, insum, tune
-from insum_ops.compiler.errors import InsumError, OperandError, ParseError, ShapeError
+from insum_ops.compiler.language.errors import InsumError, OperandError, ParseError, ShapeError
 from insum_ops.formats import COO, GroupCOO
 
 V, M = torch.rand(4), torch.rand(3, 4)

@@ -5,8 +5,8 @@ import torch
 
 import insum_ops
 from insum_ops import insum, nn
-from insum_ops.compiler import autotune
-from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.compiler.language.errors import IndexRangeError
+from insum_ops.compiler.tuning import autotune
 from insum_ops.formats import BlockGroupCOO, GroupCOO
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.formats.errors import FormatError
 from insum_ops.formats.guard import ChangeGuard, ChangeGuards, is_real, may_keep
 

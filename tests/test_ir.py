@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.ir import Access, Const, Number, Statement, Var, walk
+from insum_ops.compiler.language.parse import parse
 
 pytestmark = pytest.mark.cpu
 

@@ -10,8 +10,10 @@ from itertools import product
 import pytest
 import torch
 
-from insum_ops.formats import FormatError, KernelMap, kernel_map, map_tables, voxel_sort
-from insum_ops.formats.voxel_grid import VoxelGrid
+from insum_ops.formats import FormatError, KernelMap, kernel_map
+from insum_ops.formats.voxels import map_tables
+from insum_ops.formats.voxels import sort as voxel_sort
+from insum_ops.formats.voxels.grid import VoxelGrid
 
 SHAPES = {1: [9], 2: [5, 7], 3: [4, 5, 6], 4: [3, 4, 3, 4]}
 # kind, kernel_size, stride, padding, dilation, output_padding

@@ -15,7 +15,7 @@ import torch
 from tolerances import assert_matches
 
 from insum_ops import nn, sparse_conv3d
-from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.compiler.language.errors import OperandError, ShapeError
 
 
 def cloud(channels=4, dtype=torch.float64):

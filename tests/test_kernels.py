@@ -17,13 +17,13 @@ from statements import DEVICE, examples, statements
 from statements import IS_INTERPRETED as INTERPRETED
 from tolerances import assert_matches, assert_within, bound
 
-from insum_ops.compiler import scatter, schedule
-from insum_ops.compiler.bind import bind
+from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Config, Flags
-from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.problem import Candidate, candidates
-from insum_ops.compiler.scatter import strategies
-from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.planning import scatter, schedule
+from insum_ops.compiler.planning.scatter import strategies
+from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.reference.lower import lower, placeholders
+from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first
 

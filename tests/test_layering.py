@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -17,14 +17,22 @@ pytestmark = pytest.mark.cpu
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
 WITHOUT_TORCH = {
-    f"insum_ops.compiler.{name}" for name in ("errors", "ir", "parse", "rewrite", "differentiate", "batch")
+    *(f"insum_ops.compiler.language.{name}" for name in ("errors", "ir", "parse", "differentiate", "batch")),
+    "insum_ops.compiler.binding.rewrite",
 }
 # the files that turn text into code: text that codegen, torch.fx and plans wrote
-LOADS_SOURCE = {"insum_ops.compiler.launch", "insum_ops.compiler.lower", "insum_ops.compiler.runtime.plan"}
+LOADS_SOURCE = {
+    "insum_ops.compiler.runtime.launch",
+    "insum_ops.compiler.reference.lower",
+    "insum_ops.compiler.runtime.plan",
+}
 CONTAINER = "insum_ops.lru_cache"  # which holds the caches of all folders, and imports none of them
 # the only parts of formats that the compiler imports
 SHARED = tuple([f"insum_ops.formats.{name}" for name in ("guard", "facts", "torch_state")])
-ROOMS = ("insum_ops.compiler.codegen",)  # stages of the compiler: others see what their `__init__` offers
+ROOMS = tuple(
+    f"insum_ops.compiler.{name}"
+    for name in ("language", "binding", "reference", "planning", "codegen", "runtime", "tuning", "autograd")
+)  # stages of the compiler: others see what their `__init__` offers
 # By what a module would ask torch itself whether a tensor has changed, and what torch is doing around a call.
 CHANGE_CHECKS = {"_version", "data_ptr"}
 TORCH_STATE = {
@@ -43,7 +51,10 @@ TORCH_STATE = {
 }
 # The one module that asks whether a tensor has changed, and the one that asks what torch is doing.
 CHANGE_READERS = {"insum_ops.formats.guard"}
-PASSES_ADDRESSES = {"insum_ops.compiler.launch", "insum_ops.formats.launches"}  # to kernels, as their arguments
+PASSES_ADDRESSES = {
+    "insum_ops.compiler.runtime.launch",
+    "insum_ops.formats.voxels.fixed_kernel",
+}  # to kernels, as their arguments
 STATE_READERS = {"insum_ops.formats.torch_state"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -86,14 +97,14 @@ class Module:
                 yield from self._imports(child, is_at_run_time and not is_guard, is_in_function or is_function)
 
     def _absolute(self, node: ast.ImportFrom, imported: str) -> str:
-        """`from .ir import Access` in insum_ops.compiler.parse -> insum_ops.compiler.ir."""
+        """`from .ir import Access` in insum_ops.compiler.language.parse -> insum_ops.compiler.language.ir."""
         base = node.module or ""
         if node.level:
             package = self.name.split(".") if self.path.stem == "__init__" else self.name.split(".")[:-1]
             parents = package[: len(package) - node.level + 1]
             base = ".".join([*parents, *([node.module] if node.module else [])])
         submodule = f"{base}.{imported}"
-        return submodule if submodule in NAMES else base
+        return submodule if submodule in NAMES and imported not in offered(base) else base
 
 
 def _modules() -> Iterator[tuple[Path, str]]:
@@ -101,6 +112,17 @@ def _modules() -> Iterator[tuple[Path, str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield path, ".".join([package, *(part for part in parts if part != "__init__")])
+
+
+@cache
+def offered(package: str) -> frozenset[str]:
+    """What a package offers by its `__all__`: a function may have the name of the module that it comes from."""
+    for path, name in _modules():
+        if name == package and path.stem == "__init__":
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    return frozenset(ast.literal_eval(node.value))
+    return frozenset()
 
 
 NAMES = {name for _, name in _modules()}
@@ -259,8 +281,9 @@ def test_text_never_becomes_code(module):
         ("import torch", [Import("torch", 1, True, False)]),
         ("def f():\n    import torch", [Import("torch", 2, True, True)]),
         ("if TYPE_CHECKING:\n    from torch import Tensor", [Import("torch", 2, False, False)]),
-        ("from .ir import Access", [Import("insum_ops.compiler.ir", 1, True, False)]),
-        ("from . import ir", [Import("insum_ops.compiler.ir", 1, True, False)]),
+        ("from .explain import Tuning", [Import("insum_ops.compiler.explain", 1, True, False)]),
+        ("from . import explain", [Import("insum_ops.compiler.explain", 1, True, False)]),
+        ("from .binding import bind", [Import("insum_ops.compiler.binding", 1, True, False)]),
         ("from ..formats import COO", [Import("insum_ops.formats", 1, True, False)]),
     ],
 )
@@ -275,7 +298,12 @@ def test_the_walk_reads_every_kind_of_import(source, expected, tmp_path):
     [
         ("new.py", "insum_ops.compiler.codegen.new", "from .scope import Scope", "insum_ops.compiler.codegen.scope"),
         ("new.py", "insum_ops.compiler.codegen.new", "from . import scope", "insum_ops.compiler.codegen.scope"),
-        ("new.py", "insum_ops.compiler.codegen.new", "from ..ir import Access", "insum_ops.compiler.ir"),
+        (
+            "new.py",
+            "insum_ops.compiler.codegen.new",
+            "from ..language.ir import Access",
+            "insum_ops.compiler.language.ir",
+        ),
         ("__init__.py", "insum_ops.compiler.codegen", "from .scope import Scope", "insum_ops.compiler.codegen.scope"),
         ("new.py", "insum_ops.compiler.new", "from .codegen import emit", "insum_ops.compiler.codegen"),
     ],

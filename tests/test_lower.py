@@ -10,10 +10,10 @@ from reference import LoopNest
 from torch import Tensor, fx
 
 from insum_ops import insum
-from insum_ops.compiler.bind import Bound, bind
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.binding.bind import Bound, bind
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.reference.lower import lower, placeholders
 
 pytestmark = pytest.mark.cpu
 

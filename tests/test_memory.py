@@ -15,11 +15,12 @@ from test_kernels import FLAGS, rows_together
 from torch import Tensor
 
 from insum_ops import insum
-from insum_ops.compiler import schedule
 from insum_ops.compiler.codegen import Config
-from insum_ops.compiler.problem import Candidate, candidates
-from insum_ops.compiler.schedule import schedules
-from insum_ops.formats import kernel_map, voxel_pairs
+from insum_ops.compiler.planning import schedule
+from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.tuning.problem import Candidate, candidates
+from insum_ops.formats import kernel_map
+from insum_ops.formats.voxels import pairs as voxel_pairs
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")]
 

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from insum_ops import insum, spmm
 from insum_ops import nn as layers
 from insum_ops.formats import GroupCOO
-from insum_ops.nn import (
-    BlockSparseLinear,
-    SparseConv3d,
-    SparseConvTensor,
-    SparseInverseConv3d,
-    SubMConv3d,
-)
+from insum_ops.nn import BlockSparseLinear, SparseConv3d, SparseConvTensor, SparseInverseConv3d, SubMConv3d
 
 pytestmark = [
     pytest.mark.cpu,

@@ -26,7 +26,7 @@ from tolerances import assert_matches
 from torch import nn
 from torch.autograd import gradcheck
 
-from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.compiler.language.errors import OperandError, ShapeError
 from insum_ops.formats import COO, ELL, BlockCOO, FormatError, GroupCOO
 from insum_ops.nn import SpMM
 

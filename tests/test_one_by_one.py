@@ -11,7 +11,7 @@ from tolerances import assert_matches
 from torch.autograd.functional import hessian, jacobian
 
 from insum_ops import insum, nn, sddmm, spmm
-from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.formats import BlockCOO, GroupCOO
 
 DOUBLE = {"dtype": torch.float64, "device": DEVICE}

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from insum_ops import insum
-from insum_ops.compiler.op import call, call_with_winners
+from insum_ops.compiler.autograd.operators import call, call_with_winners
 from insum_ops.formats import GroupCOO
 
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"

@@ -22,12 +22,13 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import assert_matches
 
-from insum_ops import edges as edges_module
-from insum_ops import sddmm, sparse_source, spmm
-from insum_ops.arrange import Arranged
+from insum_ops import sddmm, spmm
 from insum_ops.formats import GroupCOO
-from insum_ops.operands import as_format
-from insum_ops.remember import ByIdentity
+from insum_ops.identity_cache import ByIdentity
+from insum_ops.matmul import edges as edges_module
+from insum_ops.matmul import torch_sparse as sparse_source
+from insum_ops.matmul.arrange import Arranged
+from insum_ops.matmul.operands import as_format
 
 pytestmark = SPARSE_WARNINGS
 KINDS = {**TENSORS, **BLOCKS}

@@ -9,7 +9,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 
 from insum_ops import insum
-from insum_ops.compiler.errors import IndexRangeError
+from insum_ops.compiler.language.errors import IndexRangeError
 
 # long enough to count roughly; few where kernels are interpreted
 SEEN = (600, 602, 604) if IS_INTERPRETED else (600, 602, 777) * 3

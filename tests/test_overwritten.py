@@ -14,7 +14,7 @@ from tolerances import assert_matches
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from insum_ops import nn, spmm
-from insum_ops.compiler.errors import OperandError
+from insum_ops.compiler.language.errors import OperandError
 from insum_ops.formats import COO, ELL, BlockCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from messages import messages
 from statements import Case, examples, statements
 
-from insum_ops.compiler.errors import InsumError, ParseError
-from insum_ops.compiler.ir import Access, Const, Number, Statement, Var, walk
-from insum_ops.compiler.parse import DEEPEST, LONGEST, parse
+from insum_ops.compiler.language.errors import InsumError, ParseError
+from insum_ops.compiler.language.ir import Access, Const, Number, Statement, Var, walk
+from insum_ops.compiler.language.parse import DEEPEST, LONGEST, parse
 
 pytestmark = pytest.mark.cpu
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tolerances import TOLERANCE
 
-from insum_ops import insum
+from insum_ops import formats, insum, nn
+from insum_ops.formats import kernel_map
 from insum_ops.nn import SparseConvTensor
 
 pytestmark = pytest.mark.cpu
@@ -31,3 +32,12 @@ def test_a_pickle_of_an_older_version_computes_what_it_did(path):
         else:
             result = insum("C[m,n] += A[m,k] * B[k,n]", A=thing, B=given)
     torch.testing.assert_close(result, expected, **TOLERANCE[torch.float32])
+
+
+def test_old_names_of_modules_hide_no_function():
+    for path in PICKLED:
+        pickle.loads(path.read_bytes())
+    assert kernel_map.__name__ == formats.kernel_map.__name__ == "kernel_map"
+    assert callable(formats.kernel_map)
+    assert callable(nn.from_e3nn)
+    assert callable(nn.sparsify)

@@ -11,10 +11,10 @@ from tolerances import TOLERANCE
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline, prepared
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.errors import SettingError, UnsupportedError
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.problem import candidates
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.errors import SettingError, UnsupportedError
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import GroupCOO
 
 pytestmark = pytest.mark.every_route

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from insum_ops.compiler.launch import misaligned
+from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
 from insum_ops.compiler.runtime.plan_cache import planned
 from insum_ops.compiler.runtime.recording import Recording, active, paused

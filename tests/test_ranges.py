@@ -15,11 +15,11 @@ from messages import messages
 from torch import Tensor
 
 from insum_ops import insum
-from insum_ops.compiler import ranges
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.errors import IndexRangeError
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.ranges import check_ranges, remembered_range, segment_lengths, value_range
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.errors import IndexRangeError
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.runtime import ranges
+from insum_ops.compiler.runtime.ranges import check_ranges, remembered_range, segment_lengths, value_range
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import insum
-from insum_ops.compiler import ranges
+from insum_ops.compiler.autograd.operators import call_with_winners
 from insum_ops.compiler.codegen import Config, Flags
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.lower import lower, placeholders
-from insum_ops.compiler.op import call_with_winners
-from insum_ops.compiler.problem import Candidate
-from insum_ops.compiler.scatter import strategies
-from insum_ops.compiler.schedule import schedules
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.planning.scatter import strategies
+from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.reference.lower import lower, placeholders
+from insum_ops.compiler.runtime import ranges
+from insum_ops.compiler.tuning.problem import Candidate
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 
 EXTREMES = ("max", "min")

@@ -13,15 +13,15 @@ from statements import DEVICE, examples, statements
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline
-from insum_ops.compiler.bind import bind
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.binding.shape_class import bucket, known_divisor
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.errors import IndexRangeError, ShapeError
-from insum_ops.compiler.ir import Var, walk
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.errors import IndexRangeError, ShapeError
+from insum_ops.compiler.language.ir import Var, walk
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.planning.schedule import resized
 from insum_ops.compiler.prepared import prepare, problem_for
-from insum_ops.compiler.problem import Candidate, candidates
-from insum_ops.compiler.schedule import resized
-from insum_ops.compiler.shape_class import bucket, known_divisor
+from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats.facts import OwnedRows, WrittenOnce
 
 FACTS = (
@@ -259,7 +259,9 @@ def test_a_call_of_another_size_runs_a_kernel_that_is_there(monkeypatch):
         assert torch.equal(insum("Y[i,c] = X[E[i],c]", X=X, E=E), X[E])
 
     call(1501)
-    monkeypatch.setattr("insum_ops.compiler.problem.emit", lambda *given: pytest.fail("a kernel is emitted again"))
+    monkeypatch.setattr(
+        "insum_ops.compiler.tuning.problem.emit", lambda *given: pytest.fail("a kernel is emitted again")
+    )
     for rows in (1503, 2047, 1999):
         call(rows)
 

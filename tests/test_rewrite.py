@@ -9,9 +9,9 @@ import torch
 from messages import messages
 
 from insum_ops import insum
-from insum_ops.compiler.errors import InsumError, OperandError, UnsupportedError
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.rewrite import Rewritten, Shape, View, rewrite, sparse_factor
+from insum_ops.compiler.binding.rewrite import Rewritten, Shape, View, rewrite, sparse_factor
+from insum_ops.compiler.language.errors import InsumError, OperandError, UnsupportedError
+from insum_ops.compiler.language.parse import parse
 from insum_ops.formats import COO as COO_FORMAT
 from insum_ops.formats import GroupCOO
 

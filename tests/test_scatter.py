@@ -7,10 +7,10 @@ import torch
 from problems import GROUP_SPMM, positions, problem, values
 from torch import Tensor
 
-from insum_ops.compiler.problem import Problem
-from insum_ops.compiler.scatter import strategies
-from insum_ops.compiler.schedule import schedules
-from insum_ops.compiler.shape_class import known_divisor
+from insum_ops.compiler.binding.shape_class import known_divisor
+from insum_ops.compiler.planning.scatter import strategies
+from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
-from insum_ops.compiler.contract import Dot, Leaf, Product, Sum
-from insum_ops.compiler.parse import parse
-from insum_ops.compiler.problem import Problem
-from insum_ops.compiler.scatter import Merged, owned_by, strategies
-from insum_ops.compiler.schedule import Schedule, resized, schedules
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.planning.contraction import Dot, Leaf, Product, Sum
+from insum_ops.compiler.planning.scatter import Merged, owned_by, strategies
+from insum_ops.compiler.planning.schedule import Schedule, resized, schedules
+from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 

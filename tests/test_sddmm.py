@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import sddmm
-from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 from insum_ops.formats import COO, GroupCOO
 
 pytestmark = SPARSE_WARNINGS

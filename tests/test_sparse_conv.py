@@ -10,8 +10,9 @@ import torch
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import conv_forms, nn, sparse_conv3d
-from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops import nn, sparse_conv3d
+from insum_ops.compiler.language.errors import OperandError, ShapeError
+from insum_ops.conv import forms as conv_forms
 from insum_ops.formats import kernel_map
 
 SHAPES = {1: [11], 2: [6, 7], 3: [4, 5, 6]}

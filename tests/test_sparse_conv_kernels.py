@@ -10,9 +10,12 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch.nn import functional
 
-from insum_ops import conv_forms, nn, sparse_conv3d
-from insum_ops.formats import FormatError, kernel_map, map_tables, voxel_sort
+from insum_ops import nn, sparse_conv3d
+from insum_ops.conv import forms as conv_forms
+from insum_ops.formats import FormatError, kernel_map
 from insum_ops.formats import kernel_map as build
+from insum_ops.formats.voxels import map_tables
+from insum_ops.formats.voxels import sort as voxel_sort
 
 functionals = sys.modules["insum_ops.functional"]
 needs_hash = pytest.mark.skipif(

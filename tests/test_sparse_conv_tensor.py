@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from insum_ops import explain, nn
-from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.compiler.language.errors import OperandError, ShapeError
+from insum_ops.conv import tensor as sparse_conv_tensor
 from insum_ops.formats import FormatError
-from insum_ops.nn import sparse_conv_tensor
 
 SHAPE = [4, 5, 6]
 

@@ -13,7 +13,7 @@ from tolerances import assert_matches
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from insum_ops.compiler.errors import OperandError, ShapeError
+from insum_ops.compiler.language.errors import OperandError, ShapeError
 from insum_ops.nn import BlockSparseLinear, Sparsified, sparsify
 
 

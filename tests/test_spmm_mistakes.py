@@ -12,7 +12,7 @@ from sparse_inputs import SPARSE_WARNINGS, scipy_of
 from torch import Tensor
 
 from insum_ops import spmm
-from insum_ops.compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 from insum_ops.formats import FormatError, GroupCOO
 
 pytestmark = SPARSE_WARNINGS

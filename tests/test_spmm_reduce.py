@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from insum_ops import spmm
-from insum_ops.compiler.errors import UnsupportedError
+from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.formats import BlockCOO, GroupCOO
 from insum_ops.nn import SpMM
 

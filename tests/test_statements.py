@@ -13,17 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import LoopNest, Read, Sum, dense
-from statements import (
-    DEVICE,
-    FORMATS,
-    IS_INTERPRETED,
-    Case,
-    Operand,
-    examples,
-    random_index,
-    random_values,
-    statements,
-)
+from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples, random_index, random_values, statements
 from tolerances import DTYPES, assert_matches, assert_within, bound
 from torch import Tensor
 

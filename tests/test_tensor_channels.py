@@ -16,7 +16,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
-from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 

@@ -15,7 +15,7 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, has_one_statement, is_one_node, learning, operands
 from tolerances import assert_matches
 
-from insum_ops.equivariant.plan import make_plan
+from insum_ops.equivariant.decomposition import make_plan
 
 SUBSETS = [own for own in every([False, True], repeat=3) if any(own)]
 

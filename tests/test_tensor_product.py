@@ -20,7 +20,7 @@ from statements import examples  # noqa: E402
 from tolerances import DTYPES, TOLERANCE, assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.compiler.errors import ShapeError  # noqa: E402
+from insum_ops.compiler.language.errors import ShapeError  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 EQUAL = ("4x0e + 4x1o + 4x2e", "0e + 1o + 2e", "4x0e + 4x1o + 4x2e")

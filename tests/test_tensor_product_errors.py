@@ -13,7 +13,7 @@ import torch
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.compiler.errors import IndexRangeError, InsumError  # noqa: E402
+from insum_ops.compiler.language.errors import IndexRangeError, InsumError  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 

@@ -13,7 +13,7 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.compiler.errors import UnsupportedError  # noqa: E402
+from insum_ops.compiler.language.errors import UnsupportedError  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 

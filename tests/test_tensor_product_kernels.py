@@ -12,8 +12,8 @@ from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.compiler import scatter  # noqa: E402
-from insum_ops.equivariant.plan import make_plan  # noqa: E402
+from insum_ops.compiler.planning import scatter  # noqa: E402
+from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 

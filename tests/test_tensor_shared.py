@@ -12,9 +12,11 @@ from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
-from insum_ops.equivariant import kinds, shared, tables  # noqa: E402
-from insum_ops.equivariant.kinds import KindsTerm  # noqa: E402
-from insum_ops.equivariant.shared import SharedTerm  # noqa: E402
+from insum_ops.equivariant import shared_weights as shared  # noqa: E402
+from insum_ops.equivariant import species as kinds  # noqa: E402
+from insum_ops.equivariant import tables  # noqa: E402
+from insum_ops.equivariant.shared_weights import SharedTerm  # noqa: E402
+from insum_ops.equivariant.species import KindsTerm  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 

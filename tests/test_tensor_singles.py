@@ -13,9 +13,10 @@ from irreps import dense_product
 from tolerances import assert_matches
 
 from insum_ops import explain
-from insum_ops.equivariant import path_tables, singles, tables
-from insum_ops.equivariant.plan import make_plan
-from insum_ops.equivariant.singles import SingleTerm
+from insum_ops.equivariant import path_tables, tables
+from insum_ops.equivariant import single_channel as singles
+from insum_ops.equivariant.decomposition import make_plan
+from insum_ops.equivariant.single_channel import SingleTerm
 from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 

@@ -14,11 +14,11 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
-from insum_ops.compiler import scatter  # noqa: E402
+from insum_ops.compiler.planning import scatter  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables, tables  # noqa: E402
+from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables  # noqa: E402
-from insum_ops.equivariant.plan import make_plan  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
 from insum_ops.equivariant.tables import TableTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402

@@ -15,8 +15,8 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
-from insum_ops.equivariant import whole
-from insum_ops.equivariant.plan import make_plan
+from insum_ops.equivariant import in_place as whole
+from insum_ops.equivariant.decomposition import make_plan
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from torch.autograd import forward_ad, gradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 from insum_ops import insum, nn, sddmm, sparse_conv3d, spmm
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.op import call, call_with_winners
-from insum_ops.compiler.runtime.torch_state import followed
+from insum_ops.compiler.autograd.operators import call, call_with_winners
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.runtime.tracing import followed
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO, kernel_map
 
 # torch's own, when forward mode is first used

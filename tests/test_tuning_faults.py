@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from insum_ops.compiler import autotune, launch
-from insum_ops.compiler.autotune import choose, fastest, recall
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.cache import Entry, TuningCache
-from insum_ops.compiler.cache_folder import cache_dir
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.launch import Launcher
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.problem import Problem, candidates
+from insum_ops.compiler.runtime import launch
+from insum_ops.compiler.runtime.cache_folder import cache_dir
+from insum_ops.compiler.runtime.launch import Launcher
+from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning.autotune import choose, fastest, recall
+from insum_ops.compiler.tuning.problem import Problem, candidates
+from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
 
 OUT_OF_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

@@ -12,9 +12,9 @@ from reference import LoopNest
 from statements import DEVICE
 from tolerances import assert_matches
 
-from insum_ops.compiler import schedule
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.problem import candidates
+from insum_ops.compiler.planning import schedule
+from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import ELL
 from insum_ops.formats.facts import ConstantTables
 from insum_ops.functional import insum, insum_pinned

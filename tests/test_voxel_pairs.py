@@ -7,7 +7,10 @@ import torch
 from statements import DEVICE
 from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
-from insum_ops.formats import kernel_map, map_tables, voxel_pairs, voxel_sort
+from insum_ops.formats import kernel_map
+from insum_ops.formats.voxels import map_tables
+from insum_ops.formats.voxels import pairs as voxel_pairs
+from insum_ops.formats.voxels import sort as voxel_sort
 
 every_maker = makers(voxel_pairs)
 # rows, taps, share of pairs

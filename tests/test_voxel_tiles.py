@@ -10,8 +10,11 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
-from insum_ops.formats import FormatError, kernel_map, map_tables, voxel_sort, voxel_tiles
-from insum_ops.formats.geometry import Geometry
+from insum_ops.formats import FormatError, kernel_map
+from insum_ops.formats.voxels import map_tables
+from insum_ops.formats.voxels import sort as voxel_sort
+from insum_ops.formats.voxels import tiles as voxel_tiles
+from insum_ops.formats.voxels.geometry import Geometry
 
 kernel_maps = sys.modules[kernel_map.__module__]
 every_maker = makers(voxel_tiles)

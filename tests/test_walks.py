@@ -10,12 +10,11 @@ from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
 from insum_ops import explain, insum
-from insum_ops.compiler import problem
 from insum_ops.compiler.planning import block_rows
-from insum_ops.compiler.tuning import space
+from insum_ops.compiler.tuning import problem, space
 from insum_ops.formats import BlockCOO
-from insum_ops.formats import walks as formats_walks
-from insum_ops.formats.pairs import paired
+from insum_ops.formats import row_order as formats_walks
+from insum_ops.formats.row_matching import paired
 from insum_ops.nn import BlockSparseLinear
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"

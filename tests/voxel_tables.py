@@ -6,7 +6,7 @@ import pytest
 import torch
 from statements import DEVICE
 
-from insum_ops.formats import voxel_sort
+from insum_ops.formats.voxels import sort as voxel_sort
 
 
 def makers(kernels):

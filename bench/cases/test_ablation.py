@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from insum_ops.compiler.autotune import tune
-from insum_ops.compiler.bind import bind
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.ranges import check_ranges
+from insum_ops.compiler.runtime.ranges import check_ranges
+from insum_ops.compiler.tuning.autotune import tune
 from insum_ops.formats import COO, BlockGroupCOO, GroupCOO
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on

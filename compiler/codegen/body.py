@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..contract import Dot
-from ..schedule import Schedule, Strides
+from ..planning import Dot, Schedule, Strides
 from . import nan_recheck
 from .argreduce import write_extremum
 from .broadcast import Value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shape_class import known_divisor
+from ..binding import known_divisor
 from .scope import Scope
 from .spec import KernelSpec
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..ir import Access, Const, Index, Var, walk
-from ..scatter import Factor, OneHot
+from ..language import Access, Const, Index, Var, walk
+from ..planning import Factor, OneHot
 from .broadcast import Value
 from .scope import Scope
 from .spec import Axes, KernelSpec

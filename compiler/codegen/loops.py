@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..shape_class import power_of_two
+from ..binding import power_of_two
 from .broadcast import Value
 from .grid import bound_index, wide_extent
 from .loads import load_known

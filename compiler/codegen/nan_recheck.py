@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..contract import leaves, multiply
-from ..ir import Access
+from ..language import Access
+from ..planning import leaves, multiply
 from .broadcast import Value
 from .grid import bound_index, split_merged
 from .loads import load_known

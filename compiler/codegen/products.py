@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..contract import Dot, Leaf, Node, Product, Sum
-from ..ir import Access
+from ..language import Access
+from ..planning import Dot, Leaf, Node, Product, Sum
 from .broadcast import Lazy, Value
 from .loads import conjunction
 from .scope import Scope

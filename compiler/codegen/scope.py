@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..differentiate import fresh_name
-from ..ir import Access
+from ..language import Access, fresh_name
 from .broadcast import Value
 from .kernel import Parameter
 from .spec import Axes, KernelSpec

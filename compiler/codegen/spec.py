@@ -8,10 +8,8 @@ from functools import cached_property
 
 import torch
 
-from ..bind import Bound
-from ..contract import Dot, Leaf, Node, Product, Sum
-from ..scatter import Merged, Owner, is_varying
-from ..schedule import Schedule, Strides
+from ..binding import Bound
+from ..planning import Dot, Leaf, Merged, Node, Owner, Product, Schedule, Strides, Sum, is_varying
 from .broadcast import Eager, Lazy
 from .kernel import Config, Flags
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Access, Var
+from ..language import Access, Var
 from .broadcast import Value
 from .loads import conjunction, moving_axes, pointer
 from .scope import Scope

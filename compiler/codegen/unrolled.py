@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from ..ir import Access, Var, walk
-from ..known import line_at, number_at
+from ..language import Access, Var, walk
+from ..planning import line_at, number_at
 from .broadcast import Value
 from .loads import axes_of, load_factor, pointer
 from .products import widened, zeros

@@ -1,4 +1,50 @@
-"""Statement and device in, decisions out: what a GPU can do, what a kernel would take of it, when an arrangement pays.
+"""A bound statement to schedules: which index is grid, tile or loop, how results reach the output, for which device.
 
-`device` describes a GPU, `footprint` says what a config would occupy of it, `block_rows` how rows of blocks are taken.
+A file imports only from those above it.
+
+    device           what a GPU can do, as data
+    constant_tables  reading constant tables, numbers in nested lists that a kernel's source may hold
+    contraction      how the factors of one tile are multiplied and summed
+    block_rows       how the rows of a block-sparse matrix are taken
+    scatter          how a result may reach the output, and what the statement becomes for it
+    schedule         `Bound` -> `Schedule`
 """
+
+from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
+from .constant_tables import line_at, number_at
+from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
+from .device import Device, device_of, line_of
+from .scatter import Factor, Merged, OneHot, Owner, is_varying, strategies
+from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, resized, schedules
+
+__all__ = [
+    "LARGEST_TILE",
+    "MOST_ENTRIES",
+    "SHORT",
+    "Device",
+    "Dot",
+    "Factor",
+    "Leaf",
+    "Merged",
+    "Node",
+    "OneHot",
+    "Owner",
+    "Product",
+    "Schedule",
+    "Strides",
+    "Sum",
+    "beside_each_other",
+    "device_of",
+    "dots",
+    "is_varying",
+    "leaves",
+    "line_at",
+    "line_of",
+    "may_be_listed",
+    "multiply",
+    "number_at",
+    "resized",
+    "rows_of_a_set",
+    "schedules",
+    "strategies",
+]

@@ -25,7 +25,7 @@ class MeasuredRows(NamedTuple):
 
 # One H200 (torch 2.11, triton 3.6), float16, `make bench CASES=bench/cases/test_structured_spmm.py`: 32 x 32 in pairs,
 # 128 x 128 alone. 64 x 64 gained 2 to 7 percent at a density of 0.1 and lost 4 to 5 with tokens: they stay as they are,
-# as do types wider than half precision, which were not measured. A full search times them, see `compiler/walks.py`.
+# as do types wider than half precision, which were not measured. A full search times them, see `compiler/row_order.py`.
 MEASURED_ROWS = (
     MeasuredRows(32, 0.75, 4096, 0.313, 0.222),
     MeasuredRows(32, 0.5, 4096, 0.233, 0.179),

@@ -1,11 +1,11 @@
 """Which plan a call has: found by the layout of its tensors and torch's settings, made from one recorded run.
 
-    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third or fourth call of a kind on
+    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third or fourth call on
 
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
 recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first is not even looked
-at, so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions: of two
-recorded runs with other lengths a plan for all such lengths is made.
+at, so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions:
+of two recorded runs with other lengths a plan for all such lengths is made.
 
 A cache is a dictionary that its owner keeps as long as what `marks` and pinned tensors stand for: a format keeps one
 with its pattern, which is another one as soon as the pattern changes.
@@ -31,10 +31,10 @@ from ...formats.torch_state import (
     modes,
     transforms,
 )
-from ..launch import INTERPRETED, SEVERAL_GPUS, misaligned
-from ..ranges import remembered_range
-from ..shape_class import shape_class
+from ..binding import shape_class
+from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
+from .ranges import remembered_range
 from .recording import Recording, active
 from .tensor_guard import recogniser
 

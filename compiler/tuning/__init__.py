@@ -1,4 +1,37 @@
-"""Schedule and device in, configs out: the space of all that tuning may choose, and the few points it times by default.
+"""A problem to the launcher that runs it best: the space of candidates, their times, the cache on disk.
 
-`space` spans the space and draws from it, `measured` holds what was fastest where it was measured, as data.
+A file imports only from those above it.
+
+    settings      what the environment says about how statements run
+    tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
+    exemplars     statements by whose kernels a version of the code generator is known
+    footprint     what a config would occupy of a multiprocessor, reckoned from its schedule
+    measured      what was fastest where it was measured, as points of the space of configs
+    space         every config that a schedule may have, and those worth timing
+    problem       all that decides which kernel runs a statement best, and the ways there are to run it
+    autotune      which strategy, schedule and config runs a statement fastest
 """
+
+from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
+from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
+from .settings import tuning_mode
+from .tuning_cache import Key
+
+__all__ = [
+    "Candidate",
+    "Key",
+    "Problem",
+    "Timing",
+    "candidates",
+    "choose",
+    "device_name",
+    "fastest",
+    "generator_version",
+    "host_milliseconds",
+    "is_uneven",
+    "known_launcher",
+    "recall",
+    "refusals",
+    "tune",
+    "tuning_mode",
+]

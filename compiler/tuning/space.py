@@ -14,12 +14,10 @@ from functools import cached_property
 from itertools import chain, islice, product
 from math import prod
 
+from ..binding import power_of_two
 from ..codegen import Config
-from ..contract import SHORT, dots
-from ..planning.device import Device, device_of, line_of
-from ..planning.footprint import accumulators
-from ..schedule import LARGEST_TILE, Schedule
-from ..shape_class import power_of_two
+from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, line_of
+from .footprint import accumulators
 from .measured import Point, Traits, measured_points
 
 __all__ = ["configs"]

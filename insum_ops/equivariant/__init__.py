@@ -1,6 +1,6 @@
 """Equivariant tensor products: e3nn's instructions to statements, all of them run as one node of autograd.
 
-`plan` calls all the others: read it first, and then from the top. A file imports only from those above it.
+`decomposition` calls all those above it: read it first, and then from the top. A file imports only from those above it.
 
 What a product is made of:
 
@@ -16,23 +16,25 @@ Its terms: the statements for paths that are alike, with their tables:
     multilinear     a statement around fixed coefficients, which are grouped anew for each gradient
     path_tables     weights for each sample, channels that mix; the coefficients of a path in a dense table, or numbers
     tables          its terms, also for columns where they lie
-    singles         weights for each sample, inputs of one channel
-    shared          weights that all samples share, in two statements
-    scalars         a second input of scalars that is sparse
-    kinds           a second input of scalars that is dense
+    single_channel  weights for each sample, inputs of one channel
+    shared_weights  weights that all samples share, in two statements
+    sparse_scalars  a second input of scalars that is sparse
+    species         a second input of scalars that is dense
 
 All terms as one node of autograd:
 
-    pieces          which of the flat weights each term reads where they are
-    steps           what a term does in one call, forward and backward, its statements made ready
-    format_steps    the same for terms whose coefficients are in a format
-    whole           all steps, and what stands between them, for tensors of one layout
-    node            the node, and where gradients are differentiated in turn
+    weight_slices   which of the flat weights each term reads where they are
+    term_statements         what a term does in one call, forward and backward: its statements
+    format_term_statements  those of terms whose coefficients are in a format
+    in_place                all terms of a product, whose parts of a gradient are written where they belong
+    product_function        the product as one autograd function, whose gradients can be differentiated in turn
 
 The product:
 
-    plan            which terms, over which slots, with which part of the weights
-    product         `tensor_product`: checks and broadcasting around a plan
+    decomposition  which terms, over which slots, with which part of the weights
+    product        `tensor_product`: checks and broadcasting around a decomposition
+    layers         `TensorProduct` and `FullyConnectedTensorProduct`
+    from_e3nn      e3nn's products in a model, replaced
 """
 
 from .product import tensor_product

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler.carried import owned
-from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import outside_transforms
+from ..compiler import one_by_one, outside_transforms, owned
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import (

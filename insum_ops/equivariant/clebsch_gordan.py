@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.errors import OperandError
+from ..compiler import OperandError
 from ..formats.guard import may_keep
 
 __all__ = ["Irreps", "clebsch_gordan", "e3nn_o3", "read_irreps"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.runtime.torch_state import outside_transforms
+from ..compiler import outside_transforms
 from ..formats import ELL
 from ..formats.guard import may_keep
 

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.carried import owned
-from ..compiler.one_by_one import one_by_one
-from ..compiler.runtime.torch_state import outside_transforms
+from ..compiler import one_by_one, outside_transforms, owned
 from ..formats import ELL
 from ..formats.guard import may_keep
 from ..formats.torch_state import (

@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler.carried import owned
-from ..compiler.one_by_one import one_by_one
-from ..compiler.shape_class import power_of_two
+from ..compiler import one_by_one, owned, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may_autocast

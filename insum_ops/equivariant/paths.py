@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..compiler.errors import OperandError, ShapeError, UnsupportedError
+from ..compiler import OperandError, ShapeError, UnsupportedError
 from .clebsch_gordan import Irreps
 
 __all__ = ["LETTERS", "MODES", "Instruction", "fully_connected", "normalised", "path_shape"]

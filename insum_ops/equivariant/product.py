@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
-from ..compiler.misfit import INDEX_DTYPES
-from ..compiler.ranges import remembered_range
+from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, UnsupportedError, remembered_range
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_autocast_enabled, is_watched
 from .clebsch_gordan import Irreps, read_irreps
+from .decomposition import TensorPlan, make_plan, takes_one_hot
 from .paths import Instruction, fully_connected, normalised
-from .plan import TensorPlan, make_plan, takes_one_hot
 
 __all__ = ["Product", "make_product", "tensor_product"]
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.errors import OperandError
-from ..compiler.one_by_one import one_by_one
+from ..compiler import OperandError, one_by_one
 from ..formats.torch_state import is_grad_enabled, is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..compiler.contract import SHORT
-from ..compiler.prepared import has_kernels
-from ..compiler.schedule import MOST_ENTRIES
+from ..compiler import MOST_ENTRIES, SHORT, has_kernels
 from ..formats import ELL
 from ..formats.torch_state import (
     as_autocast,

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler.prepared import has_kernels
-from ..compiler.schedule import MOST_ENTRIES
+from ..compiler import MOST_ENTRIES, has_kernels
 from ..formats import ELL, GroupCOO
 from ..formats.torch_state import autocast_dtype, is_autocast_enabled, is_transformed
 from ..functional import insum

@@ -1,10 +1,8 @@
 """Layers, each of which holds one statement or a few."""
 
-from .block_sparse_linear import BlockSparseLinear
-from .from_e3nn import Conversion, from_e3nn
-from .from_spconv import from_spconv
-from .load import load_patterns_
-from .sparse_conv import (
+from ..conv.convolution import SparseConvolution, SparseModule
+from ..conv.from_spconv import from_spconv
+from ..conv.layers import (
     SparseConv1d,
     SparseConv2d,
     SparseConv3d,
@@ -22,9 +20,7 @@ from .sparse_conv import (
     SubMConv3d,
     SubMConv4d,
 )
-from .sparse_conv_tensor import SparseConvTensor
-from .sparse_convolution import SparseConvolution, SparseModule
-from .sparse_pool import (
+from ..conv.pooling import (
     SparseAvgPool1d,
     SparseAvgPool2d,
     SparseAvgPool3d,
@@ -34,16 +30,20 @@ from .sparse_pool import (
     SparseMaxPool3d,
     SparseMaxPool4d,
 )
-from .sparse_sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
-from .sparsify import LayerReport, Sparsified, sparsify
-from .spmm import SpMM
-from .tensor_product import FullyConnectedTensorProduct, TensorProduct
-from .weight_layouts import (
+from ..conv.sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSequential, ToDense
+from ..conv.tensor import SparseConvTensor
+from ..conv.weight_layouts import (
     weight_from_conv,
     weight_from_conv_transpose,
     weight_from_minkowski,
     weight_from_torchsparse,
 )
+from ..equivariant.from_e3nn import Conversion, from_e3nn
+from ..equivariant.layers import FullyConnectedTensorProduct, TensorProduct
+from ..linear.layer import BlockSparseLinear
+from ..linear.load import load_patterns_
+from ..linear.sparsify import LayerReport, Sparsified, sparsify
+from ..matmul.layer import SpMM
 
 __all__ = [
     "BlockSparseLinear",

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from insum_ops.compiler.codegen import Parameter
-from insum_ops.compiler.launch import Launcher, load, refusing
-from insum_ops.compiler.problem import Candidate, Problem
+from insum_ops.compiler.runtime.launch import Launcher, load, refusing
+from insum_ops.compiler.tuning.problem import Candidate, Problem
 
 __all__ = ["SHARED_MEMORY", "Built", "build", "compile_for"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import building
 import pytest
 
-from insum_ops.compiler.problem import Candidate, Problem
+from insum_ops.compiler.tuning.problem import Candidate, Problem
 
 
 @pytest.fixture(scope="session")

@@ -40,15 +40,15 @@ from hypothesis import HealthCheck, Phase, given
 from problems import APPLICATIONS
 from statements import LAYOUTS, Case, base_shape, statements, view
 
-from insum_ops.compiler.bind import bind
+from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.differentiate import terms, winners
-from insum_ops.compiler.errors import InsumError, UnsupportedError
-from insum_ops.compiler.ir import Const, Statement, Var, walk
-from insum_ops.compiler.launch import reason_of
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.differentiate import terms, winners
+from insum_ops.compiler.language.errors import InsumError, UnsupportedError
+from insum_ops.compiler.language.ir import Const, Statement, Var, walk
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.problem import Problem, candidates
+from insum_ops.compiler.runtime.launch import reason_of
+from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.formats.facts import ConstantTables, Fact, WrittenOnce
 
 MAIN_TARGET = 90

@@ -16,14 +16,14 @@ import torch
 from building import SHARED_MEMORY
 from statements import IS_INTERPRETED, IS_THOROUGH
 
-from insum_ops.compiler.bind import bind
+from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.differentiate import terms
-from insum_ops.compiler.errors import UnsupportedError
-from insum_ops.compiler.parse import parse
+from insum_ops.compiler.language.differentiate import terms
+from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.device import DEVICES, described_as
 from insum_ops.compiler.prepared import problem_for
-from insum_ops.compiler.problem import Candidate, Problem, candidates
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import APART, MIXED, statement
 from insum_ops.equivariant.path_tables import TEXTS, product_texts
 from insum_ops.formats import ELL

@@ -8,8 +8,8 @@ from problems import APPLICATIONS
 from statements import IS_INTERPRETED
 
 from insum_ops.compiler.planning.device import DEVICES, described_as
-from insum_ops.compiler.planning.footprint import shared_bytes
-from insum_ops.compiler.problem import candidates
+from insum_ops.compiler.tuning.footprint import shared_bytes
+from insum_ops.compiler.tuning.problem import candidates
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"

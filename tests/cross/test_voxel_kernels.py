@@ -9,11 +9,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from insum_ops.formats import voxel_pair_kernels as pairs
-from insum_ops.formats import voxel_tile_kernels as tiles
-from insum_ops.formats.voxel_kernels import insert, look_up, place
-from insum_ops.formats.voxel_pairs import TILE, WARPS, _tiling
-from insum_ops.formats.voxel_tiles import KEYED
+from insum_ops.formats.voxels import pair_kernels as pairs
+from insum_ops.formats.voxels import tile_kernels as tiles
+from insum_ops.formats.voxels.kernels import insert, look_up, place
+from insum_ops.formats.voxels.pairs import TILE, WARPS, _tiling
+from insum_ops.formats.voxels.tiles import KEYED
 
 SIZES = ("count", "batch_size", "size0", "size1", "size2", "size3", "last_slot", "stride_row")
 

@@ -1,0 +1,218 @@
+"""torch.func and forward mode: statements as functions that `grad`, `vjp`, `jvp` and `vmap` see through.
+
+The gradient of a statement, its tangent and a batch of it are statements, so each rule below is one more call. These
+functions cost more for each call than those of autograd.py, and are for calls inside a transform alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+
+from ...formats.facts import Fact
+from ...formats.torch_state import is_wrapped
+from ..binding import SparseFormat
+from ..runtime import outside_transforms, owned
+from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
+from .operators import batch_call, run_plain, run_plain_with_winners
+
+__all__ = ["has_batched_values", "settle", "transformed", "transformed_sparse"]
+
+Size = Sequence[int] | None
+EvaluatePlain = Callable[..., Tensor]  # (expr, tensors, size, fact)
+Evaluate = Callable[..., Tensor]  # (expr, operands, size)
+PARAMETERS, SPARSE_PARAMETERS = 5, 6  # before the tensors, without and with a format
+
+
+def transformed(
+    evaluate: EvaluatePlain, expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None
+) -> Tensor:
+    """A statement over plain tensors, inside a transform."""
+    if is_sum(expr):
+        return _Sum.apply(evaluate, expr, names, size, fact, *tensors)  # type: ignore[no-any-return]
+    return _Extremum.apply(evaluate, expr, names, size, fact, *tensors)[0]  # type: ignore[no-any-return]
+
+
+def transformed_sparse(
+    evaluate: Evaluate, expr: str, name: str, form: SparseFormat, size: Size, dense: Mapping[str, Tensor]
+) -> Tensor:
+    """A sum with a format in it, whose values are not batched, inside a transform."""
+    return _Sparse.apply(evaluate, expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+
+
+def has_batched_values(form: SparseFormat) -> bool:
+    """Some vmap gives every example values of its own: a format holds one set, so it has to be rewritten away."""
+    values = form.values
+    while is_wrapped(values):
+        if functorch.is_batchedtensor(values):
+            return True
+        values = functorch.get_unwrapped(values)
+    return False
+
+
+def settle(form: SparseFormat, group_dim: int) -> None:
+    """Work out now, outside of every transform, what is kept with the pattern: what is made inside dies with it."""
+    with outside_transforms():
+        one = torch.zeros((), dtype=form.dtype, device=form.device)
+        pattern = form.with_values(one.expand(form.values.shape))
+        _ = pattern.facts, pattern.regroup(group_dim).facts, pattern.has_padding
+
+
+class _Sum(torch.autograd.Function):
+    """An indirect statement over plain tensors."""
+
+    @staticmethod
+    def forward(evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor) -> Tensor:
+        return owned(run_plain(expr, names, size, list(tensors), fact))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs, output, ())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return _gradients(ctx, _tensors(ctx), upstream)
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Any:
+        return _tangent(ctx, _tensors(ctx), moved)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
+    ) -> Any:
+        expr, names, size, moved, fact = batch_call(
+            info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
+        )
+        return evaluate(expr, dict(zip(names.split(","), moved)), size, fact), 0
+
+
+class _Extremum(torch.autograd.Function):
+    """A `max` or `min` over plain tensors, and where its winners are."""
+
+    @staticmethod
+    def forward(
+        evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        result, won = run_plain_with_winners(expr, names, size, list(tensors), fact)
+        return owned(result), owned(won)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        result, won = output
+        ctx.mark_non_differentiable(won)
+        _keep(ctx, inputs, result, (won,))
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Any) -> Any:
+        return _gradients(ctx, _tensors(ctx), upstream)
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Any:
+        return _tangent(ctx, _tensors(ctx), moved), None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
+    ) -> Any:
+        expr, names, size, moved, fact = batch_call(
+            info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
+        )
+        return _Extremum.apply(evaluate, expr, names, size, fact, *moved), (0, 0)
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> None:
+    ctx.evaluate, ctx.expr, names, *_ = inputs[:PARAMETERS]
+    ctx.names, ctx.wins = names.split(","), len(won)
+    ctx.size, ctx.dtype, ctx.device = tuple(output.shape), output.dtype, output.device
+    ctx.save_for_backward(*won, *inputs[PARAMETERS:])
+    ctx.save_for_forward(*won, *inputs[PARAMETERS:])
+
+
+def _tensors(ctx: Any) -> dict[str, Tensor]:
+    """The operands, and of a `max` or `min` the places of its winners."""
+    tensors = dict(zip(ctx.names, ctx.saved_tensors[ctx.wins :]))
+    return {**tensors, **winner_places(ctx.expr, ctx.saved_tensors[0], tensors)} if ctx.wins else tensors
+
+
+def _gradients(ctx: Any, operands: dict[str, Tensor], upstream: Tensor) -> Any:
+    wanted = ctx.needs_input_grad[PARAMETERS:]
+    grads = [
+        gradient_of(ctx.evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
+        for at, name in enumerate(ctx.names)
+    ]
+    return *(None,) * PARAMETERS, *grads
+
+
+def _tangent(ctx: Any, operands: dict[str, Tensor], moved: Sequence[Tensor | None]) -> Any:
+    total = None
+    for name, tangent in zip(ctx.names, moved[PARAMETERS:]):
+        if tangent is not None and operands[name].is_floating_point():
+            total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, tangent, ctx.size))
+    return _of_output(ctx, total)
+
+
+def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    if total is None or part is None:
+        return part if total is None else total
+    return total + part
+
+
+def _of_output(ctx: Any, tangent: Tensor | None) -> Tensor:
+    if tangent is None:
+        return torch.zeros(ctx.size, dtype=ctx.dtype, device=ctx.device)
+    return tangent.to(ctx.dtype)
+
+
+class _Sparse(torch.autograd.Function):
+    """A format-agnostic statement; differentiated and batched before the format is rewritten away."""
+
+    @staticmethod
+    def forward(
+        evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size, names: tuple[str, ...], *tensors: Tensor
+    ) -> Tensor:
+        operands = {name: form.with_values(tensors[0]), **dict(zip(names, tensors[1:]))}
+        return owned(evaluate(expr, operands, size))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.evaluate, ctx.expr, ctx.name, ctx.form, _, ctx.names = inputs[:SPARSE_PARAMETERS]
+        ctx.size, ctx.dtype, ctx.device = tuple(output.shape), output.dtype, output.device
+        ctx.save_for_backward(*inputs[SPARSE_PARAMETERS:])
+        ctx.save_for_forward(*inputs[SPARSE_PARAMETERS:])
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        values, *rest = ctx.saved_tensors
+        form, dense = ctx.form.with_values(values), dict(zip(ctx.names, rest))
+        wants_values, *wanted = ctx.needs_input_grad[SPARSE_PARAMETERS:]
+        given = ctx.evaluate, ctx.expr
+        d_values = values_gradient(*given, ctx.name, form, dense, upstream) if wants_values else None
+        operands = {ctx.name: form, **dense}
+        grads = [gradient_of(*given, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
+        return *(None,) * SPARSE_PARAMETERS, d_values, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Any:
+        values, *rest = ctx.saved_tensors
+        form = ctx.form.with_values(values)
+        operands = {ctx.name: form, **dict(zip(ctx.names, rest))}
+        total = None
+        for name, tangent in zip(operands, moved[SPARSE_PARAMETERS:]):
+            if tangent is not None and operands[name].dtype.is_floating_point:
+                changed = form.with_values(tangent) if name == ctx.name else tangent
+                total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, changed, ctx.size))
+        return _of_output(ctx, total)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size,
+        names: tuple[str, ...], values: Tensor, *dense: Tensor,
+    ) -> Any:  # fmt: skip
+        given = batch_call(info.batch_size, dims[SPARSE_PARAMETERS + 1 :], expr, ",".join(names), size, dense, None)
+        operands = {name: form.with_values(values), **dict(zip(names, given[3]))}
+        return evaluate(given[0], operands, given[2]), 0

@@ -1,0 +1,164 @@
+"""Two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`: tracers see a single node.
+
+All planning happens inside them. The second is for a `max` or `min` whose gradient is wanted. Here, and nowhere
+else, facts are text and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ...formats.facts import Fact
+from ...formats.torch_state import PLAIN, is_forward_mode, is_grad_enabled, is_watched
+from ..binding import bind
+from ..language import UnsupportedError, batched, parse
+from ..runtime import resolved
+
+__all__ = ["batch_call", "call", "call_with_winners", "implement", "run_plain", "run_plain_with_winners"]
+
+_ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
+
+_library = torch.library.Library("insum_ops", "DEF")
+_library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
+_run: Run
+
+
+def implement(run: Run) -> None:
+    """Let `run` be what both operators do."""
+
+    def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+        return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
+
+    def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:
+        return run(expr, names, size, tensors, Fact.from_text(fact, facts), True)
+
+    global _run
+    _run = run
+    for key in ("CPU", "CUDA"):
+        _library.impl("run", value, key)
+        _library.impl("run_with_winners", value_and_winners, key)
+
+
+def _with_gradients(operator: Any) -> Any:
+    """What an operator does to tensors that want a gradient: none do, unless a compiled transform hid it from us."""
+
+    def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+        if (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
+            raise UnsupportedError(
+                f"{expr!r} is to be differentiated as an operator, which has no gradient: torch.func inside "
+                "torch.compile does so, and an exported program; compile what is inside the transform, or run the "
+                "program inside torch.no_grad()"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(expr, names, size, tensors, fact, facts)
+
+    return checked
+
+
+def _has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Derivatives are carried forward, by one of them."""
+    if not is_forward_mode():
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+@torch.library.register_fake("insum_ops::run", lib=_library)
+def _fake(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor:
+    bound = bind(parse(expr), dict(zip(names.split(","), tensors)), size)
+    return torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
+
+
+@torch.library.register_fake("insum_ops::run_with_winners", lib=_library)
+def _fake_with_winners(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    bound = bind(parse(expr), dict(zip(names.split(","), tensors)), size)
+    value = torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
+    return value, torch.empty(bound.size, dtype=bound.winner_dtype, device=bound.device)
+
+
+def _batch(
+    info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
+) -> tuple[Tensor, int]:
+    """Under vmap: one statement for the whole batch."""
+    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call(*given, *_written(left)), 0
+
+
+def _batch_with_winners(
+    info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call_with_winners(*given, *_written(left)), (0, 0)
+
+
+torch.library.register_vmap("insum_ops::run", _batch, lib=_library)
+torch.library.register_vmap("insum_ops::run_with_winners", _batch_with_winners, lib=_library)
+
+
+def batch_call(
+    count: int,
+    dims: Sequence[int | None],
+    expr: str,
+    names: str,
+    size: Sequence[int] | None,
+    tensors: Sequence[Tensor],
+    fact: Fact | None,
+) -> tuple[str, str, Sequence[int] | None, list[Tensor], Fact | None]:
+    """The call for `count` tensors at once, along dimension `dims` of each; None: the same tensor for all of them.
+
+    A fact about a tensor that differs from example to example is dropped.
+    """
+    output, moved, along = parse(expr).output.name, list[Tensor](), list[str]()
+    for name, tensor, dim in zip(names.split(","), tensors, dims):
+        if dim is not None:
+            tensor = tensor.movedim(dim, 0)
+        elif name == output:
+            tensor = tensor.expand(count, *tensor.shape)
+        if dim is not None or name == output:
+            along.append(name)
+        moved.append(tensor)
+    wide = None if size is None else (count, *size)
+    left = None if fact is not None and set(fact.names) & set(along) else fact
+    return batched(expr, tuple(along)), names, wide, moved, left
+
+
+def _written(fact: Fact | None) -> tuple[str, list[Tensor]]:
+    """Return a fact as the operators take it."""
+    return ("", []) if fact is None else (fact.to_text(), list(fact.tensors))
+
+
+call = torch.ops.insum_ops.run.default
+call_with_winners = torch.ops.insum_ops.run_with_winners.default
+_library.impl("run", _with_gradients(call), "Autograd")
+_library.impl("run_with_winners", _with_gradients(call_with_winners), "Autograd")
+
+
+def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
+    """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
+    if _is_watched(tensors):
+        return call(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+    return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]
+
+
+def run_plain_with_winners(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None
+) -> tuple[Tensor, Tensor]:
+    if _is_watched(tensors):
+        return call_with_winners(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+    return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, True)  # type: ignore[no-any-return]
+
+
+def _is_watched(tensors: Sequence[Tensor]) -> bool:
+    return is_watched() or any([type(tensor) not in PLAIN for tensor in tensors])

@@ -1,0 +1,45 @@
+"""A statement and its operands to a bound one: extents, dtypes, formats rewritten away, errors in the user's names.
+
+A file imports only from those above it.
+
+    bind_errors      why tensors do not fit a statement, in words
+    rewrite          A sparse format in a statement -> the indirect statement of that format
+    shape_class      lengths that vary from call to call
+    bind             `Statement` + tensors -> `Bound`
+    sparse_protocol  A format-agnostic statement and its tensors -> the indirect statement and plain tensors, ready to
+    recipes          how a statement with a format in it is evaluated, worked out once for all formats of a kind
+"""
+
+from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
+from .bind_errors import INDEX_DTYPES
+from .recipes import grouping, recipe_for
+from .rewrite import sparse_factor
+from .shape_class import bucket, known_divisor, power_of_two, shape_class
+from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, check_pattern, is_sparse, pattern_of, recipe
+
+__all__ = [
+    "INDEX_DTYPES",
+    "Bound",
+    "Kind",
+    "Kinds",
+    "Meta",
+    "Pointed",
+    "Recipe",
+    "SparseFormat",
+    "best_group_dim",
+    "bind",
+    "bucket",
+    "check_pattern",
+    "grouping",
+    "is_sparse",
+    "kinds_of",
+    "known_divisor",
+    "pattern_of",
+    "power_of_two",
+    "recipe",
+    "recipe_for",
+    "row_major",
+    "shape_class",
+    "sized",
+    "sparse_factor",
+]

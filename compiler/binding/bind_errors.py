@@ -1,0 +1,185 @@
+"""Why tensors do not fit a statement, in words: `bind` comes here once something is wrong, and never otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol
+
+import torch
+
+from ..language import Access, Const, IndexRangeError, OperandError, ShapeError, Statement, Var, walk
+
+__all__ = ["INDEX_DTYPES", "VALUE_DTYPES", "TensorLike", "refuse"]
+
+VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INDEX_DTYPES = (torch.int32, torch.int64)
+FORMATS = {  # what takes torch's own sparse tensors
+    torch.sparse_coo: "COO",
+    torch.sparse_csr: "GroupCOO",
+    torch.sparse_csc: "GroupCOO",
+    torch.sparse_bsr: "BlockGroupCOO",
+    torch.sparse_bsc: "BlockGroupCOO",
+}
+
+
+class TensorLike(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+def refuse(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> NoReturn:
+    """Raise for the first thing that keeps `tensors` from fitting `statement`."""
+    _Misfit(statement, tensors, size).tell()
+    raise AssertionError(f"{statement} fits its tensors")
+
+
+class _Misfit:
+    """The checks of `bind` one after the other, each with its words."""
+
+    def __init__(self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> None:
+        self.statement, self.tensors, self.given_size = statement, tensors, size
+        self.extents: dict[str, int] = {}
+        self.origin: dict[str, str] = {}  # how each extent became known, for messages
+        self.first: dict[str, Access] = {}  # where each tensor stands first, for messages
+        for root in (statement.output, *statement.accesses):
+            for access in walk(root):
+                self.first.setdefault(access.name, access)
+
+    def tell(self) -> None:
+        self.check_presence()
+        self.check_layouts()
+        self.check_kinds()
+        self.check_devices()
+        for access in self.statement.reads:
+            self.check_access(access, tuple(self.tensors[access.name].shape))
+        self.check_output()
+
+    def check_presence(self) -> None:
+        output = self.statement.output
+        for access in self.statement.index_accesses:
+            if access.name == output.name:
+                self.fail_operand(f"{output.name} is both an index and the output; rename one of them", access.at)
+        for name in self.statement.tensor_names:
+            if name not in self.tensors:
+                remedy = (
+                    "size=... gives the output's size, so rename it" if name == "size" else f"pass it as {name}=..."
+                )
+                self.fail_operand(f"no tensor was given for {name}; {remedy}", self.first[name].at)
+        for name in self.tensors:
+            if name not in self.first:
+                known = ", ".join(sorted(self.first))
+                self.fail_operand(f"{name} was given but the expression does not use it; it uses {known}", None)
+        if not self.tensors:
+            self.fail_operand(f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at)
+
+    def check_layouts(self) -> None:
+        for name, tensor in self.tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.layout in FORMATS:
+                kind = f"a {tensor.layout} tensor"
+                remedy = f"insum_ops.formats.{FORMATS[tensor.layout]}.from_torch({name}), or another format"
+            elif tensor.is_nested:
+                kind, remedy = "a nested tensor", f"{name}.to_padded_tensor(0)"
+            elif tensor.is_quantized:
+                kind, remedy = "quantized", f"{name}.dequantize()"
+            elif tensor.layout is not torch.strided:
+                kind, remedy = f"a {tensor.layout} tensor", f"{name}.to_dense()"
+            else:
+                continue
+            self.fail_operand(f"{name} is {kind}; pass {remedy}", self.first[name].at)
+
+    def check_kinds(self) -> None:
+        for access in self.statement.index_accesses:
+            tensor = self.tensors[access.name]
+            is_dense = isinstance(tensor, torch.Tensor)  # rewriting refuses a sparse index
+            if is_dense and tensor.dtype not in INDEX_DTYPES:
+                self.fail_operand(
+                    f"{access.name} is an index, so it must be int32 or int64, not {_short(tensor.dtype)}; "
+                    f"convert it with {access.name}.long()",
+                    access.at,
+                )
+        values = list(self.statement.accesses)
+        if self.statement.output.name in self.tensors:
+            values.append(self.statement.output)
+        for access in values:
+            dtype = self.tensors[access.name].dtype
+            if dtype not in VALUE_DTYPES:
+                convert = f"convert it with {access.name}.float()"
+                self.fail_operand(
+                    f"{access.name} holds values, so it must be float16, bfloat16, float32 or float64, "
+                    f"not {_short(dtype)}; {'view it as real' if dtype.is_complex else convert}",
+                    access.at,
+                )
+
+    def check_devices(self) -> None:
+        devices = {name: tensor.device for name, tensor in self.tensors.items()}
+        one = next(iter(devices))
+        for name, device in devices.items():
+            if device != devices[one]:
+                problem = f"{one} is on {devices[one]} but {name} is on {device}; move them to one device"
+                self.fail_operand(problem, self.first[name].at)
+
+    def check_access(self, access: Access, shape: tuple[int, ...], origin: str = "") -> None:
+        if len(access.indices) != len(shape):
+            known = f"{origin or access.name} has {_count(len(shape), 'dimension')} {list(shape)}"
+            indices = f"{access.name} has " * bool(origin) + _count(len(access.indices), "index", "indices")
+            self.fail_shape(f"{known} but {indices} here; give one per dimension", access.at)
+        for dim, index in enumerate(access.indices):
+            if isinstance(index, Var):
+                self.check_name(index, shape[dim], f"{origin or access.name} dimension {dim}")
+            elif isinstance(index, Const) and index.value >= shape[dim]:
+                where = f"{access.name} dimension {dim}, which has size {shape[dim]}"
+                raise IndexRangeError(f"index {index.value} is outside {where}", self.statement.text or None, index.at)
+
+    def check_name(self, index: Var, extent: int, origin: str) -> None:
+        known = self.extents.setdefault(index.name, extent)
+        first = self.origin.setdefault(index.name, origin)
+        if known != extent:
+            self.fail_shape(
+                f"index {index.name} is {known} in {first} but {extent} in {origin}; they must agree",
+                index.at,
+            )
+
+    def check_output(self) -> None:
+        output = self.statement.output
+        given = self.tensors.get(output.name)
+        size = None if self.given_size is None else tuple(self.given_size)
+        if size is not None and any(not isinstance(n, (int, torch.SymInt)) or n < 0 for n in size):
+            self.fail_shape(f"size must hold integers of 0 or more, but it is {list(size)}", None)
+        if given is not None:
+            if size is not None and size != tuple(given.shape):
+                self.fail_shape(
+                    f"{output.name} is {list(given.shape)} but size is {list(size)}; give one of them",
+                    output.at,
+                )
+            self.check_access(output, tuple(given.shape))
+            return
+        if size is not None:
+            self.check_access(output, size, "size")
+            return
+        for dim, index in enumerate(output.indices):
+            if not isinstance(index, Var) or index.name not in self.extents:
+                self.fail_shape(
+                    f"the size of {output.name} dimension {dim} is unknown: index {index} does not tell it; "
+                    f"pass {output.name}=... or size=(...)",
+                    index.at,
+                )
+
+    def fail_shape(self, problem: str, at: int | None) -> NoReturn:
+        raise ShapeError(problem, self.statement.text or None, at)
+
+    def fail_operand(self, problem: str, at: int | None) -> NoReturn:
+        raise OperandError(problem, self.statement.text or None, at)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _count(n: int, one: str, many: str | None = None) -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"

@@ -1,0 +1,75 @@
+"""How a statement with a format in it is evaluated, worked out once for all formats of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...formats.torch_state import is_compiling
+from ..language import parse
+from .bind import Meta, TensorLike, bind
+from .rewrite import sparse_factor
+from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
+
+__all__ = ["grouping", "recipe_for"]
+
+Operand = Any  # a Tensor or a SparseFormat
+
+
+def _is_odd(tensor: Tensor) -> bool:
+    """Not a plain dense tensor; a tracer does not let itself be asked."""
+    return not is_compiling() and (tensor.layout is not torch.strided or tensor.is_nested)
+
+
+def recipe_for(
+    expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, dense: Mapping[str, Operand]
+) -> Recipe:
+    """How to evaluate a statement in which `form` stands as `name`."""
+    is_odd = [isinstance(o, Tensor) and _is_odd(o) for o in dense.values()]
+    if any(is_odd):
+        bind(parse(expr), {name: form, **dense}, size)  # says what is wrong with it
+    others = [(key, _numbers(o.shape), o.dtype, o.device, is_sparse(o)) for key, o in dense.items()]
+    return Recipe(*_recipe(expr, None if size is None else _numbers(size), name, Kind.of(form), tuple(others)))
+
+
+def _numbers(size: Sequence[int]) -> tuple[int, ...]:
+    """A recipe is for one size: a tracer that has met several is to trace each of them, and not to keep them open."""
+    return tuple([index(extent) for extent in size]) if is_compiling() else tuple(size)
+
+
+@lru_cache(maxsize=256)
+def _known_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
+    statement, own = parse(expr), Kind(*kind)
+    tensors: dict[str, TensorLike] = {key: Meta(shape, dtype, device) for key, shape, dtype, device, _ in others}
+    bound = bind(statement, {name: own, **tensors}, size)
+    sparse = [name, *(key for key, _, _, _, is_also_sparse in others if is_also_sparse)]
+    return recipe(bound, sparse_factor(statement, sparse), own)
+
+
+def _recipe(*key: Any) -> tuple[Any, ...]:
+    return _known_recipe(*key)
+
+
+@lru_cache(maxsize=256)
+def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
+    statement = parse(expr)
+    found = [access for access in statement.accesses if access.name in sparse]
+    if len(sparse) != 1 or len(found) != 1:
+        return sparse[0], group_dim  # a mistake, of which the recipe will say more
+    return sparse[0], best_group_dim(statement, found[0], group_dim, has_groups)
+
+
+def grouping(*key: Any) -> tuple[str, int]:
+    """Which operand is the format, and the dimension that it had better be grouped along."""
+    return _known_grouping(*key)
+
+
+# What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:
+# a tracer calls these once and keeps what they return.
+for _constant in (_recipe, grouping):
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

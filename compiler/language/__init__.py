@@ -1,0 +1,38 @@
+"""Text to statements: parsed, differentiated, batched. Nothing here knows of tensors.
+
+A file imports only from those above it.
+
+    ir             statements as data
+    errors         what the compiler says when it is handed something it will not run
+    parse          text -> `Statement`, with Python's `ast`
+    differentiate  the gradient of a statement is a statement
+    batch          A batch of statements is a statement
+"""
+
+from .batch import batched
+from .differentiate import Term, fresh_name, tangent_terms, terms, winners
+from .errors import IndexRangeError, OperandError, SettingError, ShapeError, UnsupportedError
+from .ir import Access, Const, Index, Number, Statement, Var, walk
+from .parse import parse
+
+__all__ = [
+    "Access",
+    "Const",
+    "Index",
+    "IndexRangeError",
+    "Number",
+    "OperandError",
+    "SettingError",
+    "ShapeError",
+    "Statement",
+    "Term",
+    "UnsupportedError",
+    "Var",
+    "batched",
+    "fresh_name",
+    "parse",
+    "tangent_terms",
+    "terms",
+    "walk",
+    "winners",
+]

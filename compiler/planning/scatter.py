@@ -1,0 +1,248 @@
+"""How a result may reach the output, and what the statement becomes for it; what is known of the rows scattered to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Union
+
+from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
+from ..binding import Bound
+from ..language import Access, Index, Var, fresh_name, walk
+from .constant_tables import is_permutation
+from .device import device_of
+
+__all__ = [
+    "Factor",
+    "Merged",
+    "OneHot",
+    "Owner",
+    "Start",
+    "is_in_set",
+    "is_varying",
+    "owned_by",
+    "owned_rows",
+    "strategies",
+]
+
+ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
+ON_CHIP_PROGRAMS = 2  # and only if at least this many programs remain for each multiprocessor; reckoned, not measured
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """1 where `position` equals index `name`, else 0: a scatter as a factor."""
+
+    position: Access
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.name, *self.position.names)))
+
+    def __str__(self) -> str:
+        return f"[{self.position} == {self.name}]"
+
+
+Factor = Union[Access, OneHot]  # noqa: UP007 - evaluated before the classes exist on Python 3.10
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Each program owns row `row` of the output and walks that row's groups, index `segment`."""
+
+    row: str
+    segment: str
+    index: str  # the index tensor whose values own rows
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Tile axis `name` runs over two index names side by side: `outer = name // width`, `inner = name % width`."""
+
+    name: str
+    outer: str
+    inner: str
+    width: int
+
+
+def is_varying(bound: Bound, name: str) -> bool:
+    """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+    roots = (bound.statement.output, *bound.statement.accesses)
+    firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
+    return any(isinstance(first, Var) and first.name == name for first in firsts)
+
+
+def strategies(bound: Bound, fact: Fact | None = None, deterministic: bool = False) -> tuple[str, ...]:
+    """How the result may reach the output, the most promising first.
+
+    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
+    """
+    indices = bound.statement.output.indices
+    scattered = [index for index in indices if isinstance(index, Access)]
+    if not scattered:
+        return ("store",)
+    direct = [index.name for index in indices if isinstance(index, Var)]
+    is_simple = (
+        len(scattered) == 1
+        and len(direct) == len(indices) - 1
+        and len(set(direct)) == len(direct)
+        and not set(direct) & set(scattered[0].names)
+    )
+    found = []
+    is_sum = bound.statement.is_sum
+    if is_simple and _is_written_once(bound, scattered[0], fact):
+        return ("store-once",)
+    if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
+        apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
+        if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS * device_of(bound.device).wave:
+            found.append("on-chip")
+    if is_simple and owned_by(scattered[0], fact) is not None:
+        if owns_tiles(fact):
+            return ("owner",)
+        found.append("owner")
+        if is_sum and not deterministic and not bound.is_seeded:
+            found.append("store-or-atomic")
+    if is_sum and not deterministic and "store-or-atomic" not in found:
+        found.append("atomic")
+    return tuple(found)
+
+
+def _is_written_once(bound: Bound, scattered: Access, fact: Fact | None) -> bool:
+    """The fact says that what is scattered to is written once.
+
+    Of constant tables it does where each number is met once, and they lead to every place once.
+    """
+    if isinstance(fact, WrittenOnce):
+        return fact.index == scattered.name
+    table = fact.numbers.get(scattered.name) if isinstance(fact, ConstantTables) else None
+    names = [index.name for index in scattered.indices if isinstance(index, Var)]
+    if table is None or len({*names}) < len(scattered.indices):
+        return False
+    length = bound.size[bound.statement.output.indices.index(scattered)]
+    return bound.shapes[scattered.name] == tuple(bound.extents[name] for name in names) and is_permutation(
+        table, length
+    )
+
+
+def owns_tiles(fact: Fact | None) -> bool:
+    """A program owns a tile of several rows."""
+    return isinstance(fact, OwnedRows) and bool(fact.tiles)
+
+
+def owned_by(scattered: Access, fact: Fact | None) -> Access | None:
+    """The access whose values own what is scattered to, if `fact` says so: AM[p], or TILE[p] in ROW[TILE[p],q]."""
+    if not isinstance(fact, OwnedRows) or scattered.name != fact.rows:
+        return None
+    owner: Index = scattered
+    if fact.tiles:
+        if not all(isinstance(index, Var) for index in scattered.indices[1:]):
+            return None
+        owner = scattered.indices[0]
+    if not isinstance(owner, Access) or owner.name != fact.owner:
+        return None
+    if owner is not scattered and set(owner.names) & {str(index) for index in scattered.indices[1:]}:
+        return None  # a tile would own what its own groups pick
+    return owner if all(isinstance(index, Var) for index in owner.indices) else None
+
+
+def is_in_set(owner: Owner | None, output: Access, name: str) -> bool:
+    """An owner has several rows of the output, and `name` tells which of them."""
+    return owner is not None and any(name in access.names for access in output.indirections)
+
+
+def owned_rows(bound: Bound, fact: Fact | None) -> int:
+    """How many rows are owned: of the output, or of ROW where tiles own what it holds."""
+    output = bound.statement.output
+    return bound.shapes[output.indirections[0].name][0] if owns_tiles(fact) else bound.size[bound.statement.scatter_dim]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The statement after its scatter strategy has had its say, before roles."""
+
+    bound: Bound
+    strategy: str
+    output: Access
+    factors: tuple[Factor, ...]
+    extents: Mapping[str, int]
+    owner: Owner | None
+    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
+    merged: Merged | None = None
+
+    @staticmethod
+    def of(bound: Bound, strategy: str, fact: Fact | None) -> Start:
+        statement = bound.statement
+        start = Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None)
+        if strategy == "owner":
+            return start.owned(fact)
+        if strategy == "on-chip":
+            return start.on_chip()
+        return replace(start, shared_index=start.scattered.name) if strategy == "store-or-atomic" else start
+
+    @property
+    def scattered(self) -> Access:
+        return self.output.indirections[0]
+
+    def fresh(self, wanted: str) -> str:
+        return fresh_name(wanted, self.extents)
+
+    def owned(self, fact: Fact | None) -> Start:
+        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
+
+        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.
+        """
+        access = owned_by(self.scattered, fact)
+        assert access is not None
+        row, segment = self.fresh("r"), str(access.indices[0])
+        swap = {access: Var(row)}
+        factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
+        owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
+        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
+
+    def side_by_side(self, outer: str, inner: str) -> Start:
+        """One axis for two names, the values of `inner` for one value of `outer` after another."""
+        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
+        extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
+        return replace(self, extents=extents, merged=merged)
+
+    def on_chip(self) -> Start:
+        """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
+        name = self.fresh("s")
+        extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
+        output = _substitute(self.output, {self.scattered: Var(name)})
+        return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        return self.output.names
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        names = dict.fromkeys(name for factor in self.factors for name in factor.names)
+        if self.owner is not None:
+            names.setdefault(self.owner.segment)
+        return tuple(name for name in names if name not in self.free)
+
+    def varies_over(self, factor: Factor) -> set[str]:
+        """The names a factor's tile changes with: groups follow the row that owns them."""
+        names = set(factor.names)
+        if self.owner is not None and self.owner.segment in names:
+            names.add(self.owner.row)
+        if self.merged is not None and names & {self.merged.outer, self.merged.inner}:
+            names.add(self.merged.name)
+        return names
+
+    @property
+    def segment(self) -> str | None:
+        return self.owner.segment if self.owner is not None else None
+
+
+def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
+    def index(item: Index) -> Index:
+        if isinstance(item, Access):
+            return swap.get(item) or _substitute(item, swap)
+        return item
+
+    return replace(access, indices=tuple(map(index, access.indices)))

@@ -1,0 +1,480 @@
+"""`Bound` -> `Schedule`: which index is a grid position, a tile axis or a loop; dot or multiply-add; how to scatter.
+
+| role    | the index name is                                                         |
+|---------|---------------------------------------------------------------------------|
+| grid    | one value per program                                                     |
+| tile    | a block of values per program, an axis of its tiles                       |
+| loop    | a serial loop over single values                                          |
+| step    | a serial loop over blocks, an axis of the tiles                           |
+| segment | a serial loop over the groups of the program's output row (owner)         |
+| merged  | one of two names that one tile axis holds side by side                    |
+| unrolled | its values are numbers in the source, as those of the tables it runs over |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, product
+
+import torch
+
+from ...formats.facts import ConstantTables, Fact, Tables
+from ..binding import Bound, power_of_two
+from ..language import Access, Var, walk
+from .constant_tables import line_at
+from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
+from .device import device_of, line_of
+from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+
+__all__ = [
+    "LARGEST_TILE",
+    "LEAST_TILE",
+    "MOST_ENTRIES",
+    "Schedule",
+    "Strides",
+    "resized",
+    "schedules",
+]
+
+Strides = Mapping[str, tuple[int, ...]]
+
+DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
+SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
+# A loop this long is shared by several programs, where tiles of this size would leave multiprocessors without one:
+# both are reckoned, not measured.
+SHARED_LOOP, SHARED_TILE = 1024, 64
+# A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
+# multiprocessor, and the sum is longer than there are results; reckoned, not measured.
+SPLIT_WARPS = 2
+# of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
+MOST_ENTRIES = 512
+LARGEST_TILE, LEAST_TILE = 4096, 16  # elements of tiles over known tables, and along an axis that is not summed
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A bound statement with a role for every index; prints as a table."""
+
+    bound: Bound
+    strategy: str
+    output: Access
+    factors: tuple[Factor, ...]
+    extents: Mapping[str, int]
+    roles: Mapping[str, str]
+    tree: Node | None
+    owner: Owner | None = None
+    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
+    is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
+    merged: Merged | None = None
+    tables: Tables = field(default_factory=dict)  # whose numbers the source holds
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        return self.output.names
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Names that are axes of tiles, in their usual order: rows, then what is summed, then columns."""
+        tiles, steps = self.names("tile"), self.names("step")
+        if len(tiles) == 1 and not self.uses_dot and self.is_along(tiles[0]):
+            return (*steps, *tiles)
+        return (*tiles[:1], *steps, *tiles[1:])
+
+    @cached_property
+    def holds_set(self) -> bool:
+        """A tile holds the rows of one set side by side, which share what they load."""
+        merged = self.merged
+        return merged is not None and is_in_set(self.owner, self.output, merged.outer)
+
+    @cached_property
+    def has_rows_in_turn(self) -> bool:
+        """Rows are listed to be owned one after another, and which one it is matters only where its sums are stored."""
+        owner, merged, output = self.owner, self.merged, self.output.indirections
+        if owner is None or not output or not isinstance(self.tree, Dot):
+            return False
+        if any(owner.row in factor.names for factor in self.factors) or self.names("loop"):
+            return False
+        if any(is_varying(self.bound, name) for name in self.names("step")):
+            return False
+        if merged is None:
+            return len(output[0].indices) == 1
+        inside = [access for factor in self.factors if isinstance(factor, Access) for access in factor.indirections]
+        return self.holds_set and not any(merged.inner in access.names for access in inside)
+
+    @cached_property
+    def uses_dot(self) -> bool:
+        return bool(dots(self.tree))
+
+    @cached_property
+    def has_table(self) -> bool:
+        """A factor over three axes, short ones, that is summed before it meets the others."""
+        return any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
+
+    @property
+    def reduction(self) -> str:
+        return self.bound.statement.reduction
+
+    @property
+    def is_sum(self) -> bool:
+        return self.bound.statement.is_sum
+
+    @cached_property
+    def is_atomic(self) -> bool:
+        return self.strategy in ("atomic", "store-or-atomic")
+
+    @cached_property
+    def covers_output(self) -> bool:
+        """Every element of the output is written, so it needs no initial value."""
+        is_tiled = self.owner is not None and bool(
+            self.output.indirections
+        )  # each tile owns rows, every row has a tile
+        if self.strategy == "store-once" or is_tiled:
+            return True
+        names = [index.name for index in self.output.indices if isinstance(index, Var)]
+        return len(set(names)) == len(self.output.indices) and not self.is_atomic
+
+    @cached_property
+    def may_be_shared(self) -> bool:
+        """Several programs could each add a part of a sum to the output."""
+        has_sum = self.is_sum and bool(self.names("loop", "step"))
+        return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+
+    def shared(self) -> Schedule:
+        """The same with the sum cut over programs that add atomically."""
+        return replace(self, strategy="atomic", is_shared=True)
+
+    def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+        """The type in which partial sums meet in memory; `wanted` holds where a few do."""
+        own = self.bound.dtype
+        if self.is_shared and own.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
+            return torch.float32
+        return wanted if self.is_atomic and wanted is not None else own
+
+    def is_along(self, name: str) -> bool:
+        """The name runs along the output's last dimension, so along memory."""
+        return bool(self.output.indices) and str(self.output.indices[-1]) == name
+
+    def is_kept(self, axis: str) -> bool:
+        """A tile axis that the output has, so that nothing is summed over it."""
+        return axis in self.free or (self.merged is not None and axis == self.merged.name)
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role in roles)
+
+    def __str__(self) -> str:
+        rows = [f"{'index':10}{'extent':>10}  role"]
+        rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
+        kind = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
+        shared = ", sums shared by programs" if self.is_shared else ""
+        return "\n".join([f"scatter: {self.strategy}, product: {kind}{shared}", *rows])
+
+
+def schedules(
+    bound: Bound,
+    strides: Strides,
+    strategy: str,
+    fact: Fact | None = None,
+    deterministic: bool = False,
+    use_dot: bool | None = None,
+) -> tuple[Schedule, ...]:
+    """The ways worth trying to run a statement with one scatter strategy, the most promising first.
+
+    `use_dot`: True or False allows one kind of product only; None lets extents decide.
+    """
+    start = Start.of(bound, strategy, fact)
+    found: list[Schedule] = []
+    may_dot = use_dot is not False and bound.statement.is_sum
+    dotted = _dot_schedule(start, strides) if may_dot else None
+    if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
+        merged = _merged_schedules(start, dotted)
+        found += merged if any(way.holds_set for way in merged) else (*merged, dotted)
+    if not found:
+        found.append(_plain_schedule(start, strides, deterministic))
+        deep = _deep_schedule(start, found[0])
+        found += [deep] if deep is not None else []
+    if not deterministic and _is_worth_sharing(found[0]):
+        found.insert(0, found[0].shared())
+    tables = fact.numbers if isinstance(fact, ConstantTables) else {}
+    unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
+    if unrolled is None:
+        return tuple(found)
+    return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
+
+
+def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:
+    """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
+    extents = resized_extents(schedule, bound.extents)
+    if schedule.owner is not None:
+        extents[schedule.owner.row] = owned_rows(bound, fact)
+    return extents
+
+
+def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str, int]:
+    """The same for lengths alone: a schedule without an owner has no others."""
+    extents = {**schedule.extents, **lengths}
+    if schedule.merged is not None:
+        extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
+    return extents
+
+
+def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+    """Known tables as numbers in the source, if a program has all that they lead to along one or two axes of tiles."""
+    if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
+        return None
+    roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
+    own = [access for root in roots for access in walk(root) if access.name in tables]
+    if {access.name for access in own} != {*tables}:
+        return None
+    if start.strategy != "store-once" and any(access in own for access in walk(start.output)):
+        return None
+    if not all(isinstance(index, Var) for access in own for index in access.indices):
+        return None
+    # each number of a table that is a factor is an entry; along other names positions may lie on a line
+    numbers = [access for access in own if access in start.factors] or own
+    entries = dict.fromkeys(name for access in numbers for name in access.names)
+    others = [name for name in (*start.free, *start.summed) if name not in entries]
+    axes = _unrolled_axes(start, strides, others)
+    unrolled = dict.fromkeys([*entries, *(name for access in own for name in access.names if name not in axes)])
+    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in own]
+    if any(name in unrolled for access in inside for name in access.names):
+        return None
+    summed = [name for name in others if name in start.summed]
+    # tiles are powers of two, along what is summed whole
+    sizes = [power_of_two(start.extents[name]) for name in axes]
+    least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
+    if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
+        return None
+    if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
+        return None
+    roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
+    roles.update({name: "step" if name in summed else "tile" for name in axes})
+    roles.update(dict.fromkeys(unrolled, "unrolled"))
+    given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
+    return Schedule(*given, tree=None, tables=tables)
+
+
+def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
+    """The name along memory, and one more that stands beside it in a factor or in the output, as channels do."""
+    contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
+    rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
+    by_memory = sorted(names, key=rank, reverse=True)
+    if not by_memory or by_memory[0] not in fixed:
+        return by_memory[:1]
+    return [name for name in by_memory if name in fixed][1::-1]
+
+
+def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
+    """How many products there are, 0 if some table is no line along an axis; where a position is -1 there is none."""
+    found = 0
+    for place in product(*[range(extents[name]) for name in names]):
+        at = dict(zip(names, place))
+        starts = []
+        for access in own:
+            line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
+            if line is None:
+                return 0
+            starts.append(line[0])
+        found += all(number >= 0 or isinstance(number, float) for number in starts)
+    return found
+
+
+def _finish(
+    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
+) -> Schedule:
+    """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
+    roles: dict[str, str] = {}
+    together = (start.merged.outer, start.merged.inner) if start.merged is not None else ()
+    for name in start.free:
+        if name not in tiles:
+            roles[name] = "merged" if name in together else "grid"
+    roles.update(dict.fromkeys(tiles, "tile"))
+    if start.segment is not None:
+        roles[start.segment] = "segment"
+    for name in start.summed:
+        if name not in roles and name not in steps:
+            roles[name] = "loop"
+    roles.update(dict.fromkeys(steps, "step"))
+    return Schedule(
+        start.bound,
+        strategy or start.strategy,
+        start.output,
+        start.factors,
+        start.extents,
+        roles,
+        tree,
+        start.owner,
+        start.shared_index,
+        merged=start.merged,
+    )
+
+
+def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
+    axes = {*tiles, *steps}
+    leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
+    if not start.bound.statement.is_sum:
+        return multiply(leaves)
+    return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
+
+
+def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
+    """The best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    row = {start.owner.row} if start.owner is not None else set()
+    rows = [name for name in start.free if name not in row]
+    sums = [name for name in start.summed if name != start.segment]
+    choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
+    choices += _table_choices(start, sums)
+    best: tuple[float, bool, Schedule] | None = None
+    for wide, steps in choices:
+        for tiles in combinations(rows, wide):
+            tree = _tree(start, tiles, steps, use_dot=True)
+            if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
+                continue
+            made = _finish(start, tiles, steps, tree)
+            others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
+            if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
+                continue
+            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(made)
+            if best is None or (cost, is_loss) < best[:2]:
+                best = cost, is_loss, made
+    return best[2] if best else None
+
+
+def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
+    """Where one factor is a table over several short names, these are axes all at once: no loop goes over them."""
+    names = [name for name in (*sums, *start.free) if not is_varying(start.bound, name)]
+    short = {name for name in names if start.extents[name] <= SHORT}
+    if not any(len(short.intersection(factor.names)) > 2 for factor in start.factors):
+        return []
+    own = tuple(name for name in sums if name in short)
+    others = [name for name in sums if name not in short]
+    return [(wide, (*own, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
+
+
+def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
+    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once.
+
+    Rows of a set are meant to share what they load, however wide the other side is.
+    """
+    tiles, steps = narrow.names("tile"), narrow.names("step")
+    if len(tiles) != 2:
+        return ()
+    is_narrow = max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
+    for inner, other in (tiles, tiles[::-1]):
+        for outer in narrow.names("grid"):
+            is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
+            if not is_meant or not _may_merge(start, outer, inner, other):
+                continue
+            wide = start.side_by_side(outer, inner)
+            assert wide.merged is not None
+            axes = tuple(wide.merged.name if name == inner else name for name in tiles)
+            tree = _tree(wide, axes, steps, use_dot=True)
+            if isinstance(tree, Dot) and {dot.over for dot in dots(tree)} == set(steps):
+                return (_finish(wide, axes, steps, tree),)
+    return ()
+
+
+def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
+    """Tiles of a fixed power of two that `outer` moves, while it does not move those along `other`."""
+    width, names = start.extents[inner], start.bound.statement.free
+    if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
+        return False
+    if is_varying(start.bound, outer) or is_varying(start.bound, inner):
+        return False
+    moved = [start.varies_over(factor) for factor in start.factors if outer in start.varies_over(factor)]
+    return bool(moved) and all(other not in names for names in moved)
+
+
+def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
+    """Elements that all programs load together with tiles of at most 128 along `axes`; scattered ones count more."""
+    blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
+    programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
+    total = 0.0
+    for factor in start.factors:
+        if isinstance(factor, Access):
+            names = [name for name in factor.names if name not in start.free]
+            tile = math.prod(blocks[name] for name in factor.names if name in start.free)
+            steps = strides[factor.name]
+            unit = {
+                index.name for dim, index in enumerate(factor.indices) if isinstance(index, Var) and steps[dim] == 1
+            }
+            is_scattered = bool(unit) and not unit & axes
+            total += (
+                programs * tile * math.prod(start.extents[name] for name in names) * (SCATTERED if is_scattered else 1)
+            )
+    return total
+
+
+def _is_worth_a_dot(schedule: Schedule) -> bool:
+    """Tensor Cores want 16 x 16 x 16; a padded side may be as short as 4, but not two of the three.
+
+    Beside a dot that is worth it, products with a table's short axes cost next to nothing.
+    """
+    sides = [sorted(schedule.extents[name] for name in (*dot.axes, dot.over)) for dot in dots(schedule.tree)]
+    if schedule.has_table:
+        sides = [extents for extents in sides if extents[1] > SHORT]
+    return bool(sides) and all(extents[0] >= 4 and extents[1] >= 12 for extents in sides)
+
+
+def _is_worth_sharing(schedule: Schedule) -> bool:
+    """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
+    if not schedule.may_be_shared:
+        return False
+    longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)
+    programs = math.prod(
+        -(-schedule.extents[name] // SHARED_TILE) if role == "tile" else schedule.extents[name]
+        for name, role in schedule.roles.items()
+        if role in ("grid", "tile")
+    )
+    return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
+
+
+def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
+    """For each name, how many elements are read or written along a unit stride of it."""
+    found: dict[str, int] = {}
+    for factor in (start.output, *start.factors):
+        if isinstance(factor, Access):
+            elements = math.prod(start.extents[name] for name in factor.names)
+            # the output is allocated contiguous: its last dimension has unit stride
+            steps = strides.get(factor.name) if factor is not start.output else None
+            for dim, index in enumerate(factor.indices):
+                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
+                if isinstance(index, Var) and unit:
+                    found[index.name] = found.get(index.name, 0) + elements
+    return found
+
+
+def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
+    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries."""
+    sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
+    if not sums or plain.names("step") or not plain.names("tile"):
+        return None
+    if plain.strategy != start.strategy:  # its last tile is a sum that is cut over programs
+        return None
+    tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
+    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
+
+
+def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Schedule:
+    """No dot: one axis along memory, one more over results, everything else serial."""
+    contiguous = _contiguity(start, strides)
+    row = start.owner.row if start.owner is not None else None
+    candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
+    vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
+    others = [name for name in start.free if name != vector]
+    other = row or max(others, key=lambda name: start.extents[name], default=None)
+    scatter = start.factors[-1] if start.factors else None
+    if isinstance(scatter, OneHot) and vector != scatter.name:
+        other = scatter.name
+    tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
+    steps = (vector,) if vector is not None and vector not in start.free else ()
+    strategy = start.strategy
+    results = math.prod(start.extents[name] for name in start.free)
+    device = device_of(start.bound.device)
+    few = SPLIT_WARPS * device.warp_width * device.wave
+    is_long = any(start.extents[name] >= few >= results for name in steps)
+    if strategy == "store" and start.bound.statement.is_sum and not deterministic and is_long:
+        tiles, steps, strategy = (*tiles, *steps), (), "atomic"
+    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

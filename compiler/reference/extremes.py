@@ -1,0 +1,214 @@
+"""`C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph: products that compete, not add up.
+
+Products hidden by a -1 take no part, an element that none reaches is 0, and a NaN wins. Of equal products the first
+wins, in the lexicographic order of the names that are reduced: its position in that order is the winner's.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+
+import torch
+from torch import fx
+
+from ..language import Access
+from .gathers import Gathers, Length, Value
+
+__all__ = ["Extremes"]
+
+
+@dataclass(frozen=True)
+class Competing:
+    """Products, and what else is known of them over some of the same axes."""
+
+    value: Value
+    entries: Value | None  # where there is a product; None: everywhere
+    place: Value | None  # its position among those that it competes with; None: not wanted
+
+
+class Extremes(Gathers):
+    """The largest or smallest of the products that meet in one output element."""
+
+    @property
+    def is_max(self) -> bool:
+        return self.bound.statement.reduction == "max"
+
+    @property
+    def worst(self) -> float:
+        return -math.inf if self.is_max else math.inf
+
+    @cached_property
+    def last(self) -> Length:
+        """One past the last position."""
+        return self.product(self.sizes(self.bound.statement.reduced))
+
+    def extremum(self, wants_winners: bool) -> tuple[fx.Node, fx.Node | None]:
+        """The statement's value, and where its winners are if that is wanted."""
+        if self.bound.is_empty:
+            return self.filled(0, self.bound.compute_dtype), self.no_winner() if wants_winners else None
+        best = self.best_inside(self.products(wants_winners))
+        if self.bound.statement.output.is_indirect:
+            return self.compete(best)
+        result = self.put(self.shown(best.value, best.entries, 0), 0)
+        return result, self.put(self.shown(best.place, best.entries, -1), -1) if best.place is not None else None
+
+    def shown(self, value: Value, entries: Value | None, otherwise: float | fx.Node) -> Value:
+        """The value where it has an entry."""
+        if entries is None:
+            return value
+        names = {*value.axes, *entries.axes}
+        axes = tuple(name for name in self.bound.statement.names if name in names)
+        node = self.call(torch.where, self.expand_to(entries, axes), self.expand_to(value, axes), otherwise)
+        return Value(node, axes)
+
+    def no_winner(self) -> fx.Node:
+        return self.filled(-1, self.bound.winner_dtype)
+
+    def filled(self, value: float | fx.Node, dtype: torch.dtype, size: Sequence[Length] | None = None) -> fx.Node:
+        size = self.size if size is None else tuple(size)
+        return self.call(torch.full, size, value, dtype=dtype, device=self.bound.device)
+
+    # products
+
+    def products(self, wants_winners: bool) -> Competing:
+        """Every product over all names that it depends on: those that the output tells first, then in order."""
+        statement = self.bound.statement
+        roots = (*statement.accesses, statement.output)
+        factors = [self.gather(access) for access in statement.accesses]
+        masks = list(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
+        present = {name for value in (*factors, *masks) for name in value.axes}
+        axes = tuple(name for name in (*statement.direct, *statement.reduced) if name in present)
+        operands = [self.expand_to(self.widened(factor), axes) for factor in factors]
+        if operands:
+            product = self.scaled(Value(reduce(partial(self.call, torch.mul), operands), axes)).node
+        else:
+            product = self.filled(statement.scale, self.bound.compute_dtype, (1,) * len(axes))
+        value = Value(self.call(torch.Tensor.expand, product, self.sizes(axes)), axes)
+        return Competing(value, self.joint(masks, axes), self.places(axes) if wants_winners else None)
+
+    def joint(self, masks: Sequence[Value], order: tuple[str, ...]) -> Value | None:
+        """Where all masks have an entry."""
+        if not masks:
+            return None
+        axes = tuple(name for name in order if any(name in mask.axes for mask in masks))
+        spread = [self.expand_to(mask, axes) for mask in masks]
+        return Value(reduce(partial(self.call, torch.logical_and), spread), axes)
+
+    def widened(self, factor: Value) -> Value:
+        names = [access.name for access in self.bound.statement.accesses]
+        if all(self.bound.dtypes[name] == self.bound.compute_dtype for name in names):
+            return factor
+        return Value(self.call(torch.Tensor.to, factor.node, self.bound.compute_dtype), factor.axes)
+
+    def places(self, order: tuple[str, ...]) -> Value:
+        """The position of each product over the reduced names; 0 along a name that it does not depend on."""
+        axes = tuple(name for name in order if name in self.bound.statement.reduced)
+        total = self.filled(0, self.bound.winner_dtype, (1,) * len(axes))
+        stride: Length = 1
+        for name in reversed(self.bound.statement.reduced):
+            if name in axes:
+                stop = self.times(self.lengths[name], stride)
+                steps = self.call(
+                    torch.arange, 0, stop, stride, dtype=self.bound.winner_dtype, device=self.bound.device
+                )
+                total = self.call(torch.add, total, self.expand_to(Value(steps, (name,)), axes))
+            stride = self.times(self.lengths[name], stride)
+        return Value(total, axes)
+
+    def best_inside(self, products: Competing) -> Competing:
+        """The best over the names that only the right side has."""
+        axes, inner = products.value.axes, self.bound.statement.summed
+        dims = [dim for dim, name in enumerate(axes) if name in inner]
+        if not dims:
+            return products
+        node, entries, place = products.value.node, products.entries, products.place
+        spread = None if entries is None else self.expand_to(entries, axes)
+        if spread is not None:
+            node = self.call(torch.where, spread, node, self.worst)
+        best = self.call(torch.amax if self.is_max else torch.amin, node, dims, True)
+        kept = tuple(name for name in axes if name not in inner)
+        if place is not None:
+            is_best = self.is_best(node, best, spread)
+            where = self.call(torch.where, is_best, self.expand_to(place, axes), self.last)
+            place = Value(self.call(torch.amin, where, dims), kept)
+        if entries is not None:
+            entries = self.any_of(entries, inner)
+        return Competing(Value(self.call(torch.squeeze, best, tuple(dims)), kept), entries, place)
+
+    def any_of(self, entries: Value, inner: tuple[str, ...]) -> Value:
+        node = entries.node
+        for dim in reversed(range(len(entries.axes))):
+            if entries.axes[dim] in inner:
+                node = self.call(torch.any, node, dim)
+        return Value(node, tuple(name for name in entries.axes if name not in inner))
+
+    def is_best(self, node: fx.Node, best: fx.Node, entries: fx.Node | None = None) -> fx.Node:
+        """Where a product equals the best, NaN to NaN."""
+        both = self.call(torch.logical_and, self.call(torch.isnan, node), self.call(torch.isnan, best))
+        found = self.call(torch.logical_or, self.call(torch.eq, node, best), both)
+        return found if entries is None else self.call(torch.logical_and, found, entries)
+
+    # where they go
+
+    def put(self, result: Value, elsewhere: int) -> fx.Node:
+        """The result at its positions, each met once, and `elsewhere` at those that the left side leaves out."""
+        output, free = self.bound.statement.output, self.bound.statement.free
+        result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), self.sizes(free)), free)
+        pointing = self.pointing(output.indices)
+        if not pointing:
+            node = self.permute(result, tuple(map(str, output.indices)))
+            return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
+        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
+        size = [self.size[dim] for dim in (*pointing, *rest)]
+        start = self.call(torch.Tensor.new_full, result.node, size, elsewhere)
+        ordered = self.permute(result, joint + tuple(str(output.indices[dim]) for dim in rest))
+        return self.restored(self.call(torch.index_put, start, positions, ordered), (*pointing, *rest))
+
+    def restored(self, node: fx.Node, order: tuple[int, ...]) -> fx.Node:
+        """A tensor whose dimensions are the output's in this order, in the output's own order."""
+        back = tuple(order.index(dim) for dim in range(len(order)))
+        return self.call(torch.Tensor.contiguous, self.call(torch.permute, node, back))
+
+    def compete(self, best: Competing) -> tuple[fx.Node, fx.Node | None]:
+        """Products that an indirection on the left sends to one element compete there; hidden ones get a row apart."""
+        output = self.bound.statement.output
+        pointing = self.pointing(output.indices)
+        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
+        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
+        axes = joint + tuple(str(output.indices[dim]) for dim in rest)
+        rows, columns = [self.size[dim] for dim in pointing], [self.size[dim] for dim in rest]
+        shape, num_rows = (self.product(self.sizes(joint)), *columns), self.product(rows)
+        with_one_more = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
+
+        def laid_out(value: Value) -> fx.Node:
+            whole = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
+            return self.call(torch.reshape, whole, shape)
+
+        def finished(node: fx.Node) -> fx.Node:
+            node = self.call(torch.narrow, node, 0, 0, num_rows)
+            return self.restored(self.call(torch.reshape, node, (*rows, *columns)), (*pointing, *rest))
+
+        index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
+        source = laid_out(best.value)
+        zeros = self.filled(0, self.bound.compute_dtype, (with_one_more, *columns))
+        kind = "amax" if self.is_max else "amin"
+        result = self.call(torch.scatter_reduce, zeros, 0, index, source, kind, include_self=False)
+        if best.place is None:
+            return finished(result), None
+        is_best = self.is_best(source, self.call(torch.gather, result, 0, index))
+        place = self.call(torch.where, is_best, laid_out(best.place), self.last)
+        none = self.filled(self.last, self.bound.winner_dtype, (with_one_more, *columns))
+        first = finished(self.call(torch.scatter_reduce, none, 0, index, place, "amin"))
+        return finished(result), self.call(torch.where, self.call(torch.lt, first, self.last), first, -1)
+
+    def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
+        """Positions in several dimensions as one position in all of them."""
+        total = self.call(torch.Tensor.to, positions[0], torch.int64)
+        for position, extent in zip(positions[1:], rows[1:]):
+            total = self.call(torch.add, self.call(torch.mul, total, extent), position)
+        return total

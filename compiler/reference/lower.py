@@ -1,0 +1,296 @@
+"""`Bound` -> `torch.fx` graph: gather what the factors point at, contract, scatter-add.
+
+This is the meaning of a statement in plain torch. It runs anywhere, and every other backend is tested against it.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import opt_einsum
+import torch
+from torch import fx
+from torch.nn.functional import embedding_bag
+
+from ...lru_cache import LRUCache
+from ..binding import Bound
+from ..language import Access, UnsupportedError, Var
+from .extremes import Extremes
+from .gathers import Value, large_gathers, lengths_of, placeholders
+
+__all__ = ["Program", "lower", "placeholders", "program_for"]
+
+PROGRAMS = 512  # a program is a few kB of byte code
+
+_programs: LRUCache[Program] = LRUCache(PROGRAMS)
+
+
+def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: bool = False) -> fx.GraphModule:
+    """The graph of a bound statement; `padded` names the index tensors that may hold -1 (default: all).
+
+    `wants_winners`: the graph of a `max` or `min` returns two tensors, the second of the winners' positions.
+    """
+    if padded is None:
+        padded = frozenset(access.name for access in bound.statement.index_accesses)
+    graph = _Lowering(bound, padded).finished_graph(wants_winners)
+    return fx.GraphModule(torch.nn.Module(), graph, "Insum")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
+
+    function: Callable[..., Any]
+    lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
+
+    def lengths_in(self, bound: Bound) -> list[int]:
+        """The lengths that the function takes where it stands for this bound statement."""
+        known = lengths_of(bound)
+        return [known[key] for key in self.lengths]
+
+
+def program_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> Program:
+    """The program of a bound statement, which those share that differ in lengths alone.
+
+    Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
+    are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
+    """
+    winner_dtype = bound.winner_dtype if wants_winners else None
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), _contraction_path(bound)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded
+    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+    program = _programs.get(key)
+    if program is None:
+        lowering = _Lowering(bound, padded, takes_lengths=True)
+        code = lowering.finished_graph(wants_winners).python_code("self")
+        # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
+        exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
+        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.lengths_taken)
+    return program
+
+
+def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
+    """Which factors are contracted with each other, in order; none where there are no more than two."""
+    statement = bound.statement
+    if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
+        return ()
+    axes = [access.names for access in statement.accesses]
+    reached = tuple(name for name in statement.free if any(name in names for names in axes))
+    shapes = [tuple(bound.extents[name] for name in names) for names in axes]
+    path, _ = opt_einsum.contract_path(_equation(axes, reached), *shapes, shapes=True)
+    return tuple(path)
+
+
+def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:
+    """What torch.einsum calls a contraction of operands over these index names to `axes`."""
+    names = tuple(dict.fromkeys(name for operand in operands for name in operand))
+    if len(names) > len(string.ascii_letters):
+        raise UnsupportedError(
+            f"the statement uses {len(names)} index names, at most {len(string.ascii_letters)} can be contracted"
+        )
+    short = {name: name for name in names if len(name) == 1 and name in string.ascii_letters}
+    spare = (letter for letter in string.ascii_letters if letter not in short)
+    letter = {name: short.get(name) or next(spare) for name in names}
+    terms = ("".join(letter[name] for name in operand) for operand in operands)
+    return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
+
+
+class _Lowering(Extremes):
+    @property
+    def lengths_taken(self) -> tuple[str | int, ...]:
+        """The lengths that are arguments of the finished graph, in order."""
+        return tuple(key for key, length in self.lengths.items() if isinstance(length, fx.Node))
+
+    def finished_graph(self, wants_winners: bool) -> fx.Graph:
+        if self.bound.statement.is_sum:
+            result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
+        else:
+            result, winners = self.extremum(wants_winners)
+        if self.bound.compute_dtype != self.bound.dtype:
+            result = self.call(torch.Tensor.to, result, self.bound.dtype)
+        self.graph.output(result if winners is None else (result, winners))
+        for key, length in list(self.lengths.items()):
+            if isinstance(length, fx.Node) and not length.users:
+                self.graph.erase_node(length)
+                del self.lengths[key]
+        self.graph.lint()
+        return self.graph
+
+    # contract
+
+    def contract(self) -> Value:
+        """The product of the factors, summed down to the names on the left."""
+        bag = self.weighted_rows()
+        if bag is not None:
+            return self.scaled(bag)
+        factors = [self.gather(access) for access in self.bound.statement.accesses]
+        roots = (*self.bound.statement.accesses, self.bound.statement.output)
+        groups = _connected(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
+        operands = [self.prepare(factor, groups) for factor in factors]
+        free = self.bound.statement.free
+        if not operands:
+            full = self.call(
+                torch.full,
+                self.sizes(free),
+                self.bound.statement.scale,
+                dtype=self.bound.compute_dtype,
+                device=self.bound.device,
+            )
+            return Value(full, free)
+        reached = tuple(name for name in free if any(name in operand.axes for operand in operands))
+        result = self.scaled(self.einsum(operands, reached))
+        if reached != free:
+            shape = self.sizes(free)
+            result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), shape), free)
+        return result
+
+    def weighted_rows(self) -> Value | None:
+        """`AV[p,q] * B[AK[p,q],n]` summed over q, as one torch operation that never holds all gathered rows."""
+        accesses = self.bound.statement.accesses
+        is_one_type = all(self.bound.dtypes[access.name] == self.bound.compute_dtype for access in accesses)
+        if len(accesses) != 2 or not is_one_type:
+            return None
+        for weights, rows in (accesses, accesses[::-1]):
+            index, *others = rows.indices or (None,)
+            column = others[0] if len(others) == 1 else None
+            if isinstance(index, Access) and isinstance(column, Var) and self.is_bag(weights, index, column.name):
+                return self.bag(weights, rows, index, column.name)
+        return None
+
+    def is_bag(self, weights: Access, index: Access, column: str) -> bool:
+        """One weight for each position, one index summed, and everything else on the left."""
+        places = [item.name for item in index.indices if isinstance(item, Var)]
+        own = [item.name for item in weights.indices if isinstance(item, Var)]
+        is_direct = len(places) == len(index.indices) and len(own) == len(weights.indices)
+        is_one_to_one = len(set(places)) == len(places) and sorted(places) == sorted(own) and column not in places
+        statement = self.bound.statement
+        is_kept = {*places, column} == {*statement.free, *statement.summed}
+        return is_direct and is_one_to_one and is_kept and len(statement.summed) == 1 and statement.summed[0] != column
+
+    def bag(self, weights: Access, rows: Access, index: Access, column: str) -> Value:
+        (summed,) = self.bound.statement.summed
+        kept = tuple(name for name in map(str, index.indices) if name != summed)
+        table, position, scales = self.tensors[rows.name], self.gather(index), self.gather(weights)
+        if index.name in self.padded:
+            table, position, mask = self.with_a_zero(table, 0, index)
+            hidden = self.call(torch.where, self.expand_to(mask, scales.axes), scales.node, 0)
+            scales = Value(hidden, scales.axes)
+        shape = (-1, self.lengths[summed])
+        flat = [self.call(torch.reshape, self.permute(v, (*kept, summed)), shape) for v in (position, scales)]
+        total = self.call(embedding_bag, flat[0], table, per_sample_weights=flat[1], mode="sum")
+        if len(kept) != 1:
+            total = self.call(torch.reshape, total, (*self.sizes(kept), self.lengths[column]))
+        return Value(self.permute(Value(total, (*kept, column)), self.bound.statement.free), self.bound.statement.free)
+
+    def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
+        """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN); convert to the type sums are taken in."""
+        node = factor.node
+        for masks in groups:
+            for mask in self.seen_from(factor, masks):
+                if mask.node in factor.without:
+                    continue
+                node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
+        names = [access.name for access in self.bound.statement.accesses]
+        if any(self.bound.dtypes[name] != self.bound.compute_dtype for name in names):
+            node = self.call(torch.Tensor.to, node, self.bound.compute_dtype)
+        return Value(node, factor.axes)
+
+    def seen_from(self, factor: Value, masks: list[Value]) -> list[Value]:
+        """Masks as a factor sees them: where names that it lacks matter, whether any of their values has an entry."""
+        if all(set(mask.axes) <= set(factor.axes) for mask in masks):
+            return masks
+        joint = tuple(dict.fromkeys(name for mask in masks for name in mask.axes))
+        node = reduce(partial(self.call, torch.logical_and), (self.expand_to(mask, joint) for mask in masks))
+        for dim in reversed(range(len(joint))):
+            if joint[dim] not in factor.axes:
+                node = self.call(torch.any, node, dim)
+        return [Value(node, tuple(name for name in joint if name in factor.axes))]
+
+    def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        for chosen in _contraction_path(self.bound)[:-1]:
+            pair = [operands[at] for at in chosen]
+            operands = [operand for at, operand in enumerate(operands) if at not in chosen]
+            needed = set(axes).union(*(operand.axes for operand in operands))
+            kept = tuple(dict.fromkeys(name for value in pair for name in value.axes if name in needed))
+            operands.append(self.pair(pair, kept))
+        return self.pair(operands, axes)
+
+    def pair(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        """One or two operands contracted to `axes`."""
+        if len(operands) == 1 and set(operands[0].axes) == set(axes):
+            return Value(self.permute(operands[0], axes), axes)
+        if self.is_elementwise(operands, axes):
+            large, small = sorted(operands, key=lambda value: -len(value.axes))
+            product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
+            dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
+            kept = tuple(name for name in large.axes if name in axes)
+            total = self.call(torch.sum, product, dims) if dims else product
+            return Value(self.permute(Value(total, kept), axes), axes)
+        equation = _equation([operand.axes for operand in operands], axes)
+        return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
+
+    def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
+        """One operand scales the other, entry by entry: as a batched product of rows it is many times slower."""
+        small, *rest = sorted((set(operand.axes) for operand in operands), key=len)
+        return len(rest) == 1 and small <= rest[0] and bool(small & set(axes))
+
+    # scatter
+
+    def start(self) -> fx.Node:
+        """What the sums are added to."""
+        if self.bound.is_seeded:
+            seed = self.tensors[self.bound.statement.output.name]
+            return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
+        return self.call(torch.zeros, self.size, dtype=self.bound.compute_dtype, device=self.bound.device)
+
+    def scatter(self, result: Value) -> fx.Node:
+        """The result added to the start at the positions on the left."""
+        output = self.bound.statement.output
+        pointing = self.pointing(output.indices)
+        if not pointing:
+            node = self.permute(result, tuple(map(str, output.indices)))
+            if self.bound.is_seeded:
+                return self.call(torch.add, self.start(), node)
+            return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+        source = Value(self.hide(result, self.masks(output)), result.axes)
+        if len(pointing) == 1 and isinstance(output.indices[pointing[0]], Access):
+            (dim,) = pointing
+            position = self.position(output.indices[dim])
+            names = tuple(map(str, output.indices))
+            ordered = self.permute(source, names[:dim] + position.axes + names[dim + 1 :])
+            if len(position.axes) != 1:
+                stop = dim + len(position.axes) - 1
+                ordered = (
+                    self.call(torch.flatten, ordered, dim, stop)
+                    if position.axes
+                    else self.call(torch.unsqueeze, ordered, dim)
+                )
+            return self.call(torch.index_add, self.start(), dim, self.flat(position), ordered)
+        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
+        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
+        order = (*pointing, *rest)
+        start = self.call(torch.permute, self.start(), order)
+        ordered = self.permute(source, joint + tuple(str(output.indices[dim]) for dim in rest))
+        summed = self.call(torch.index_put, start, positions, ordered, accumulate=True)
+        back = tuple(order.index(dim) for dim in range(len(order)))
+        return self.call(torch.Tensor.contiguous, self.call(torch.permute, summed, back))
+
+    def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
+        node = result.node
+        for mask in masks.values():
+            node = self.call(torch.where, self.expand_to(mask, result.axes), node, 0)
+        return node
+
+
+def _connected(masks: Iterable[Value]) -> list[list[Value]]:
+    """Masks in groups that share no index name with each other."""
+    groups: list[list[Value]] = []
+    for mask in masks:
+        touching = [group for group in groups if any(set(mask.axes) & set(other.axes) for other in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([mask, *(other for group in touching for other in group)])
+    return groups

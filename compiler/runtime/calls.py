@@ -1,0 +1,58 @@
+"""What a call of a statement depends on, read off its arguments: where its launch plans are kept, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
+
+from torch import Tensor
+
+from ...formats.torch_state import PLAIN, default_dtype
+from ...lru_cache import LRUCache
+from ..binding import SparseFormat
+
+__all__ = ["PLAIN_CALLS", "arguments"]
+
+Operand = Any  # a Tensor or a SparseFormat
+CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
+PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
+
+
+def arguments(
+    expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
+) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor], tuple[int, ...]]:
+    """Return where the plans of a call are kept and by what; its format, its tensors and its size.
+
+    The tensors are the operands in the caller's order, a format's values in its place.
+    """
+    form: SparseFormat | None = None
+    place = -1
+    tensors: list[Tensor] = []
+    for operand in operands.values():
+        if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
+            # the values are asked each time: a Parameter stays the same object when its dtype or device changes
+            form, place, operand = operand, len(tensors), operand.values
+        tensors.append(operand)
+    numbers = None if size is None else _whole_numbers(size)
+    if form is None:
+        return PLAIN_CALLS, _marks(expr, tuple(operands), numbers), None, tensors, numbers or ()
+    return form.memory, (expr, numbers is None, place, *operands), form, tensors, numbers or ()
+
+
+def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """Return what calls over plain tensors are told apart by; a statement of numbers alone has the default dtype."""
+    return expr, size is None, default_dtype(), *names
+
+
+def _whole_numbers(size: object) -> tuple[int, ...]:
+    """Return a size as integers: what equals one, such as 3.0 or True, is refused all the same."""
+    if type(size) is tuple:
+        for extent in size:
+            if type(extent) is not int:
+                break
+        else:
+            return size
+    if not isinstance(size, (tuple, list)):
+        raise TypeError
+    return tuple(map(index, size))

@@ -1,0 +1,265 @@
+"""All that decides which kernel runs a statement best, and the ways there are to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from itertools import groupby
+
+import torch
+
+from ...formats.facts import Fact, OwnedRows
+from ..binding import Bound, bucket, row_major, shape_class
+from ..codegen import Config, Flags, emit
+from ..language import Access
+from ..planning import Schedule, Strides, device_of, resized, schedules, strategies
+from ..runtime import TRITON_VERSION, Launcher, launcher
+from .exemplars import EXEMPLARS, Exemplar
+from .footprint import fitted
+from .settings import tuning_mode
+from .space import configs
+from .tuning_cache import Config as Choices
+from .tuning_cache import Key
+
+__all__ = [
+    "Candidate",
+    "Problem",
+    "candidates",
+    "device_name",
+    "generator_version",
+    "is_uneven",
+    "resize",
+]
+
+EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that decides which kernel is best."""
+
+    bound: Bound
+    strides: Strides
+    names: tuple[str, ...]
+    fact: Fact | None  # without its tensors, which a problem must not keep alive
+    flags: Flags
+    deterministic: bool
+    rows: tuple[int, int] = (0, 0)  # of owned rows: how many there are, and the most groups of one
+    has_order: bool = False  # the fact has the order of rows by their length
+
+    def launcher(self, candidate: Candidate) -> Launcher:
+        kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
+        sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
+        wants_winners = self.flags.wants_winners
+        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+
+    def resized(self, known: Launcher) -> Launcher:
+        """A launcher for a problem of the same signature, with the sizes of this one."""
+        return resize(known, self.bound, self.fact)
+
+    @cached_property
+    def signature(self) -> object:
+        """All that a kernel's source and its tuned config depend on; sizes that vary count roughly where they are long.
+
+        A tensor's first dimension varies from call to call, and no source holds how long it is: only whether blocks
+        divide it, whether it is longer than they are, and whether addresses need 64 bits.
+        """
+        bound = self.bound
+        shapes = [shape_class(shape, self.strides[name]) for name, shape in bound.shapes.items()]
+        settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
+        winners = None if bound.statement.is_sum else bound.winner_dtype
+        output = shape_class(bound.size, self.strides[""]), self.strides.get(" seed"), winners
+        rows = *map(bucket, self.rows), self.has_order, self.is_uneven
+        return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
+
+    @cached_property
+    def tried(self) -> tuple[Candidate, ...]:
+        """The ways to run it that are worth trying by default, whether or not the device has the memory for them."""
+        return _candidates(self, False)
+
+    @cached_property
+    def ways(self) -> tuple[Candidate, ...]:
+        """The ways to run it that are tried by default, the most promising first."""
+        return _fitted(self, self.tried)
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        return self.has_order and is_uneven(self.bound, self.fact, self.rows)
+
+    @cached_property
+    def key(self) -> Key:
+        """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
+        bound, statement = self.bound, self.bound.statement
+        varying = {
+            str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
+        }
+        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
+        layout = ";".join(
+            f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
+        )
+        return Key(
+            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
+            f"{generator_version()} {_digest(str(way.choices) for way in self.ways)}",
+            tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
+            (
+                *extents,
+                *self.pointed_sizes,
+                *zip((" rows", " longest"), map(bucket, self.rows)),
+                (" uneven", int(self.is_uneven)),
+            ),
+            layout,
+            device_name(bound.device),
+            TRITON_VERSION,
+            str(self.flags),
+            self.deterministic,
+        )
+
+    @property
+    def pointed_sizes(self) -> tuple[tuple[str, int], ...]:
+        """How long the dimensions are into which index tensors point: a few rows are kept on chip, many are not."""
+        bound, statement = self.bound, self.bound.statement
+        shapes = {**bound.shapes, "": bound.size}
+        found = {
+            (f"{access.name}[{dim}]", bucket(shapes["" if access is statement.output else access.name][dim]))
+            for access in (statement.output, *statement.reads)
+            for dim, index in enumerate(access.indices)
+            if isinstance(index, Access)
+        }
+        return tuple(sorted(found))
+
+
+def resize(known: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
+    """The same launcher for tensors of other lengths, with what it has for captures."""
+    made = known.resized(bound, resized(known.schedule, bound, fact))
+    if known.captured is not None:
+        made.captured = resize(known.captured, bound, fact)
+    return made
+
+
+def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
+    """Some row has clearly more groups than the mean, so that the order of rows matters."""
+    count, longest = rows
+    return isinstance(fact, OwnedRows) and longest * count > EVEN * bound.shapes[fact.owner][0]
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    known = torch.cuda.get_device_properties(device)
+    return f"{known.name} sm_{known.major}{known.minor} {known.multi_processor_count} SMs"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a statement."""
+
+    schedule: Schedule
+    config: Config
+
+    @property
+    def choices(self) -> Choices:
+        config = self.config
+        return {
+            "strategy": self.schedule.strategy,
+            "dot": self.schedule.uses_dot,
+            "unrolled": bool(self.schedule.tables),
+            **{f"block_{name}": block for name, block in config.blocks},
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "swap": config.swap,
+            "reverse": config.reverse,
+            "parts": config.parts,
+            "rows": config.rows,
+            "longest_first": config.longest_first,
+        }
+
+    def __str__(self) -> str:
+        schedule = self.schedule
+        product = "dot" if schedule.uses_dot else "fma" if schedule.is_sum else schedule.reduction
+        product = "unrolled" if schedule.tables else product
+        return f"{schedule.strategy} {product} {self.config}"
+
+
+def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
+    """Ways to run the problem, the most promising first."""
+    return _fitted(problem, _candidates(problem, True)) if full else problem.ways
+
+
+def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
+    """In a full search every config of what rules prefer, then a handful of each schedule that they would leave out."""
+    return tuple(
+        Candidate(schedule, config)
+        for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
+        for preferred in [_schedules(problem, strategy)]
+        for schedule in (*preferred, *(_others(problem, strategy, preferred) if full else ()))
+        for config in configs(schedule, full and schedule in preferred, problem.has_order)
+    )
+
+
+def _schedules(problem: Problem, strategy: str, use_dot: bool | None = None) -> tuple[Schedule, ...]:
+    """Those that rules would have tried, or all of one kind of product."""
+    return schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic, use_dot)
+
+
+def _others(problem: Problem, strategy: str, preferred: tuple[Schedule, ...]) -> list[Schedule]:
+    """What rules leave out: the other kind of product, however short a dot's sides, and sums shared by programs."""
+    found = list[Schedule]()
+    for use_dot in (True, False):
+        ways = _schedules(problem, strategy, use_dot)
+        found += [schedule for schedule in ways if schedule not in (*preferred, *found)]
+    if problem.deterministic:
+        return found
+    shared = [way.shared() for way in (*preferred, *found) if way.may_be_shared]
+    return found + [schedule for schedule in shared if schedule not in (*preferred, *found)]
+
+
+def _fitted(problem: Problem, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The same, each schedule's with as many stages as the device has shared memory for."""
+    device, precision = device_of(problem.bound.device), problem.flags.precision
+    return tuple(
+        Candidate(schedule, config)
+        for _, alike in groupby(found, key=lambda way: id(way.schedule))
+        for schedule, ways in [_apart(alike)]
+        for config in fitted(schedule, ways, device, precision)
+    )
+
+
+def _apart(alike: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
+    """The schedule of some candidates, and their configs."""
+    ways = tuple(alike)
+    return ways[0].schedule, tuple(way.config for way in ways)
+
+
+@cache
+def generator_version() -> str:
+    """Another one wherever the code generator may emit other kernels, or try others: tuned configs are of one version.
+
+    It is a digest of what is emitted for the `EXEMPLARS`, not of our files, which may move without a change to any
+    kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
+    candidates are in its key besides. What exemplars do not reach would be forgotten, so that a test compares the
+    functions that they call with those that the kernels of all other tests do.
+    """
+    return _digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
+
+
+def _texts(exemplar: Exemplar) -> Iterator[str]:
+    bound = exemplar.bound
+    strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
+    strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}
+    problem = Problem(
+        bound, strides, tuple(bound.shapes), exemplar.fact, exemplar.flags, False, has_order=exemplar.has_order
+    )
+    emitted = set()
+    for way in problem.tried:
+        yield str(way.choices)
+        kind = way.config.kind, way.schedule.strategy, str(way.schedule)
+        if kind not in emitted:
+            emitted.add(kind)
+            yield emit(way.schedule, strides, way.config, problem.flags).source
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return sha256("\0".join(texts).encode()).hexdigest()[:16]

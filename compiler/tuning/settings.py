@@ -1,0 +1,19 @@
+"""What the environment says about how statements run."""
+
+from __future__ import annotations
+
+import os
+
+from ..language import SettingError
+
+__all__ = ["tuning_mode"]
+
+MODES = ("default", "full", "off")
+
+
+def tuning_mode() -> str:
+    """INSUM_TUNE: `default` times a handful of configs, `full` a grid of them, `off` none."""
+    mode = os.environ.get("INSUM_TUNE", "default")
+    if mode not in MODES:
+        raise SettingError(f"INSUM_TUNE is {mode!r}; it must be one of {', '.join(MODES)}")
+    return mode

@@ -1,0 +1,52 @@
+"""A format in other groups whose values stay where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .convert import block_grid
+from .facts import RowFacts, row_facts
+from .guard import may_keep
+from .pattern_cache import Known, Regrouped
+
+__all__ = ["Along", "facts_of"]
+
+Sizes = tuple[int, ...]
+
+
+def facts_of(
+    known: Known, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
+) -> RowFacts | None:
+    rows, facts = coords[group_dim], known.facts
+    if facts is None and rows is not None:
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
+        if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
+            known.facts = facts
+    return facts
+
+
+class Along:
+    """A format in other groups, its values in place: slot p, q holds values[value_source[p,q]]."""
+
+    def __init__(self, form: Any, pattern: Regrouped, group_dim: int, value_axes: tuple[str, ...] = ()) -> None:
+        self.shape, self.block_size, self.value_axes = form.shape, form.block_size, value_axes or form.value_axes
+        self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
+        self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
+        self._known = pattern.known
+        self.sets: Tensor | None = None
+
+    @property
+    def coord_axes(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(("p",) if dim == self.group_dim else self.value_axes for dim in range(len(self.shape)))
+
+    @property
+    def has_padding(self) -> bool:
+        return self._known.num_entries < self._known.num_slots
+
+    @property
+    def facts(self) -> RowFacts | None:
+        return facts_of(self._known, self.coords, self.group_dim, self.shape, self.block_size)

@@ -1,0 +1,94 @@
+"""A fixed Triton kernel, launched with little between the call and the GPU: what Triton would look up is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..errors import FormatError
+from ..guard import is_real
+
+__all__ = ["FixedKernel"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+SEVERAL_GPUS = torch.cuda.device_count() > 1
+INT32 = 2**31
+
+Runner = Callable[..., None]
+
+
+class FixedKernel:
+    """A kernel whose parameters are tensors, then whole numbers from 0 on, then constants, in this order."""
+
+    def __init__(self, function: Any, num_warps: int = 4) -> None:
+        self.function, self.num_warps = function, num_warps
+        self.runners: dict[object, Runner] = {}
+        self.specialised: tuple[int, ...] | None = None  # which of the numbers Triton compiles for
+
+    def __call__(
+        self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
+    ) -> None:
+        if not all([is_real(tensor) for tensor in tensors]):
+            raise FormatError(
+                "voxels without memory have no kernel map, as under FakeTensorMode or while a program is traced; "
+                "call the layer once on real voxels first"
+            )
+        if INTERPRETED:
+            self.function[grid](*tensors, *numbers, *constants)
+            return
+        device = tensors[0].device.index
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        key = self.key(device, pointers, tensors, numbers, constants)
+        runner = self.runners.get(key)
+        if SEVERAL_GPUS and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                runner = runner or self.compiled(key, tensors, numbers, constants)
+                runner(*grid, *pointers, *numbers, *constants)
+        else:
+            runner = runner or self.compiled(key, tensors, numbers, constants)
+            runner(*grid, *pointers, *numbers, *constants)
+
+    def key(
+        self,
+        device: int | None,
+        pointers: Sequence[int],
+        tensors: Sequence[Tensor],
+        numbers: Sequence[int],
+        constants: tuple[Any, ...],
+    ) -> object:
+        """All that Triton compiles a kernel for: two calls with equal keys run the same machine code."""
+        if self.specialised is None:
+            self.specialised = _specialised(self.function, len(tensors), len(numbers))
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        unaligned = tuple([pointer & 15 > 0 for pointer in pointers]) if bits & 15 else ()
+        wide = tuple([number >= INT32 for number in numbers]) if max(numbers) >= INT32 else ()
+        kinds = [1 if numbers[at] == 1 else numbers[at] % 16 == 0 and 16 for at in self.specialised]
+        return constants, device, unaligned, wide, *kinds, *[tensor.dtype for tensor in tensors]
+
+    def compiled(
+        self, key: object, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
+    ) -> Runner:
+        made = self.function.warmup(*tensors, *numbers, *constants, grid=(1, 1), num_warps=self.num_warps)
+        made[(1, 1, 1)]  # loads it onto the device
+        run, function, metadata = made.run, made.function, made.packed_metadata
+        stream_of, device = triton.runtime.driver.active.get_current_stream, tensors[0].device.index
+
+        def launch(width: int, height: int, *arguments: object) -> None:
+            run(width, height, 1, stream_of(device), function, metadata, None, None, None, *arguments)
+
+        launch.compiled = made  # type: ignore[attr-defined]  # freeing it would unload the kernel
+        self.runners[key] = launch
+        return launch
+
+
+def _specialised(function: Any, tensors: int, numbers: int) -> tuple[int, ...]:
+    """The numbers that are not in `do_not_specialize`: whether they are 1 or divided by 16 is compiled in."""
+    parameters = function.params[tensors : tensors + numbers]
+    return tuple(at for at, parameter in enumerate(parameters) if not parameter.do_not_specialize)

@@ -1,0 +1,84 @@
+"""How a convolution's coarse and fine cells lie: fine = coarse * stride - padding + dilation * tap, on each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import gcd, prod
+from operator import index
+from typing import Any
+
+from ..errors import FormatError
+
+__all__ = ["Geometry", "per_axis"]
+
+Sizes = tuple[int, ...]
+
+
+def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Sizes:
+    """A number for every axis, or one for each."""
+    if type(value) is int and value >= least:
+        return (value,) * ndim
+    given: Any = value
+    is_many = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0  # a tensor may be one number
+    sizes = tuple(given) if is_many else (given,) * ndim
+    if len(sizes) != ndim:
+        raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
+    try:
+        whole = tuple(index(size) for size in sizes)  # numpy's too
+    except TypeError:
+        raise FormatError(f"{name} is {list(sizes)}; it must hold integers") from None
+    if min(whole) < least:
+        raise FormatError(f"{name} is {list(whole)}; each number is at least {least}")
+    return whole
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel size, stride, padding and dilation of each axis; taps are counted with the last axis fastest."""
+
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    @cached_property
+    def volume(self) -> int:
+        """How many taps there are."""
+        return prod(self.kernel_size)
+
+    def axis(self, axis: int) -> tuple[int, int, int, int]:
+        return self.kernel_size[axis], self.stride[axis], self.padding[axis], self.dilation[axis]
+
+    @cached_property
+    def axes(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple(self.axis(axis) for axis in range(len(self.kernel_size)))
+
+    @cached_property
+    def extent(self) -> int:
+        """No tap is this far from the first, on any axis."""
+        return max(dilation * kernel for kernel, _, _, dilation in self.axes)
+
+    @cached_property
+    def reached(self) -> int:
+        """To how many coarse cells one fine cell belongs at most."""
+        return prod(-(-kernel * gcd(stride, dilation) // stride) for kernel, stride, _, dilation in self.axes)
+
+    @cached_property
+    def rarity(self) -> Sizes:
+        """The rank of each tap, from the centre outwards: on surfaces far taps meet a voxel less often."""
+        taps = list(product(*map(range, self.kernel_size)))
+        far = [sum(abs(2 * at - size + 1) for at, size in zip(tap, self.kernel_size)) for tap in taps]
+        order = sorted(range(len(taps)), key=lambda tap: (far[tap], tap))
+        return tuple(sorted(range(len(taps)), key=order.__getitem__))
+
+    def coarse_shape(self, fine: Sizes) -> Sizes:
+        """What `nn.Conv3d` makes of a grid of this shape."""
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in zip(fine, self.axes))
+
+    def fine_shape(self, coarse: Sizes, output_padding: Sizes) -> Sizes:
+        """What `nn.ConvTranspose3d` makes of a grid of this shape."""
+        sizes = zip(coarse, self.axes, output_padding)
+        return tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, (k, s, p, d), extra in sizes)

@@ -1,0 +1,487 @@
+"""Voxel coordinates -> which voxel meets which through which tap of a convolution's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import FormatError
+from ..guard import may_keep
+from ..torch_state import is_capturing, is_compiling
+from . import map_tables
+from .geometry import Geometry, per_axis
+from .grid import VoxelGrid
+from .map_tables import GroupedMap, Tables, TiledMap
+
+__all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map", "map_on"]
+
+Sizes = tuple[int, ...]  # one for each axis
+
+MOST_TAPS = 40  # whose set is the bits of one sorting key, with the number of a stretch of rows above them
+KINDS = ("subm", "strided", "transposed")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelMap:
+    """Pairs of voxels (x out, y in) that meet through tap z of a convolution's kernel; made by `kernel_map`.
+
+    `sparse_conv3d` and the layers of `insum_ops.nn` go over it. Rows of `neighbours` are outputs; every form is worked
+    out when it is first asked for, and kept. Beside its arguments it has `volume`, the number of taps V, `num_inputs` N
+    and `num_outputs` X.
+
+    Args:
+        indices: input voxels [N, 1+D], the batch index and then a coordinate for each axis.
+        out_indices: output voxels [X, 1+D].
+        spatial_shape: cells on each axis of the inputs' grid.
+        out_spatial_shape: cells on each axis of the outputs' grid.
+        batch_size: how many grids there are.
+        kernel_size: taps on each axis.
+        stride: cells from one output to the next, on each axis.
+        padding: cells added on both sides of each axis.
+        dilation: cells from one tap to the next, on each axis.
+        kind: "subm", "strided", "transposed", or "inverse" of one of the latter two.
+        most_per_input: pairs that one input voxel is in at most.
+        most_per_output: pairs that one output voxel is in at most.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> line
+        KernelMap(subm, inputs=3, outputs=3, kernel_size=[3], stride=[1], padding=[1], dilation=[1])
+        >>> line.neighbours.tolist(), line.num_pairs, line.volume
+        ([[-1, 0, 1], [0, 1, -1], [-1, 2, -1]], 5, 3)
+        >>> line.pairs.tolist(), line.inverse.kind
+        ([[0, 1, 1, 1, 2], [0, 0, 1, 2, 1], [1, 0, 1, 2, 0]], 'subm')
+        >>> line.is_counted, line.is_captured, line.uses, len(line.known_neighbours)
+        (True, False, 0, 2)
+    """
+
+    indices: Tensor  # [N, 1+D]  of the inputs
+    out_indices: Tensor  # [X, 1+D]  of the outputs
+    spatial_shape: tuple[int, ...]
+    out_spatial_shape: tuple[int, ...]
+    batch_size: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kind: str  # "subm", "strided", "transposed", or "inverse" of one of the latter two
+    most_per_input: int  # pairs that one input voxel is in at most
+    most_per_output: int
+    _tables: Tables
+    _side: int = 0
+    _inverse: list[KernelMap] = field(default_factory=list)
+    memory: dict[Any, Any] = field(default_factory=dict, init=False)  # what is worth keeping as long as the map lives
+    volume: int = field(init=False)  # how many taps the kernel has
+    num_inputs: int = field(init=False)
+    num_outputs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """No cached properties: a tracer does not follow what Python 3.11 locks, and may be the first to ask."""
+        rows, side = self._tables.rows, self._side
+        vars(self).update(volume=prod(self.kernel_size), num_inputs=rows[1 - side], num_outputs=rows[side])
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs there are, read from the device once; during a capture, how many there may be."""
+        tables = self._tables
+        if tables.num_pairs is None:
+            if self.is_captured:
+                return self.num_inputs * self.most_per_input
+            num_pairs = sum(tables.count()[1])
+            if may_keep():
+                tables.num_pairs = num_pairs
+            return num_pairs
+        return tables.num_pairs
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `num_pairs` is known without a read from the device."""
+        return self._tables.num_pairs is not None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a graph is being captured, during which nothing can be read from the device."""
+        return self.indices.is_cuda and is_capturing()
+
+    @property
+    def uses(self) -> int:
+        """How often `count_use` was called; the two directions of a submanifold count as one."""
+        return self._tables.uses[self._shared_side]
+
+    def count_use(self) -> None:
+        """Count one more convolution over the map that tiles would have served better; `uses` is the count.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.count_use()
+            >>> line.uses
+            1
+        """
+        self._tables.uses[self._shared_side] += 1
+
+    @property
+    def _shared_side(self) -> int:
+        """Whose tiles serve this side."""
+        return 0 if self._tables.is_symmetric else self._side
+
+    @property
+    def neighbours(self) -> Tensor:
+        """NBR[x,z], int32 [X, V]: the input that output x reads through tap z, -1 where there is none."""
+        return self._tables.of(self._side)
+
+    @property
+    def known_neighbours(self) -> list[Tensor | None]:
+        """The tables of both directions, None for one that was not asked for yet."""
+        return self._tables.neighbours
+
+    @property
+    def inverse(self) -> KernelMap:
+        """The same pairs with inputs and outputs swapped."""
+        if not self._inverse:
+            swapped = replace(
+                self,
+                indices=self.out_indices,
+                out_indices=self.indices,
+                spatial_shape=self.out_spatial_shape,
+                out_spatial_shape=self.spatial_shape,
+                kind=self.kind if self.kind == "subm" else "inverse",
+                most_per_input=self.most_per_output,
+                most_per_output=self.most_per_input,
+                _side=1 - self._side,
+                _inverse=[],  # not this map: memory is to be freed without waiting for the cycle collector
+            )
+            self._inverse.append(swapped)
+        return self._inverse[0]
+
+    @property
+    def pairs(self) -> Tensor:
+        """(z, y, x) of every pair, int64 [3, pairs]; ascending by tap, then by output."""
+        NBR = self.neighbours.T
+        z, x = (NBR >= 0).nonzero().T
+        return torch.stack([z, NBR[z, x].long(), x])
+
+    def grouped(self, group_size: int = 128) -> GroupedMap:
+        """Return the pairs in groups with one tap each; the last group of a tap is padded with -1.
+
+        Args:
+            group_size: pairs of a group.
+
+        Returns:
+            A `GroupedMap` with tensors [P, group_size] and [P], kept for the next call.
+
+        Raises:
+            FormatError: `group_size` is below 1.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.grouped(group_size=2).MAPY.tolist()
+            [[0, -1], [0, 1], [1, -1]]
+        """
+        if group_size < 1:
+            raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
+        known = self._tables.grouped
+        found = known.get((self._side, group_size))
+        if found is None:
+            first = known.get((0, group_size))
+            if first is None:
+                first = self._tables.group(group_size)
+            found = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
+            if may_keep(first.MAPX, first.MAPY, first.MAPZ):
+                known[0, group_size], known[self._side, group_size] = first, found
+        return found
+
+    def tiled(self, tile_size: int = 128) -> TiledMap:
+        """Return the outputs in tiles of voxels that need the same taps, as far as there are as many.
+
+        Args:
+            tile_size: outputs of a tile, a power of two.
+
+        Returns:
+            A `TiledMap` with the tensors of `Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]`: ROW [T,
+            tile_size], TILE [P], NBR [P, tile_size] and TAP [P], int32, -1 at padding; kept for the next call.
+
+        Raises:
+            FormatError: `tile_size` is no power of two, or the kernel has more than 40 taps.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.tiled(tile_size=2).ROW.tolist()
+            [[1, 0]]
+        """
+        if not 1 <= self.volume <= MOST_TAPS:
+            raise FormatError(f"the kernel has {self.volume} taps; tiles are made for at most {MOST_TAPS}")
+        if tile_size < 1 or tile_size & (tile_size - 1):
+            raise FormatError(f"tile_size is {tile_size}; a tile holds a power of two of voxels")
+        tables, key = self._tables, (self._side, tile_size)
+        found = tables.tiled.get(key)
+        if found is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps
+            first = self.inverse.tiled(tile_size)
+            found = replace(first, TAP=self.volume - 1 - first.TAP)
+            self._keep_tiles(key, found)
+        elif found is None:
+            rarity = _geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
+            found = tables.tile(self._side, rarity, tile_size)
+            self._keep_tiles(key, found)
+        return found
+
+    def _keep_tiles(self, key: tuple[int, int], found: TiledMap) -> None:
+        if may_keep(found.ROW, found.TILE, found.NBR, found.TAP, found.pointers, found.order):
+            self._tables.tiled[key] = found
+
+    def has_tiles(self, tile_size: int = 128) -> bool:
+        """Return whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything.
+
+        Args:
+            tile_size: outputs of a tile.
+
+        Returns:
+            True if tiles of that size are known.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.has_tiles(2), line.tiled(2).TAP.shape, line.has_tiles(2)
+            (False, torch.Size([3]), True)
+        """
+        known = self._tables.tiled
+        if (self._side, tile_size) in known:
+            return True
+        if is_compiling() or self.is_captured:
+            return False
+        return (self._shared_side, tile_size) in known
+
+    def has_parts(self, kind: str, size: int) -> bool:
+        """Return whether some direction has its groups or tiles of a size.
+
+        Args:
+            kind: "groups" or "tiles".
+            size: pairs of a group, or outputs of a tile.
+
+        Returns:
+            True if they were made and not dropped.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> groups = line.grouped(group_size=2)
+            >>> line.has_parts("groups", 2), line.has_parts("tiles", 2)
+            (True, False)
+        """
+        known = self._tables.parts(kind)
+        return (0, size) in known or (1, size) in known
+
+    def drop_parts(self, kind: str, size: int) -> None:
+        """Free the groups or tiles of a size, of both directions; they are made again when they are asked for.
+
+        Args:
+            kind: "groups" or "tiles".
+            size: pairs of a group, or outputs of a tile.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> groups = line.grouped(group_size=2)
+            >>> line.drop_parts("groups", 2)
+            >>> line.has_parts("groups", 2)
+            False
+        """
+        for side in (0, 1):
+            self._tables.parts(kind).pop((side, size), None)
+
+    def to(self, device: torch.device | str) -> KernelMap:
+        """Return the same map in another device's memory.
+
+        Args:
+            device: where to.
+
+        Returns:
+            A new map; groups and tiles are made again there.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
+            >>> line.to("cpu").neighbours.tolist()
+            [[-1, 0, 1], [0, 1, -1]]
+        """
+        moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
+        kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
+        tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={}, uses=[0, 0])
+        return replace(self, **moved, _tables=tables, _inverse=[])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what others keep with the map."""
+        return {**vars(self), "memory": {}}
+
+    def __repr__(self) -> str:
+        return (
+            f"KernelMap({self.kind}, inputs={len(self.indices)}, outputs={len(self.out_indices)}, "
+            f"kernel_size={list(self.kernel_size)}, stride={list(self.stride)}, padding={list(self.padding)}, "
+            f"dilation={list(self.dilation)})"
+        )
+
+
+def kernel_map(
+    indices: Tensor,
+    spatial_shape: Sequence[int],
+    batch_size: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    kind: str = "subm",
+    output_padding: int | Sequence[int] = 0,
+) -> KernelMap:
+    """fine = coarse * stride - padding + dilation * tap: the pairs of voxels for which that holds.
+
+    This is the rulebook of a sparse convolution. Taps count with the last axis fastest. What the outputs are depends on
+    `kind`:
+
+    - "subm": the inputs, in their order; the kernel is centred, so padding is not used.
+    - "strided": every cell of `nn.Conv3d`'s output that some input reaches, ascending by (batch, coordinates).
+    - "transposed": the same for `nn.ConvTranspose3d`.
+
+    Args:
+        indices: input voxels [N, 1+D], int32 or int64, each given once: the batch index and then a coordinate for each
+            of one to four axes.
+        spatial_shape: cells on each axis.
+        batch_size: how many grids there are.
+        kernel_size: taps on each axis, one number or one for each axis; odd for "subm".
+        stride: cells from one output to the next ("transposed": from one input to the next), one number or one for each
+            axis; 1 for "subm".
+        padding: cells added on both sides of each axis ("transposed": taken away from the output), one number or one
+            for each axis; not used for "subm".
+        dilation: cells from one tap to the next, one number or one for each axis.
+        kind: "subm", "strided" or "transposed".
+        output_padding: cells added to the end of each axis of the output, for "transposed" alone.
+
+    Returns:
+        A `KernelMap` on the device of the indices.
+
+    Raises:
+        FormatError: a voxel is given twice or lies outside the grid, indices are not integers [N, 1+D], a size or
+            `kind` is none that there is, or no cell is left of the grid.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import kernel_map
+        >>> line = torch.tensor([[0, 4], [0, 5], [0, 0]])
+        >>> kernel_map(line, [6], 1, kernel_size=3).neighbours.tolist()
+        [[-1, 0, 1], [0, 1, -1], [-1, 2, -1]]
+        >>> kernel_map(line, [6], 1, kernel_size=2, stride=2, kind="strided").out_indices.tolist()
+        [[0, 0], [0, 2]]
+    """
+    if kind not in KINDS:
+        raise FormatError(f"kind is {kind!r}; choose from {', '.join(KINDS)}")
+    grid = VoxelGrid(tuple(spatial_shape), batch_size)
+    grid.check_kind(indices)
+    ndim = len(grid.spatial_shape)
+    kernel = per_axis("kernel_size", kernel_size, ndim, 1)
+    strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
+    is_centred = kind == "subm"
+    paddings = per_axis("padding", 0 if is_centred else padding, ndim, 0)
+    extra = per_axis("output_padding", 0 if is_centred else output_padding, ndim, 0)
+    return map_on(indices, grid, kind, kernel, strides, paddings, dilations, extra)
+
+
+def map_on(
+    indices: Tensor,
+    grid: VoxelGrid,
+    kind: str,
+    kernel: Sizes,
+    strides: Sizes,
+    paddings: Sizes,
+    dilations: Sizes,
+    extra: Sizes,
+) -> KernelMap:
+    """`kernel_map` for who has looked at its arguments already: one size for each axis, a kind that there is."""
+    if kind == "subm":
+        return _submanifold(indices, grid, _centred(kernel, strides, dilations))
+    geometry = _geometry(kernel, strides, paddings, dilations)
+    if kind == "strided":
+        if any(extra):
+            raise FormatError(f"output_padding is {list(extra)} but kind is 'strided'; only 'transposed' takes it")
+        shape = geometry.coarse_shape(grid.spatial_shape)
+    else:
+        shape = geometry.fine_shape(grid.spatial_shape, extra)
+    if min(shape) < 1:
+        raise FormatError(
+            f"a {kind} convolution with kernel_size {list(kernel)}, stride {list(strides)}, padding "
+            f"{list(geometry.padding)} and dilation {list(dilations)} leaves nothing of spatial_shape "
+            f"{list(grid.spatial_shape)}: its output would be {list(shape)}"
+        )
+    if max(shape) > 2**31 and indices.dtype == torch.int32:
+        raise FormatError(
+            f"indices is torch.int32, but a {kind} convolution with stride {list(strides)} and padding "
+            f"{list(geometry.padding)} makes a grid of {list(shape)}, whose coordinates pass it; use indices.long()"
+        )
+    return _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
+
+
+@torch.inference_mode(False)  # what is kept must be good for training too
+def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> KernelMap:
+    found, counts = map_tables.maker(indices).find(indices, grid, geometry)
+    voxels, volume = indices.shape[0], geometry.volume
+    shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
+    sizes = geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation
+    tables = Tables((voxels, voxels), True, [found, None], None if counts is None else sum(counts[1]), counts)
+    return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
+
+
+@cache
+def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Geometry:
+    """The geometry of a submanifold convolution."""
+    if any(size % 2 == 0 for size in kernel):
+        raise FormatError(
+            f"kernel_size is {list(kernel)}; a submanifold kernel has a centre, so each size is odd; "
+            "use a strided convolution for even kernels"
+        )
+    if max(stride) > 1:
+        raise FormatError(
+            f"stride is {list(stride)}; a submanifold convolution keeps its voxels, so its stride is 1; "
+            "use a strided convolution to downsample"
+        )
+    return Geometry(kernel, stride, tuple(d * (k // 2) for d, k in zip(dilation, kernel)), dilation)
+
+
+_geometry = cache(Geometry)  # keeps what was worked out about each
+
+
+@torch.inference_mode(False)
+def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
+    out_indices, found, swapped, counts = map_tables.maker(indices).generate(
+        indices, grid, made, geometry, kind == "strided"
+    )
+    made.mark_checked(out_indices)
+    return KernelMap(
+        indices,
+        out_indices,
+        grid.spatial_shape,
+        made.spatial_shape,
+        grid.batch_size,
+        geometry.kernel_size,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        kind,
+        geometry.reached if kind == "strided" else geometry.volume,
+        geometry.volume if kind == "strided" else geometry.reached,
+        Tables((len(out_indices), len(indices)), False, [swapped, found], counts and sum(counts[1]), counts),
+    )

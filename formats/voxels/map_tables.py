@@ -1,0 +1,174 @@
+"""What is known about a kernel map, in the forms that statements read: a table, pairs in groups, outputs in tiles."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..facts import longest_first
+from ..guard import may_keep
+from ..torch_state import is_compiling
+from . import sort as voxel_sort
+
+try:
+    from . import hash_table as voxel_hash
+except ImportError:  # no Triton, not on Linux: sorting does it
+    voxel_hash = None  # type: ignore[assignment]
+
+__all__ = ["GroupedMap", "Tables", "TiledMap", "maker"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedMap:
+    """`Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]`: pairs of voxels in groups of one tap each.
+
+    `KernelMap.grouped` makes it, for a convolution as one statement of `insum`.
+
+    Args:
+        MAPX: output voxel of each pair [P, Q], int32; padding is -1.
+        MAPY: input voxel of each pair [P, Q], int32; padding is -1.
+        MAPZ: tap of each group [P], int32, ascending.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import insum
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> groups = line.grouped(group_size=2)
+        >>> groups.MAPX.tolist(), groups.MAPY.tolist(), groups.MAPZ.tolist()
+        ([[1, -1], [0, 1], [2, -1], [0, -1]], [[0, -1], [0, 1], [2, -1], [1, -1]], [0, 1, 1, 2])
+        >>> In, Weight = torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([[[2.0]], [[3.0]], [[4.0]]])
+        >>> expr = "Out[MAPX[p,q],m] += In[MAPY[p,q],c] * Weight[MAPZ[p],c,m]"
+        >>> insum(expr, size=(3, 1), In=In, Weight=Weight, **vars(groups))
+        tensor([[ 43.],
+                [ 32.],
+                [300.]])
+    """
+
+    MAPX: Tensor  # [P, Q]  int32: output voxel of each pair; padding is -1
+    MAPY: Tensor  # [P, Q]  int32: input voxel of each pair; padding is -1
+    MAPZ: Tensor  # [P]     int32: tap of each group, ascending
+
+    def by_tap(self, volume: int) -> Tensor:
+        """Return the groups of each tap, MAPP[z,s] [V, S], int32, padded with -1.
+
+        It reads from the device how many groups the tap with the most has.
+
+        Args:
+            volume: how many taps the kernel has, V.
+
+        Returns:
+            int32 [V, S], with S the most groups that a tap has.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import kernel_map
+            >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+            >>> line.grouped(group_size=2).by_tap(line.volume).tolist()
+            [[0, -1], [1, 2], [3, -1]]
+        """
+        count, device = len(self.MAPZ), self.MAPZ.device
+        taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
+        first = torch.searchsorted(self.MAPZ, taps, out_int32=True)
+        most = int(first.diff().max()) if count else 0
+        found = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
+        return torch.where(found < first[1:, None], found, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledMap:
+    """`Out[ROW[TILE[p],q],m] += In[NBR[p,q],c] * Weight[TAP[p],c,m]`: outputs that need the same taps side by side.
+
+    ROW holds every output once, those of a tile in a row of its own. p counts the taps that a tile needs: of all
+    rows times all taps a third or less, where a cloud is a surface.
+    """
+
+    ROW: Tensor  # [T, Q]  int32: output voxels of each tile; a last tile that is not full ends in -1
+    TILE: Tensor  # [P]     int32, ascending
+    NBR: Tensor  # [P, Q]  int32: input voxel of each row, -1 where it has none
+    TAP: Tensor  # [P]     int32
+    pointers: Tensor  # [T+1]   int32: tile t has the taps pointers[t] to pointers[t+1] - 1
+    order: Tensor  # [T]     int32: the tiles, those with the most taps first
+
+
+@dataclass(eq=False)
+class Tables:
+    """What is known about a map, by side: 0 gathers for its outputs, 1 for its inputs."""
+
+    rows: tuple[int, int]
+    is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
+    neighbours: list[Tensor | None]
+    num_pairs: int | None = None
+    counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
+    grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
+    tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
+    uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
+
+    def of(self, side: int) -> Tensor:
+        found = self.neighbours[side]
+        if found is None:
+            found = self.swapped(side)
+            if may_keep(found):
+                self.neighbours[side] = found
+        return found
+
+    def parts(self, kind: str) -> dict[tuple[int, int], Any]:
+        """The "groups" or the "tiles" that there are."""
+        return self.tiled if kind == "tiles" else self.grouped
+
+    @torch.inference_mode(False)  # what is kept must be good for training too
+    def swapped(self, side: int) -> Tensor:
+        """The table of a side, from that of the other."""
+        other = self.of(1 - side)
+        return other.flip(1) if self.is_symmetric else maker(other).swap(other, self.rows[side])
+
+    @torch.inference_mode(False)
+    def count(self) -> tuple[Tensor, list[int]]:
+        """The pairs of each tap, read from the device once: groups of any size need no other read."""
+        found = self.counts
+        if found is None:
+            table = self.of(0)
+            counts = maker(table).count(table)
+            found = counts, counts[0].tolist()
+            if may_keep(counts):
+                self.counts = found
+        return found
+
+    @torch.inference_mode(False)
+    def group(self, group_size: int) -> GroupedMap:
+        table, (counts, per_tap) = self.of(0), self.count()
+        if may_keep():
+            self.num_pairs = sum(per_tap)
+        groups = sum(-(-pairs // group_size) for pairs in per_tap)
+        return GroupedMap(*maker(table).group(table, counts, groups, group_size))
+
+    @torch.inference_mode(False)
+    def tile(self, side: int, rarity: tuple[int, ...], tile_size: int) -> TiledMap:
+        table = self.of(side)
+        ROW, TILE, NBR, TAP, pointers = maker(table).tile(table, rarity, tile_size)
+        return TiledMap(ROW, TILE, NBR, TAP, pointers, longest_first(pointers))
+
+
+def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
+    """The module that finds and groups neighbours on this device; a tracer follows torch's operations alone."""
+    if is_compiling():
+        return voxel_sort
+    has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
+    return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
+
+
+def _is_young(device: torch.device) -> bool:
+    known = _young.get(device)
+    if known is None:
+        known = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    return known
+
+
+_young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns

@@ -1,0 +1,20 @@
+"""Sparse convolutions: `Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`, and other statements over the same kernel map.
+
+cost            how long each statement would take over a map, reckoned from the map, the layer and the GPU
+forms           the statements, and which of them a new map takes
+operands        a kernel map as the statements read it
+choice          the fastest of them over a map that lasts
+weight_views    a weight as the statements read it, and its gradient as the weight lies
+functional      `sparse_conv3d`, and what all layers call
+tensor          `SparseConvTensor`
+convolution     what all convolution layers share
+layers          the layers by dimension and kind
+pooling         largest and mean over the same maps
+sequential      containers and pointwise layers
+weight_layouts  other libraries' weights
+from_spconv     spconv's layers, and checkpoints of them
+"""
+
+from .functional import sparse_conv3d
+
+__all__ = ["sparse_conv3d"]

@@ -1,0 +1,164 @@
+"""Which form a convolution takes over a map that lasts, in groups or tiles of which size: whichever is the fastest.
+
+The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
+Until a map has proved that it lasts, and where nothing may be timed, the rules of conv_forms.py hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compiler import (
+    INTERPRETED,
+    TRITON_VERSION,
+    Key,
+    bucket,
+    device_name,
+    fastest,
+    generator_version,
+    host_milliseconds,
+    on_device,
+    paused,
+    tuning_mode,
+)
+from ..formats.torch_state import is_compiling, is_deterministic, is_free
+from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
+from ..functional import insum_pinned
+from .forms import (
+    GROUP_SIZE,
+    GROUP_SIZE_OF_SUMS,
+    GROUPED,
+    STATIONARY,
+    TILE_SIZE,
+    TILED,
+    WEIGHT_GRADIENT,
+    Form,
+    lasts,
+    settings_of,
+)
+from .operands import drop, has, operands_of
+
+__all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
+
+# Sizes that are timed after a form has won at the size that the rules take; those of a full search are every other one.
+# On one H200 other groups were up to 1.25 times as fast in full float32 and drew elsewhere; other tiles drew but for 16
+# channels in tf32 (1.1), and short sums never won, see `conv_cost.MEASURED_SUMS`.
+OTHER_SIZES = {GROUPED: (GROUP_SIZE // 2, GROUP_SIZE * 2)}
+FULL_SIZES = {
+    **OTHER_SIZES,
+    TILED: (TILE_SIZE // 2, TILE_SIZE * 2),
+    WEIGHT_GRADIENT: (GROUP_SIZE_OF_SUMS // 4,),
+}
+SIZES_OF_SUMS = GROUP_SIZE_OF_SUMS, GROUP_SIZE_OF_SUMS * 4
+
+Mark = tuple[Any, ...]
+
+
+class Way(NamedTuple):
+    """A form and the size of its groups or tiles; a table has none."""
+
+    form: Form
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """By which it is remembered."""
+        return "table" if self.form == STATIONARY else f"{'tiles' if self.form == TILED else 'groups'} of {self.size}"
+
+
+def may_choose(features: Tensor) -> bool:
+    """Whether convolutions of such features may be timed: on a GPU, unless tuning is off or a result must not vary."""
+    if INTERPRETED or not features.is_cuda or is_deterministic():
+        return False
+    return not is_compiling() and tuning_mode() != "off"
+
+
+def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:
+    """The fastest, timed if need be; `shape` is the result's. None: nobody knows, and this is no time to find out."""
+    mark = _mark("way", features, Weight.shape)
+    known: Way | None = kernel_map.memory.get(mark)
+    if known is not None or not _may_time(features, kernel_map):
+        return known
+    first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
+    if kernel_map.volume <= MOST_TAPS:
+        first.insert(1, Way(TILED, TILE_SIZE))
+    In = features if len(shape) == 2 else features.unflatten(1, (shape[1], -1))
+    given = {"In": In.detach(), "Weight": Weight.detach()}
+    return _fastest(first, given, kernel_map, kind, shape, mark)
+
+
+def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:
+    """Of the groups that a weight's gradient sums, which is of `shape`."""
+    mark = _mark("sums", In, shape)
+    known: Way | None = kernel_map.memory.get(mark)
+    if known is None and _may_time(In, kernel_map):
+        ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
+        given = {"In": In.detach(), "dOut": dOut.detach()}
+        known = _fastest(ways, given, kernel_map, kind, shape, mark)
+    return GROUP_SIZE_OF_SUMS if known is None else known.size
+
+
+def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:
+    """By which a map knows the fastest way for a layer shape."""
+    return word, *settings_of(features.dtype), *shape
+
+
+def _may_time(features: Tensor, kernel_map: KernelMap) -> bool:
+    return may_choose(features) and lasts(kernel_map) and kernel_map.num_outputs > 0 and is_free()
+
+
+@torch.inference_mode(False)  # what is kept must be good for training too
+@torch.no_grad()
+def _fastest(
+    first: Sequence[Way],
+    given: dict[str, Tensor],
+    kernel_map: KernelMap,
+    kind: int,
+    shape: tuple[int, ...],
+    mark: Mark,
+) -> Way:
+    sizes = FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
+    others = {way.name: [Way(way.form, size).name for size in sizes.get(way.form, ())] for way in first}
+    every = [*first, *[Way(way.form, size) for way in first for size in FULL_SIZES.get(way.form, ())]]
+    ways = {way.name: way for way in every}
+    had = {way for way in ways.values() if has(kernel_map, *way)}
+
+    device = kernel_map.indices.device
+
+    def start(name: str) -> tuple[Callable[[], object], float]:
+        form, size = ways[name]
+        operands, fact = operands_of(kernel_map, form, size)
+        memory: dict[Any, Any] = {}
+        adds = fact is None and form not in (STATIONARY, TILED)
+        host = host_milliseconds(device, "zero" if adds else "")
+        return lambda: insum_pinned(memory, form[kind], operands, shape, fact, **given), host
+
+    key = _key(first, given, kernel_map, kind, mark)
+    with on_device(device), paused():  # none of it is a part of the call
+        name = fastest(key, ways, [way.name for way in first], others, start)
+    best = kernel_map.memory[mark] = ways[name]
+    for way in ways.values():
+        if way != best and way not in had:
+            drop(kernel_map, *way)
+    return best
+
+
+def _key(ways: Sequence[Way], given: dict[str, Tensor], kernel_map: KernelMap, kind: int, mark: Mark) -> Key:
+    """A layer shape; lengths that vary from cloud to cloud count by their power of two."""
+    lengths = {"inputs": kernel_map.num_inputs, "outputs": kernel_map.num_outputs, "pairs": kernel_map.num_pairs}
+    word, dtype, is_deterministic, setting, *shape = mark
+    return Key(
+        "; ".join(dict.fromkeys(way.form[kind] for way in ways)),
+        generator_version(),
+        tuple(f"{name}={tensor.dtype}" for name, tensor in given.items()),
+        (*[(name, bucket(length)) for name, length in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]),
+        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in given.items()),
+        device_name(kernel_map.indices.device),
+        TRITON_VERSION,
+        f"{word} {dtype} {setting}",
+        is_deterministic,
+    )

@@ -1,0 +1,298 @@
+"""`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: convolution over the voxels of a kernel map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compiler import OperandError, ShapeError, active, followed, one_by_one, owned, planned, refuse_freed, run_plain
+from ..formats.facts import OwnedRows
+from ..formats.guard import may_keep
+from ..formats.torch_state import (
+    as_autocast,
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_deterministic,
+    is_free,
+    is_grad_enabled,
+    is_transformed,
+    is_watched,
+    may_autocast,
+    wants_gradient,
+)
+from ..formats.voxels.kernel_map import KernelMap
+from ..functional import insum
+from ..lru_cache import LRUCache
+from . import forms as forms
+from .choice import Way, may_choose, size_of_sums, way_of
+from .operands import groups_by_tap, maps, operands_of
+from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
+
+__all__ = ["convolve", "sparse_conv3d"]
+
+PLANS = 256  # over one map that are kept
+
+
+def sparse_conv3d(
+    features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None = None, groups: int = 1
+) -> Tensor:
+    """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: sparse convolution of voxel features over a kernel map.
+
+    The map says which input voxel each output voxel reads through each tap of the kernel; it is made once and used by
+    all convolutions of one geometry. The name is that of the usual case: a map may have one to four axes. Gradients
+    reach features, weight and bias, to any order. `insum_ops.nn` has layers with spconv's names around it.
+
+    Args:
+        features: features of the map's input voxels [N, C], in the order of its `indices`.
+        weight: the kernel [M, *kernel_size, C / groups], spconv's layout.
+        kernel_map: what `insum_ops.formats.kernel_map` makes of voxel coordinates.
+        bias: what is added to every output voxel [M]; None for nothing.
+        groups: how many groups of channels are convolved apart; divides C and M.
+
+    Returns:
+        Features of the map's output voxels [X, M], in the order of its `out_indices`.
+
+    Raises:
+        OperandError: an argument is of a wrong type, not floating point, or on another device.
+        ShapeError: the features' rows or channels, the weight's kernel size, the bias or `groups` do not fit.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import sparse_conv3d
+        >>> from insum_ops.formats import kernel_map
+        >>> line = kernel_map(torch.tensor([[0, 4], [0, 5], [0, 0]]), [6], batch_size=1, kernel_size=3)
+        >>> sparse_conv3d(torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([[[2.0], [3.0], [4.0]]]), line)
+        tensor([[ 43.],
+                [ 32.],
+                [300.]])
+    """
+    _check_types(features, weight, kernel_map, bias)
+    return convolve(features, weight, kernel_map, bias, groups)
+
+
+def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> Tensor:
+    """The same for tensors and a kernel map, which are known to be those."""
+    if is_compiling():
+        _check(features, weight, kernel_map, bias, groups)
+        features, weight, bias = followed(features), followed(weight), followed(bias)
+    elif not may_autocast():
+        return _convolve(features, weight, bias, kernel_map, groups, False)
+    device = features.device.type
+    if is_autocast_enabled(device):
+        _check(features, weight, kernel_map, bias, groups)
+        dtype = autocast_dtype(device)
+        features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
+        seed = None if bias is None else as_autocast(bias, dtype)
+        with torch.autocast(device, enabled=False):
+            return _convolve(features, weight, seed, kernel_map, groups, False)
+    return _convolve(features, weight, bias, kernel_map, groups, False)
+
+
+def _convolve(
+    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
+) -> Tensor:
+    """`is_swapped`: from the weight's output channels to its input channels."""
+    tensors = (features, weight) if bias is None else (features, weight, bias)
+    if wants_gradient(tensors) and not is_transformed():
+        return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
+    run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
+    if is_compiling():
+        return run()
+    return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
+
+
+def _run(
+    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
+) -> Tensor:
+    """Check the tensors and evaluate one statement; the bias is what its sums start from."""
+    if not is_swapped:
+        _check(features, weight, kernel_map, bias, groups)
+    if not (is_compiling() or is_watched()):
+        refuse_freed("weight", weight)
+        if bias is not None:
+            refuse_freed("bias", bias)
+    Weight = statement_weight(weight, groups, is_swapped)
+    call = _call_for(features, Weight, kernel_map)
+    is_flat = len(call.shape) == 2
+    given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
+    if bias is not None:
+        given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
+    may_tell = is_compiling() or is_free()
+    if call.fact is not None and may_tell and not wants_gradient(list(given.values())):
+        Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), call.fact)
+    else:
+        Out = insum(call.statement, size=call.shape, **given)
+    return Out if is_flat else Out.flatten(1)
+
+
+def _plans(kernel_map: KernelMap) -> LRUCache[Any]:
+    """Return the launch plans over a map, which it keeps."""
+    found: LRUCache[Any] | None = kernel_map.memory.get("plans")
+    if found is None:
+        found = kernel_map.memory["plans"] = LRUCache(PLANS)
+    return found
+
+
+class _Call(NamedTuple):
+    """A statement over one map, but for the features, the weight and the bias."""
+
+    statement: str
+    shape: tuple[int, ...]
+    operands: dict[str, Tensor]
+    fact: OwnedRows | None  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
+    awaits: str  # made anew once that pays
+
+
+def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
+    """What all weights of one shape share over a map, in one setting; a tracer works it out itself."""
+    if is_compiling():
+        return _prepare(features, Weight, kernel_map)
+    key = "statement", Weight.shape, *forms.settings_of(features.dtype)
+    call: _Call | None = kernel_map.memory.get(key)
+    if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
+        call = _prepare(features, Weight, kernel_map)
+        if may_keep(*call.operands.values(), *(() if call.fact is None else call.fact.tensors)):
+            kernel_map.memory[key] = call
+    if call.awaits:
+        kernel_map.count_use()
+        recording = active()
+        if recording is not None:
+            recording.postpone()  # a plan would not count uses
+    return call
+
+
+def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
+    sizes, rows = Weight.shape, kernel_map.num_outputs
+    kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
+    shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
+    channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
+    way = way_of(features, Weight, kernel_map, kind, shape)
+    awaits = ""
+    if way is None:
+        form = forms.form_of(kernel_map, channels, features.dtype, features.device)
+        way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
+        awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
+    operands, fact = operands_of(kernel_map, *way)
+    return _Call(way.form[kind], shape, operands, fact, awaits)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution; the gradient of its input is one too, over the inverse map, so that it gathers as well."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kernel_map: KernelMap,
+        groups: int,
+        is_swapped: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        ctx.rest = kernel_map, groups, is_swapped
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return owned(_convolve(features, weight, bias, kernel_map, groups, is_swapped))
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        kernel_map, groups, is_swapped = ctx.rest
+        wanted, bias_dtype = ctx.needs_input_grad[:3], ctx.bias_dtype
+        tensors = (upstream, *ctx.saved_tensors)
+        run = lambda dOut, features, weight: _gradients(
+            dOut, features, weight, kernel_map, groups, is_swapped, wanted, bias_dtype
+        )
+        if is_compiling() or is_grad_enabled():
+            return *run(*tensors), None, None, None
+        marks = "gradients", groups, is_swapped, *wanted, bias_dtype
+        return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
+
+
+def _gradients(
+    upstream: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    wanted: Sequence[bool],
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of the features, the weight and the bias, those that are wanted."""
+    d_features = d_weight = d_bias = None
+    if wanted[0]:
+        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped)
+        d_features = _as_type(d_features, features.dtype)
+    if wanted[1]:
+        if is_swapped:  # what came in has the weight's output channels
+            d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
+        else:
+            d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
+    if wanted[2]:
+        d_bias = _as_type(upstream.sum(0), bias_dtype or upstream.dtype)
+    return d_features, d_weight, d_bias
+
+
+def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
+    kind = channel_kind(weight, groups)
+    if kind == IN_GROUPS:
+        In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
+    if is_deterministic():
+        parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
+        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=parts["MAPX"], MAPY=parts["MAPY"])
+        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=groups_by_tap(kernel_map, parts["MAPX"].shape[1]))
+    else:
+        channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
+        size = (kernel_map.volume, *channels)
+        group_size = size_of_sums(In, dOut, kernel_map, kind, size)
+        statement = forms.WEIGHT_GRADIENT[kind]
+        dWeight = insum(statement, size=size, In=In, dOut=dOut, **maps(kernel_map, group_size))
+    return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
+
+
+def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+def _check_types(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None) -> None:
+    tensors = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
+    for name, given in tensors.items():
+        if not isinstance(given, Tensor):
+            raise OperandError(f"{name} is of type {type(given).__name__}; pass a tensor")
+    if not isinstance(kernel_map, KernelMap):
+        raise OperandError(
+            f"kernel_map is of type {type(kernel_map).__name__}; pass what insum_ops.formats.kernel_map makes"
+        )
+
+
+def _check(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> None:
+    given, taken = features.shape, weight.shape
+    fits = len(given) == 2 and given[0] == kernel_map.num_inputs and taken[1:-1] == kernel_map.kernel_size
+    if fits and groups == 1 and taken[-1] == given[1] and (bias is None or bias.shape == taken[:1]):
+        return
+    if features.ndim != 2 or len(features) != kernel_map.num_inputs:
+        raise ShapeError(
+            f"features is {list(features.shape)} but the kernel map has {kernel_map.num_inputs} input voxels; "
+            "features are [voxels, channels]"
+        )
+    if tuple(weight.shape[1:-1]) != kernel_map.kernel_size:
+        raise ShapeError(
+            f"weight is {list(weight.shape)} but the kernel map was made for kernel_size "
+            f"{list(kernel_map.kernel_size)}; weights are [out channels, *kernel_size, in channels / groups]"
+        )
+    if groups < 1 or len(weight) % groups:
+        raise ShapeError(
+            f"weight has {len(weight)} output channels and groups is {groups}; groups must divide the channels"
+        )
+    if weight.shape[-1] * groups != features.shape[1]:
+        raise ShapeError(
+            f"features have {features.shape[1]} channels but weight is {list(weight.shape)} with groups {groups}, "
+            f"which takes {weight.shape[-1] * groups}"
+        )
+    if bias is not None and tuple(bias.shape) != (len(weight),):
+        raise ShapeError(f"bias is {list(bias.shape)} but weight has {len(weight)} output channels; give one each")

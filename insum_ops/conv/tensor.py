@@ -1,0 +1,638 @@
+"""Features on the occupied voxels of a batch of grids, and the kernel maps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..compiler import OperandError, ShapeError, outside_transforms
+from ..formats.guard import ChangeGuards, may_keep
+from ..formats.torch_state import is_compiling
+from ..formats.voxels.grid import VoxelGrid
+from ..formats.voxels.kernel_map import KernelMap, map_on
+
+__all__ = ["Layout", "MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
+
+Sizes = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """All that a kernel map depends on, but for the voxels."""
+
+    kind: str
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    output_padding: Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Voxels:
+    """Where the rows of features lie; shared by all tensors of one resolution, with the maps that start from it."""
+
+    indices: Tensor
+    grid: VoxelGrid
+    maps: dict[Layout, Found] = field(default_factory=dict)
+    made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
+
+    def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
+        """The map of a convolution over these voxels and the voxels it leads to, worked out once.
+
+        It is worked out again when indices were changed in place, those that it starts from or those that it made;
+        a tracer can't ask whether they were.
+        """
+        found = self.maps.get(layout)
+        if found is None or not (is_compiling() or found.is_current()):
+            kind, kernel, stride, padding, dilation, extra = layout
+            with outside_transforms():
+                made = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
+            batch = self.grid.batch_size
+            target = None
+            if kind != "subm":
+                grid = VoxelGrid(made.out_spatial_shape, batch)
+                target = Voxels(made.out_indices, grid, made=_guard(made.out_indices))
+            found = Found(made, target, _guard(self.indices))
+            if may_keep(made.indices, made.out_indices, *made.known_neighbours):
+                self.maps[layout] = found
+        return found.kernel_map, found.target or self
+
+    def is_as_made(self) -> bool:
+        """Nobody has changed the indices since a convolution made them."""
+        return self.made is None or self.made.hold()
+
+    def is_same(self, other: Voxels) -> bool:
+        """The same voxels in the same order; reads them only when they are not one tensor."""
+        if self is other or (self.indices is other.indices and self.grid == other.grid):
+            return True
+        return self.grid == other.grid and torch.equal(self.indices, other.indices)
+
+
+def _guard(indices: Tensor, hold: bool = True) -> ChangeGuards:
+    """Return the guard of voxels; those made in inference mode are not compared, which would read them at each call."""
+    return ChangeGuards([indices], hold, compares=False)
+
+
+Stamp = _guard  # as pickles of version 0.1.0 call it
+
+
+class Found(NamedTuple):
+    """A map that starts from some voxels."""
+
+    kernel_map: KernelMap
+    target: Voxels | None  # None: the voxels themselves
+    guard: ChangeGuards  # of their indices when it was made
+
+    def is_current(self) -> bool:
+        return self.guard.hold() and (self.target is None or self.target.is_as_made())
+
+
+class SavedMap(NamedTuple):
+    """What an indice_key stands for."""
+
+    kernel_map: KernelMap
+    layout: Layout
+    source: Voxels
+    target: Voxels
+    guard: ChangeGuards  # of the source's indices when it was made
+    is_lasting: bool = True  # False: a tracer has saved it, for the layers that it traces
+
+
+class MapCache:
+    """The voxels and the saved maps of a `SparseConvTensor`, as one object that torch hands on and does not look into.
+
+    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. With maps
+    among the fields, every wrapped module would work them out again, and other modules would miss what a layer saves.
+    """
+
+    def __init__(self, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        self.voxels, self.indice_dict = voxels, indice_dict
+
+    def on(self, indices: Tensor, grid: VoxelGrid) -> tuple[Voxels, dict[str, SavedMap]]:
+        """Return the voxels and the saved maps of a tensor at `indices`, those of this cache as far as they hold.
+
+        They are shared if `indices` is the very tensor that the voxels were made of. Other indices on the same device,
+        such as a clone, start with a copy of the saved maps, which are checked against the voxels wherever they are
+        used: a tracer's stand-ins save nothing for the tensor that they stand for.
+        """
+        known = self.voxels
+        if indices is known.indices and grid == known.grid:
+            return known, self.indice_dict
+        has_moved = getattr(indices, "device", None) != known.indices.device
+        return Voxels(indices, grid), {} if has_moved else dict(self.indice_dict)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class _Fields:
+    """The fields of a `SparseConvTensor`, by which torch finds its tensors; each is an argument of the constructor."""
+
+    features: Tensor
+    indices: Tensor
+    spatial_shape: list[int]
+    batch_size: int
+    grid: Tensor | None
+    voxel_num: Tensor | None
+    benchmark: bool
+    map_cache: MapCache
+
+
+class SparseConvTensor(_Fields):
+    """Features [N, C] on the occupied voxels, `indices` [N, 1+D], of a batch of grids of `spatial_shape`.
+
+    It is what every sparse convolution takes and returns, with the arguments of spconv's class of this name. Row order
+    is kept by submanifold convolutions, and what strided and transposed ones make is ascending by (batch, coordinates).
+    Voxels are checked when they are first used. Kernel maps are kept with the voxels, so that layers of one geometry
+    share them. `features`, `indices`, `spatial_shape` and `batch_size` are not set on a tensor: make another, as by
+    `replace_feature`. `x + y` adds features on the same voxels.
+
+    Torch finds the tensors in it: it is a dataclass and a node of torch's pytrees. So it goes in and out of modules
+    under DistributedDataParallel (`static_graph` and `find_unused_parameters` too), `fully_shard` and
+    `torch.utils.checkpoint(..., use_reentrant=False)`, and `tree_map(lambda tensor: tensor.to(device), x)` moves it.
+    Torch looks for tensors alone, and so not into this one, in a checkpoint with `use_reentrant=True`, in
+    `nn.DataParallel` and in backward hooks of modules: pass `features` where you need one of these.
+
+    Args:
+        features: features of the voxels [N, C].
+        indices: voxels [N, 1+D], int32 or int64, each given once: the batch index, then a coordinate for each axis.
+        spatial_shape: cells on each of one to four axes.
+        batch_size: how many grids there are.
+        grid: kept for code written for spconv, and not used.
+        voxel_num: kept for code written for spconv, and not used.
+        indice_dict: kernel maps by indice_key, shared with another tensor; None for none yet.
+        benchmark: kept for code written for spconv, and not used.
+        map_cache: that of another tensor, whose kernel maps are used again where the indices are the same.
+
+    Raises:
+        OperandError: features are no tensor, or on another device than the indices.
+        ShapeError: features are not [N, C].
+        FormatError: indices are not integers [N, 1+D], or `spatial_shape` or `batch_size` is no size of a grid; when
+            first used, a voxel is given twice or lies outside the grid.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import SparseConvTensor
+        >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+        >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+        >>> x
+        SparseConvTensor(voxels=2, channels=1, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
+        >>> x.dense()
+        tensor([[[[0., 1.],
+                  [0., 0.],
+                  [2., 0.]]]])
+        >>> x.features.tolist(), x.indices.tolist(), x.spatial_shape, x.batch_size, x.spatial_size
+        ([[1.0], [2.0]], [[0, 0, 1], [0, 2, 0]], [3, 2], 1, 6)
+        >>> clone = SparseConvTensor(x.features, x.indices, [3, 2], batch_size=1, map_cache=x.map_cache)
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        indices: Tensor,
+        spatial_shape: Sequence[int],
+        batch_size: int,
+        grid: Tensor | None = None,
+        voxel_num: Tensor | None = None,
+        indice_dict: dict[str, SavedMap] | None = None,
+        benchmark: bool = False,
+        map_cache: MapCache | None = None,
+    ) -> None:
+        own = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
+        own.check_kind(indices)
+        voxels, saved = (Voxels(indices, own), {}) if map_cache is None else map_cache.on(indices, own)
+        self._hold(features, voxels, saved if indice_dict is None else indice_dict)
+        if indices.device != features.device:
+            raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
+        self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
+
+    def _hold(self, features: Tensor, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        if not isinstance(features, Tensor):
+            raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
+        given = features.shape
+        if len(given) != 2 or given[0] != voxels.indices.shape[0]:
+            raise ShapeError(
+                f"features is {list(given)} but there are {len(voxels.indices)} voxels; features are [voxels, channels]"
+            )
+        self._features, self.voxels, self.indice_dict = features, voxels, indice_dict
+
+    @property
+    def features(self) -> Tensor:
+        """The features of the voxels [N, C]; `replace_feature` makes a tensor with others."""
+        return self._features
+
+    @features.setter
+    def features(self, features: Tensor) -> None:
+        if features is not self._features:  # as who copies a dataclass field by field
+            raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
+
+    @property
+    def indices(self) -> Tensor:
+        """The voxels [N, 1+D], int32 or int64: the batch index, then a coordinate for each axis."""
+        return self.voxels.indices
+
+    @indices.setter
+    def indices(self, indices: Tensor) -> None:
+        if indices is not self.indices:
+            raise OperandError(
+                "indices of a SparseConvTensor are not set; write "
+                "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
+            )
+
+    @property
+    def spatial_shape(self) -> list[int]:
+        """The cells on each axis, as a list of D numbers."""
+        return list(self.voxels.grid.spatial_shape)
+
+    @spatial_shape.setter
+    def spatial_shape(self, spatial_shape: Sequence[int]) -> None:
+        if list(spatial_shape) != self.spatial_shape:
+            raise OperandError(
+                "spatial_shape of a SparseConvTensor is not set; write "
+                "x = SparseConvTensor(x.features, x.indices, spatial_shape, x.batch_size)"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """How many grids the batch holds."""
+        return self.voxels.grid.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        if batch_size != self.batch_size:
+            raise OperandError(
+                "batch_size of a SparseConvTensor is not set; write "
+                "x = SparseConvTensor(x.features, x.indices, x.spatial_shape, batch_size)"
+            )
+
+    @property
+    def map_cache(self) -> MapCache:
+        """The kernel maps of this tensor, for the constructor of another one with the same indices."""
+        return MapCache(self.voxels, self.indice_dict)
+
+    @map_cache.setter
+    def map_cache(self, map_cache: MapCache) -> None:
+        self.voxels, self.indice_dict = map_cache.on(self.indices, self.voxels.grid)
+
+    @property
+    def spatial_size(self) -> int:
+        """How many cells one grid has."""
+        return prod(self.voxels.grid.spatial_shape)
+
+    def replace_feature(self, features: Tensor) -> SparseConvTensor:
+        """Return a tensor with other features on the same voxels, sharing the kernel maps.
+
+        Args:
+            features: features [N, C] in the order of the voxels, of any number of channels.
+
+        Returns:
+            A new `SparseConvTensor`; this one stays as it is.
+
+        Raises:
+            OperandError: features are no tensor.
+            ShapeError: features are not [N, C].
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.replace_feature(x.features.relu()).features.tolist()
+            [[1.0], [2.0]]
+        """
+        return self.at(features, self.voxels)
+
+    def at(self, features: Tensor, voxels: Voxels) -> SparseConvTensor:
+        """Return a tensor with features on other voxels, sharing the saved kernel maps; a layer's output is made by it.
+
+        Args:
+            features: features [X, C] in the order of the voxels.
+            voxels: what `map` or `inverse_map` gives beside a kernel map.
+
+        Returns:
+            A new `SparseConvTensor`.
+
+        Raises:
+            OperandError: features are no tensor.
+            ShapeError: features are not [X, C].
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.at(torch.zeros(2, 5), x.voxels)
+            SparseConvTensor(voxels=2, channels=5, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
+        """
+        made = object.__new__(SparseConvTensor)
+        made._hold(features, voxels, self.indice_dict)
+        made.grid, made.voxel_num, made.benchmark = self.grid, None, False
+        return made
+
+    def shadow_copy(self) -> SparseConvTensor:
+        """Return another `SparseConvTensor` over the same features, voxels and kernel maps, as spconv does.
+
+        Returns:
+            A new `SparseConvTensor`; nothing is copied.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.shadow_copy().features is x.features
+            True
+        """
+        return self.replace_feature(self._features)
+
+    def find_indice_pair(self, key: str | None) -> SavedMap | None:
+        """Return what a layer saved under an indice_key.
+
+        Args:
+            key: the key that the layer has; None finds nothing.
+
+        Returns:
+            The saved map, with the attributes `kernel_map`, `layout`, `source` and `target`; None where nothing was
+            saved.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SparseConv2d
+            >>> y = SparseConv2d(1, 4, kernel_size=2, indice_key="down1")(x)
+            >>> y.find_indice_pair("down1").kernel_map.kind, y.find_indice_pair("other")
+            ('strided', None)
+        """
+        saved = None if key is None else self.indice_dict.get(key)
+        return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
+
+    def select_by_index(self, valid: Tensor) -> SparseConvTensor:
+        """Return the voxels that a mask or a list of rows picks, as a tensor of its own.
+
+        Args:
+            valid: bool [N], true for the voxels to keep, or integers [n], their rows.
+
+        Returns:
+            A `SparseConvTensor` without kernel maps.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.select_by_index(x.features[:, 0] > 1).indices.tolist()
+            [[0, 2, 0]]
+        """
+        grid = self.voxels.grid
+        return SparseConvTensor(self._features[valid], self.indices[valid], grid.spatial_shape, grid.batch_size)
+
+    def dense(self, channels_first: bool = True) -> Tensor:
+        """Return the features on the whole grid, zero where there is no voxel.
+
+        Args:
+            channels_first: whether the channels come after the batch, as dense convolutions take them, or last.
+
+        Returns:
+            [batch_size, C, *spatial_shape], or [batch_size, *spatial_shape, C].
+
+        Raises:
+            FormatError: a voxel is given twice or lies outside the grid.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.dense().shape, x.dense(channels_first=False).shape
+            (torch.Size([1, 1, 3, 2]), torch.Size([1, 3, 2, 1]))
+        """
+        grid, features = self.voxels.grid, self._features
+        grid.check(self.indices)
+        flat = features.new_zeros(grid.cells, features.shape[1]).index_copy(0, grid.keys(self.indices), features)
+        dense = flat.view(grid.batch_size, *grid.spatial_shape, features.shape[1])
+        return dense.movedim(-1, 1).contiguous() if channels_first else dense
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> SparseConvTensor:
+        """Return the cells of a dense tensor that hold anything but zeros.
+
+        Args:
+            x: dense tensor [batch_size, *spatial_shape, C], channels last.
+
+        Returns:
+            A `SparseConvTensor` with those cells as voxels, int32, ascending by batch and coordinates.
+
+        Raises:
+            ShapeError: x has no axis between batch and channels.
+            FormatError: x has more than four axes between batch and channels.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> x = SparseConvTensor.from_dense(torch.tensor([[[0.0], [5.0], [7.0]]]))
+            >>> x.indices.tolist(), x.features.tolist(), x.spatial_shape
+            ([[0, 1], [0, 2]], [[5.0], [7.0]], [3])
+        """
+        if x.ndim < 3:
+            raise ShapeError(f"x is {list(x.shape)}; it must be [batch, *spatial_shape, channels]")
+        indices = (x != 0).any(-1).nonzero()
+        return cls(x[tuple(indices.T)], indices.int(), x.shape[1:-1], len(x))
+
+    def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+        if isinstance(other, SparseConvTensor):
+            if not self.voxels.is_same(other.voxels):
+                raise OperandError("the two tensors lie on different voxels; bring them to the same ones to add them")
+            other = other._features
+        return self.replace_feature(self._features + other)
+
+    def map(self, layout: Layout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
+        """Return the kernel map of a layer over these voxels, and the voxels that it leads to.
+
+        A map is worked out once for each geometry. Under a key it is saved as well, for inverse convolutions.
+
+        Args:
+            layout: the geometry of a layer, its attribute `layout`.
+            indice_key: the name to save the map under, or to find it by; None for neither.
+
+        Returns:
+            (kernel map, voxels), the voxels for `at`.
+
+        Raises:
+            OperandError: the key was saved by a layer of another geometry, for other voxels, or before indices were
+                changed in place.
+            FormatError: a voxel is given twice or lies outside the grid, or no cell is left of it.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SubMConv2d
+            >>> kernel_map, voxels = x.map(SubMConv2d(1, 1, kernel_size=3).layout, "subm1")
+            >>> kernel_map
+            KernelMap(subm, inputs=2, outputs=2, kernel_size=[3, 3], stride=[1, 1], padding=[1, 1], dilation=[1, 1])
+        """
+        if indice_key is None:
+            return self.voxels.map(layout)
+        saved = self.find_indice_pair(indice_key)
+        if saved is None:
+            found, target = self.voxels.map(layout)
+            is_lasting = may_keep(found.indices, found.out_indices, *found.known_neighbours)
+            saved = SavedMap(found, layout, self.voxels, target, _guard(self.indices), is_lasting)
+            self.indice_dict[indice_key] = saved
+            return found, target
+        if saved.layout != layout:
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved by a layer with {_words(saved.layout)}, but this one has "
+                f"{_words(layout)}; give it another key"
+            )
+        if not saved.source.is_same(self.voxels):
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved for {_place(saved.source)}, but this layer got "
+                f"{_place(self.voxels)}; give it another key"
+            )
+        _refuse_changed(saved, indice_key)
+        if layout.kind == "subm":
+            return saved.kernel_map, self.voxels
+        if not (is_compiling() or saved.target.is_as_made()):
+            raise OperandError(
+                f"indice_key {indice_key!r} leads to voxels whose indices were changed in place since it was saved; "
+                "change a clone of them"
+            )
+        return saved.kernel_map, saved.target
+
+    def inverse_map(self, kernel_size: Sizes, indice_key: str) -> tuple[KernelMap, Voxels]:
+        """Return the map that was saved under a key with inputs and outputs swapped, and the voxels that it came from.
+
+        Args:
+            kernel_size: taps on each axis of the inverse convolution, those of the layer that saved the map.
+            indice_key: the key of that layer, a strided or transposed convolution or a pooling layer.
+
+        Returns:
+            (kernel map, voxels), the voxels for `at`.
+
+        Raises:
+            OperandError: nothing was saved under the key, or by a submanifold convolution, with another kernel_size,
+                for other voxels, or before indices were changed in place.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> from insum_ops.nn import SparseConv2d
+            >>> y = SparseConv2d(1, 4, kernel_size=2, indice_key="down1")(x)
+            >>> kernel_map, voxels = y.inverse_map((2, 2), "down1")
+            >>> voxels.indices is x.indices
+            True
+        """
+        saved = self.find_indice_pair(indice_key)
+        if saved is None:
+            known = ", ".join(map(repr, self.indice_dict)) or "none"
+            raise OperandError(
+                f"no map was saved under indice_key {indice_key!r}; saved are {known}; give the key to the strided "
+                "convolution that this one is to undo"
+            )
+        if saved.layout.kind == "subm":
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved by a submanifold convolution, which keeps its voxels; "
+                "an inverse convolution undoes a strided or transposed one"
+            )
+        if saved.layout.kernel_size != kernel_size:
+            raise OperandError(
+                f"indice_key {indice_key!r} was saved with kernel_size {list(saved.layout.kernel_size)}, but this "
+                f"inverse has {list(kernel_size)}; they must agree"
+            )
+        if not saved.target.is_same(self.voxels):
+            raise OperandError(
+                f"indice_key {indice_key!r} leads back from {_place(saved.target)}, but this inverse got "
+                f"{_place(self.voxels)}; bring the features to the voxels that the strided convolution made"
+            )
+        _refuse_changed(saved, indice_key)
+        return saved.kernel_map.inverse, saved.source
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseConvTensor(voxels={len(self.indices)}, channels={self._features.shape[1]}, "
+            f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size}, dtype={self._features.dtype})"
+        )
+
+
+@dataclass(frozen=True)
+class _Context:
+    """All of a `SparseConvTensor` but its tensors; two that differ in their maps alone count as equal."""
+
+    voxel_grid: VoxelGrid
+    benchmark: bool
+    names: tuple[str, ...]  # of the tensors, in their order
+    map_cache: MapCache | None = field(default=None, compare=False, repr=False)  # None: read from a file
+
+
+def _flatten(x: SparseConvTensor) -> tuple[list[Any], _Context]:
+    optional = [name for name in ("grid", "voxel_num") if getattr(x, name) is not None]
+    names = ("features", "indices", *optional)
+    return [getattr(x, name) for name in names], _Context(x.voxels.grid, x.benchmark, names, x.map_cache)
+
+
+def _flatten_with_keys(x: SparseConvTensor) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
+    leaves, context = _flatten(x)
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context.names, leaves)], context
+
+
+def _unflatten(leaves: Iterable[Any], context: _Context) -> SparseConvTensor:
+    """Nothing is checked: a leaf may be whatever a function made of a tensor."""
+    tensors: dict[str, Any] = {"grid": None, "voxel_num": None, **dict(zip(context.names, leaves))}
+    indices, cache = tensors["indices"], context.map_cache
+    made = object.__new__(SparseConvTensor)
+    made.voxels, made.indice_dict = (
+        (Voxels(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
+    )
+    made._features, made.benchmark = tensors["features"], context.benchmark
+    made.grid, made.voxel_num = tensors["grid"], tensors["voxel_num"]
+    return made
+
+
+def _to_file(context: _Context) -> list[Any]:
+    """What JSON takes; maps can be worked out again."""
+    grid = context.voxel_grid
+    return [list(grid.spatial_shape), grid.batch_size, context.benchmark, list(context.names)]
+
+
+def _from_file(saved: list[Any]) -> _Context:
+    spatial_shape, batch_size, benchmark, names = saved
+    return _Context(VoxelGrid(tuple(spatial_shape), batch_size), benchmark, tuple(names))
+
+
+pytree.register_pytree_node(
+    SparseConvTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="insum_ops.nn.SparseConvTensor",
+    to_dumpable_context=_to_file,
+    from_dumpable_context=_from_file,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+
+
+def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
+    if not (is_compiling() or saved.guard.hold()):
+        raise OperandError(
+            f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
+            "make a new SparseConvTensor of the changed ones"
+        )
+
+
+def _words(layout: Layout) -> str:
+    kind, *numbers = layout
+    named: list[Any] = [f"{name} {list(sizes)}" for name, sizes in zip(Layout._fields[1:5], numbers)]
+    return f"kind {kind!r}, {', '.join(named)}"
+
+
+def _place(voxels: Voxels) -> str:
+    return f"{len(voxels.indices)} voxels of spatial_shape {list(voxels.grid.spatial_shape)}"

@@ -1,0 +1,302 @@
+"""A whole tensor product: which statements, over which slots, with which part of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, chain, groupby
+from math import gcd, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compiler import followed, outside_transforms
+from ..formats import GroupCOO
+from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed
+from ..functional import insum
+from ..lru_cache import LRUCache
+from .clebsch_gordan import Irreps
+from .constants import Constants
+from .in_place import SCATTER
+from .paths import Instruction
+from .product_function import evaluate_whole
+from .shared_weights import SharedTerm, shared_term
+from .single_channel import SingleTerm, with_single_channels
+from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
+from .sparse_scalars import ScalarTerm, scalar_term
+from .species import KindsTerm, kinds_term
+from .tables import ColumnTerm, TableTerm, by_column, has_tables_on, with_tables
+from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
+from .weight_slices import Piece, pieces_of
+
+__all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
+
+Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
+LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
+MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one program holds on chip
+# components of blocks whose columns kernels find one by one; wider ones are put in order before and after. One H200,
+# 10,000 samples, lmax 1, full float32: .028 ms at 16 channels, in order .037, at 64 .164 and .187; lmax 2 at 32: .231
+# and .191. Gradients read such columns more often: 1.2 to 1.3 times as long at 32 and 64 channels, so they never do.
+WIDEST = 3
+LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Statements by path, and how the flat weights are handed out to them."""
+
+    terms: tuple[Term, ...]
+    order: Constants | None  # weights put in the order of the terms; None: they are
+
+    def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
+        if weight is None:
+            return [None] * len(self.terms)
+        if self.order is not None:
+            order = self.order.on(weight.device)
+            if weight.dim() == 1:
+                weight = weight.index_select(0, order["columns"])
+            else:
+                weight = gather(weight, order["columns"], order["inverse"])
+        if len(self.terms) == 1:
+            return [weight]
+        return list(weight.split([term.weight_numel for term in self.terms], -1))
+
+    @cached_property  # asked for by those alone who may keep it
+    def pieces(self) -> dict[bool, tuple[bool, list[Piece]]]:
+        """By whether alike paths may share a statement: `pieces_of` these terms."""
+        order = None if self.order is None else self.order.tensors["columns"]
+        with torch.device("cpu"), outside_transforms():
+            return {is_merged: pieces_of(self.terms, order, is_merged) for is_merged in (False, True)}
+
+    def ordered(self, weight: Tensor) -> Tensor:
+        """Weights in the order of the terms, without a graph."""
+        return weight if self.order is None else weight.index_select(-1, self.order.on(weight.device)["columns"])
+
+    def unordered(self, dW: Tensor) -> Tensor:
+        """And back."""
+        return dW if self.order is None else dW.index_select(-1, self.order.on(dW.device)["inverse"])
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """z = sum over paths of weight * x (x) y, on two-dimensional tensors that are known to fit."""
+
+    slots: tuple[Slots, Slots | None, Slots]  # of in1, in2 (None: read as it is) and out
+    channels: ChannelTerm | None
+    shared: Terms  # one statement for each kind of path
+    scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
+    each: Terms  # weights of their own for each sample
+    flat: TensorPlan | None = None  # the same for `each` where kernels run and nothing learns: tables name columns
+    # by layouts of tensors
+    memory: LRUCache[Any] = field(default_factory=partial(LRUCache, LAYOUTS), repr=False, compare=False)
+
+    def __call__(
+        self,
+        x: Tensor,  # [b, in1.dim]; [n, in1.dim] with src
+        y: Tensor | GroupCOO,  # [b, in2.dim], or [b] positions of the one that is 1
+        weight: Tensor | None,  # [weight_numel] or [b, weight_numel]
+        src: Tensor | None = None,  # [b]
+        dst: Tensor | None = None,  # [b]
+        num_rows: int = 0,  # of z with dst
+    ) -> Tensor:
+        if not isinstance(y, Tensor):
+            return self.with_sparse(x, y, weight)
+        num_rows = y.shape[0] if dst is None else num_rows
+        if self.flat is not None and self.flat.takes(x, y, weight):
+            return self.flat(x, y, weight, src, dst, num_rows)
+        if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
+            # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
+            # where a node would have to run the statement again
+            z = evaluate_whole(self, (x, y, weight, src, dst), num_rows)
+            if z is not None:
+                return z
+        return self.composed(x, y, weight, src, dst, num_rows)
+
+    def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
+        """A plan of columns: each sample has weights of its own, kernels read them, and nobody asks for gradients."""
+        if weight is None or weight.dim() != 2 or y.dim() != 2 or is_transformed() or not has_tables_on(x.device):
+            return False
+        (term,) = self.each.terms
+        assert isinstance(term, ColumnTerm)
+        if not term.is_on(x.device, x.dtype):
+            return False
+        return not (is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
+
+    def work(self, weight: Tensor | None) -> Terms:
+        return self.shared if weight is None or weight.dim() == 1 else self.each
+
+    def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
+        """What `composed` reads, on its device: a tracer may be the first to run it, and can make none of it."""
+        work = self.work(weight)
+        if work.order is not None:
+            work.order.on(device)
+        for term in work.terms:
+            term.prepare(device, dtype)
+        if self.flat is not None and work is self.each:
+            self.flat.prepare(weight, device, dtype)
+
+    def composed(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
+    ) -> Tensor:
+        """The same by statements that are differentiable one by one."""
+        first, second, out = self.slots
+        num_products = y.shape[0]
+        if is_compiling():
+            x, y, weight = followed(x), followed(y), followed(weight)
+        if self.channels is not None:
+            (X,) = first.split(x)
+            Y = y if second is None else second.split(y)[0]
+            rows = (num_rows, out.counts[0], out.widths[0])
+            return out.join([self.channels(X, Y, weight, rows, src, dst)])
+        Xs = first.split(x)
+        Ys = [] if y.dim() == 1 or second is None else second.split(y)
+        Zs: list[Tensor | None] = [None] * len(out.widths)
+        work = self.work(weight)
+        for term, W in zip(work.terms, work.parts(weight)):
+            at1, at2, at3 = term.key[3]
+            size = out.shape(num_products, at3)
+            Zs[at3] = term(Xs[at1], Ys[at2] if Ys else y, W, Zs[at3], size, src)
+        return out.join([_finished(Z, x, num_rows, out, at, dst) for at, Z in enumerate(Zs)])
+
+    def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None) -> Tensor:
+        """The same where y is a sparse format, of scalars."""
+        first, _, out = self.slots
+        Xs, num_rows = first.split(x), y.shape[0]
+        Zs: list[Tensor | None] = [None] * len(out.widths)
+        for term, scalars, W in zip(self.shared.terms, self.scalars, self.shared.parts(weight)):
+            at1, _, at3 = term.key[3]
+            assert W is not None
+            Zs[at3] = scalars(Xs[at1], y, W, Zs[at3], (num_rows, out.counts[at3], out.widths[at3]))
+        return out.join([_finished(Z, x, num_rows, out, at, None) for at, Z in enumerate(Zs)])
+
+
+def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, dst: Tensor | None) -> Tensor:
+    """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
+    size = out.shape(num_rows, at)
+    if Z is None:
+        return x.new_zeros(size)
+    return Z if dst is None else insum(SCATTER[int(out.is_flat)].text, DST=dst, M=Z, size=size)
+
+
+@lru_cache(maxsize=256)
+def make_plan(
+    in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str
+) -> TensorPlan | None:
+    """The plan for these paths; None: no path has any product in it. Who may keep none calls what is wrapped here."""
+    check_layout(layout)
+    with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
+        return _make_plan((in1, in2, out), instructions, layout)
+
+
+def _make_plan(
+    irreps: tuple[Irreps, Irreps, Irreps], instructions: tuple[Instruction, ...], layout: str
+) -> TensorPlan | None:
+    in1, in2, out = irreps
+    paths = [path for path in instructions if 0 not in path.path_shape]
+    if not paths:
+        return None
+    width = _common_channels(paths, irreps)
+    if width:
+        is_uvu = paths[0].connection_mode == "uvu"
+        cut = (
+            make_slots(in1, layout, width),
+            None if is_uvu else make_slots(in2, layout, width),
+            make_slots(out, layout, width),
+        )
+        return TensorPlan(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
+    slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
+    scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
+    each = _terms(paths, irreps, slots, False)
+    return TensorPlan(slots, None, _terms(paths, irreps, slots, True), scalars, each, _flat_plan(irreps, slots, each))
+
+
+def _flat_plan(
+    irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], each: Terms
+) -> TensorPlan | None:
+    """For columns that are out of order, if one term over tables reads all of x and writes all of z."""
+    first, second, out = slots
+    if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
+        return None
+    is_held = each.terms[0].tables.is_held("Z", torch.float32)
+    reads, writes = (
+        slot.order is not None and (is_held or max(ir.dim for mul, ir in own if mul) <= WIDEST)
+        for own, slot in ((irreps[0], first), (irreps[2], out))
+    )
+    if not reads and not writes:
+        return None
+    term = by_column(each.terms[0], first if reads else None, out if writes else None)
+    columns = flat_slots(first.sizes[0]) if reads else first, second, flat_slots(out.sizes[0]) if writes else out
+    return TensorPlan(columns, None, Terms((), None), (), Terms((term,), each.order))
+
+
+def takes_one_hot(in2: Irreps, paths: Sequence[Instruction]) -> bool:
+    """Each column of the second input is a kind, with a weight matrix of its own for each path."""
+    return len(in2) == 1 and in2[0].ir.l == 0 and all(path.connection_mode == "uvw" for path in paths)
+
+
+def _common_channels(paths: Sequence[Instruction], irreps: Sequence[Irreps]) -> int:
+    """How many channels every block is a multiple of, if channels never mix; 0: they do, or too few are common."""
+    modes = {path.connection_mode for path in paths}
+    if modes not in ({"uvu"}, {"uuu"}) or len({path.has_weight for path in paths}) != 1:
+        return 0
+    is_uvu = "uvu" in modes
+    if is_uvu and any(irreps[1][path.i_in2].mul != 1 for path in paths):
+        return 0
+    muls = [mul for own in (irreps[::2] if is_uvu else irreps) for mul, _ in own if mul]
+    common = gcd(*muls)
+    return common if common >= LEAST_CHANNELS or len(set(muls)) == 1 else 0
+
+
+def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots], is_shared: bool) -> Terms:
+    """Weighted paths in runs as their weights lie, or in classes with the weights brought together; then the rest.
+
+    Where weights are shared, bringing them together costs nothing. Each sample's own are the larger part of what is
+    read: they are only moved where results would be added to in memory so often that that takes longer.
+    """
+    keys = [path_key(path, irreps, slots) for path in paths]
+    weighted = [at for at, path in enumerate(paths) if path.has_weight]
+    plain = [at for at, path in enumerate(paths) if not path.has_weight]
+    numels = [prod(path.path_shape) if path.has_weight else 0 for path in paths]
+    starts = [0, *accumulate(numels)]
+    in_classes = sorted(weighted, key=keys.__getitem__)
+    sizes = [width * count for width, count in zip(slots[2].widths, slots[2].counts)]
+    moved = _added([keys[at] for at in in_classes], sizes) + 2 * sum(numels)
+    if is_shared or moved < _added([keys[at] for at in weighted], sizes):
+        weighted = in_classes
+    plain.sort(key=keys.__getitem__)
+    runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
+    has_kinds = takes_one_hot(irreps[1], paths)
+    terms: list[Term] = []
+    for key, run in runs:
+        own = [paths[at] for at in run]
+        if is_shared and key[0] == "uvw":
+            terms.append((kinds_term if has_kinds else shared_term)(key, own, irreps, slots))
+        else:
+            term = path_term(key, own, irreps, slots)
+            tabled = term if is_shared else with_tables(term, own, irreps, slots)
+            is_plain = tabled is term and not is_shared
+            terms.append(with_single_channels(term, own, irreps, slots) if is_plain else tabled)
+    order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
+    return Terms(tuple(terms), make_order(order))
+
+
+def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:
+    """Numbers that pass through memory for each sample because statements add to what others made.
+
+    A statement is a run of equal keys. One that is not the first of its slot reads and writes the slot once more.
+    """
+    slots = [key[3][2] for key, _ in groupby(keys)]
+    return sum(2 * sizes[slot] for at, slot in enumerate(slots) if slot in slots[:at])
+
+
+def _scalar_terms(
+    paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> tuple[ScalarTerm, ...]:
+    """In the order of the shared terms."""
+    key = lambda path: path_key(path, irreps, slots)
+    return tuple(
+        scalar_term(muls, places, list(run), irreps, slots)
+        for (_, muls, _, places), run in groupby(sorted(paths, key=key), key)
+    )

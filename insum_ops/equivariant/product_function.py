@@ -1,0 +1,166 @@
+"""A whole tensor product as one node of autograd: its terms run without a graph, forward and backward.
+
+Between the statements stand splits, views and gathers. As nodes of autograd they would take the host longer than the
+products take a GPU; here the forward pass is one launch plan and the backward pass another. Where gradients are to be
+differentiated in turn, backward asks for the composition of statements, which has gradients of any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from ..compiler import one_by_one, outside_transforms, owned, planned
+from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
+from .format_term_statements import shared_step, single_step
+from .in_place import Whole, Work, writes_parts
+from .shared_weights import SharedTerm
+from .single_channel import SingleTerm
+from .slots import Slots
+from .tables import ColumnTerm, TableTerm
+from .term_statements import Step, column_step, path_step, table_step
+from .terms import PathTerm
+
+__all__ = ["evaluate_whole"]
+
+
+class Composition(Protocol):
+    """A plan whose result records a graph of its statements."""
+
+    @property
+    def slots(self) -> tuple[Slots, Slots | None, Slots]: ...
+
+    @property
+    def memory(self) -> dict[Any, Any]: ...
+
+    def work(self, weight: Tensor | None) -> Work: ...
+
+    def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None: ...
+
+    def composed(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
+    ) -> Tensor: ...
+
+
+def evaluate_whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Tensor | None:
+    """Return the product of x, y and weights, with rows as `src` and `dst` say; None if a term needs its own graph.
+
+    `given` is x, y, weight, src, dst, of which the last three may be None. None too if torch watches the call.
+    """
+    x, _, weight, src, _ = given
+    if not is_free() or plan.slots[1] is None or None in _steps(plan, x, weight, src is not None):
+        return None
+    tensors = [tensor for tensor in given if tensor is not None]
+    if wants_gradient(tensors):
+        return _Product.apply(plan, num_rows, *given)  # type: ignore[no-any-return]
+    run = lambda *_: _whole(plan, given, num_rows).forward(*given)[0]
+    marks = "product", *[tensor is None for tensor in given]
+    return planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
+
+
+def _whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Whole:
+    """Return all terms of a product for tensors like these."""
+    x, _, weight, src, _ = given
+    (first, second, out), work = plan.slots, plan.work(weight)
+    assert second is not None
+    steps = _steps(plan, x, weight, src is not None)
+    return Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
+
+
+class _Product(torch.autograd.Function):
+    """x, y and weights to z, and all of their gradients at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: Composition,
+        num_rows: int,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        src: Tensor | None,
+        dst: Tensor | None,
+    ) -> Tensor:
+        given = (x, y, weight, src, dst)
+
+        def run(*_: Tensor) -> tuple[Tensor | None, ...]:
+            z, kept = _whole(plan, given, num_rows).forward(*given)
+            return z, *kept
+
+        tensors = [tensor for tensor in given if tensor is not None]
+        marks = "product to learn", *[tensor is None for tensor in given]
+        z, *kept = planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)
+        ctx.plan, ctx.num_rows = plan, num_rows
+        ctx.save_for_backward(*given, *kept)
+        return owned(z)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
+        given, num_rows = saved[:5], ctx.num_rows
+        if not is_free() or is_grad_enabled():
+            return None, None, *_composed(ctx.plan, given[:3], wanted, (*given[3:], num_rows), upstream), None, None
+
+        def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+            return _whole(ctx.plan, given, num_rows).backward(saved[5:], given[3:], upstream, wanted)
+
+        tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
+        marks = "gradients of a product", *wanted, *[tensor is None for tensor in saved]
+        return None, None, *planned(ctx.plan.memory, marks, run, tensors, (num_rows,), varies=True), None, None
+
+
+def _composed(
+    plan: Composition, given: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated: those of the statements, recorded now and, as in forward, not cast."""
+    keeps_graph = is_grad_enabled()
+    with torch.autocast(upstream.device.type, enabled=False) if may_autocast() else nullcontext():
+        with outside_transforms(), temporarily_clear_interpreter_stack(), torch.enable_grad():
+            if keeps_graph:  # of aliases, so that what one input owes to another is not counted twice
+                own: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in given]
+            else:
+                learns = zip(given, wanted)
+                own = [None if tensor is None else tensor.detach().requires_grad_(learn) for tensor, learn in learns]
+            z = plan.composed(*own, *rest)
+        asked = [tensor for tensor, is_wanted in zip(own, wanted) if is_wanted]
+        found = iter(torch.autograd.grad(z, asked, upstream, create_graph=keeps_graph))
+    return [next(found) if is_wanted else None for is_wanted in wanted]
+
+
+def _steps(plan: Composition, x: Tensor, weight: Tensor | None, is_gathered: bool) -> list[Step | None]:
+    """Return the terms for tensors of this kind, whatever their sizes; None for one that needs a graph of its own."""
+    is_merged, dims = writes_parts(weight), 0 if weight is None else weight.dim()
+    key = ("steps", x.device, x.dtype, is_merged, dims, is_gathered)
+    steps: list[Step | None] | None = plan.memory.get(key)
+    if steps is None:
+        _, pieces = plan.work(weight).pieces[is_merged]
+        steps = [_step(piece.term, x, weight, is_gathered) for piece in pieces]
+        if None not in steps:
+            plan.prepare(weight, x.device, x.dtype)
+        plan.memory[key] = steps
+    return steps
+
+
+def _step(term: object, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step | None:
+    """The term for tensors like these; None: it can do no better than `insum` call by call."""
+    if isinstance(term, ColumnTerm):
+        return column_step(term, x, is_gathered)
+    if isinstance(term, TableTerm):
+        if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
+            return table_step(term, x, is_gathered)
+        term = term.plain
+    if isinstance(term, SingleTerm):
+        if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
+            return None if is_gathered else single_step(term, x)
+        term = term.plain
+    if isinstance(term, SharedTerm):
+        return shared_step(term, x, is_gathered)
+    if isinstance(term, PathTerm) and term.key[0] != "uvuv":
+        return path_step(term, x, weight, is_gathered)
+    return None

@@ -1,0 +1,126 @@
+"""A dense second input of scalars, such as a one-hot float tensor: each of its columns has a weight matrix.
+
+In one statement where products with weights are few,
+
+    Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]
+
+or first a matrix for each sample, which every component of a path then shares:
+
+    V[b,m] += Y[b,v] * W[v,m]                        m counts (l,u,w)
+    Z[b,i,w] += CG[i,j,l] * X[b,j,u] * V[b,l,u,w]    as with weights of their own for each sample
+
+With 89 kinds, degrees 0 to 2 and 128 channels the second way takes a third of the products: 3 matrices instead of 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .clebsch_gordan import Irreps, read_irreps
+from .constants import Constants
+from .multilinear import Multilinear
+from .paths import Instruction
+from .slots import Slots, make_slots
+from .sparse_scalars import scalar_coefficients
+from .tables import TableTerm, with_tables
+from .terms import Beside, Key, gathered, path_term
+
+__all__ = ["KindsTerm", "kinds_term"]
+
+FUSED = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,v]", "W": "W[l,u,v,w]"}
+GROUP_DIMS = {"Z": 0, "X": 1, "Y": 0, "W": 0}
+
+# products that take as long as to write a number and read it again: an H200 takes about 25 in full float32 while one
+# passes through memory; reckoned, not measured
+MOVED = 50
+MOST_BYTES = 1 << 30  # of the samples' matrices at a time
+
+
+@dataclass(frozen=True)
+class KindsTerm(Beside):
+    """`Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]`, in the order that takes the fewest products."""
+
+    fused: Multilinear
+    each: TableTerm | None  # where matrices for each sample come first: the product with those
+    one: Constants  # what each matrix is multiplied by there
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.plain.prepare(device, dtype)
+        self.fused.on(device, dtype)
+        self.one.on(device, dtype)
+        if self.each is not None:
+            self.each.prepare(device, dtype)
+
+    def __call__(
+        self,
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
+        Y: Tensor,  # [b, 1, v], without v if that is 1; or the position of the one that is 1, [b]
+        W: Tensor | None,  # [weight_numel]
+        Z: Tensor | None,  # what to start from
+        size: tuple[int, ...],  # of Z
+        SRC: Tensor | None,  # [b]
+    ) -> Tensor:
+        if Y.dim() == 1:
+            return self.plain(X, Y, W, Z, size, SRC)
+        assert W is not None
+        X = X.unsqueeze(2) if X.dim() == 2 else X
+        weights = W.view(self.num_paths, *self.plain.weight_shape)
+        if self.each is not None:
+            return self.with_matrices(self.each, X, Y.flatten(1), weights, Z, size, SRC)
+        return self.fused({"X": gathered(X, SRC, size[0]), "Y": Y.flatten(1), "W": weights}, Z, size)
+
+    def with_matrices(
+        self,
+        each: TableTerm,
+        X: Tensor,
+        Y: Tensor,  # [b, v]
+        W: Tensor,  # [l, u, v, w]
+        Z: Tensor | None,
+        size: tuple[int, ...],
+        SRC: Tensor | None,
+    ) -> Tensor:
+        """So many samples at a time that their matrices do not fill the memory."""
+        W = W.permute(2, 0, 1, 3).flatten(1)
+        one = self.one.on(Y.device, Y.dtype)["one"]
+        rows = max(1, MOST_BYTES // (each.weight_numel * W.element_size()))
+
+        def part(X: Tensor, Y: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
+            V = Y @ W  # a plain matrix product: torch has the kernels
+            return each(X, one.expand(len(Y), 1), V, Z, (len(Y), *size[1:]), SRC)
+
+        if size[0] <= rows:
+            return part(X, Y, Z, SRC)
+        parts = []
+        for start in range(0, size[0], rows):
+            cut = slice(start, start + rows)
+            own = None if SRC is None else SRC[cut]
+            parts.append(part(X[cut] if own is None else X, Y[cut], None if Z is None else Z[cut], own))
+        return torch.cat(parts)
+
+
+def kinds_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> KindsTerm:
+    """For paths that share a key, with one block of scalars for their second input."""
+    CG = scalar_coefficients(key[3], paths, irreps, slots)
+    fused = Multilinear.grouped(FUSED, GROUP_DIMS, "CG[i,j,l]", CG)
+    components, matrices, kinds = sum(irreps[0][path.i_in1].ir.dim for path in paths), len(paths), key[1][1]
+    is_cheaper = matrices * (kinds + MOVED) + components < components * kinds
+    each = _with_own_matrices(key, paths, irreps, slots) if is_cheaper else None
+    one = Constants({"one": torch.ones(1, 1, dtype=torch.float64)})
+    return KindsTerm(path_term(key, paths, irreps, slots), fused, each, one)
+
+
+def _with_own_matrices(
+    key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> TableTerm | None:
+    """The paths with a single scalar for their second input and weights for each sample; None: they gain no tables."""
+    mode, (mul1, _, mul_out), has_weight, (at1, _, at3) = key
+    scalar = read_irreps("irreps_in2", "0e")
+    alone, places = (irreps[0], scalar, irreps[2]), (slots[0], make_slots(scalar, "mul_ir"), slots[2])
+    own = [path._replace(path_shape=(mul1, 1, mul_out)) for path in paths]
+    single = path_term((mode, (mul1, 1, mul_out), has_weight, (at1, 0, at3)), own, alone, places)
+    term = with_tables(single, own, alone, places)
+    return term if isinstance(term, TableTerm) else None

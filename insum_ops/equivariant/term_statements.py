@@ -1,0 +1,188 @@
+"""What a term of a tensor product does in one call, forward and backward: a statement each.
+
+No graph is recorded here: gradients are statements too, asked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..compiler import parse, run_in_place, terms
+from ..formats.facts import Fact
+from .channels import MIXED, statement
+from .path_tables import TEXTS
+from .tables import ColumnTerm, TableTerm
+from .terms import PathTerm, path_statement
+
+__all__ = ["Parts", "Statement", "Step", "Wanted", "column_step", "path_step", "run", "table_step"]
+
+Wanted = Sequence[bool]  # of X, Y and W
+
+
+class Parts(NamedTuple):
+    """What a step reads, as its statements want it."""
+
+    X: Tensor  # [b, j, u] or, of columns, [b, c]; n for b with SRC
+    Y: Tensor  # [b, k] or [b, k, v]
+    W: Tensor | None
+    SRC: Tensor | None  # [b]
+
+
+class Step(Protocol):
+    """A term in one layout of its tensors."""
+
+    @property
+    def has_v(self) -> bool:
+        """Y is [b, k, v]."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the weights of one sample."""
+
+    def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """Z with the term added, and what to keep for backward."""
+
+    def backward(
+        self,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """dX and dY with the term's added, and dW, in its place where there is one."""
+
+
+class Statement(NamedTuple):
+    """A statement, and where its tensors are found."""
+
+    text: str
+    reads: tuple[tuple[str, int], ...]  # a tensor's name and its place, of those below
+    fixed: Mapping[str, Tensor]
+    fact: Fact | None = None
+
+
+X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
+PLACES = {"Z": DZ, "X": X, "Y": Y, "W": W}
+
+
+def run(
+    statement: Statement,
+    size: Sequence[int],
+    given: Sequence[Any],
+    total: Tensor | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
+    """Return the statement's value, added to `total`, which is ours to change, or written to `place`."""
+    text, reads, fixed, fact = statement
+    tensors = {**{name: given[at] for name, at in reads}, **fixed}
+    if total is not None:
+        tensors[parse(text).output.name] = total
+    names, values = ",".join(tensors), list(tensors.values())
+    return run_in_place(text, names, tuple(size), values, fact, total, place)
+
+
+@dataclass(frozen=True)
+class StatedStep:
+    """A term that is one statement, and one for each gradient."""
+
+    has_v: bool
+    weight_shape: tuple[int, ...]
+    product: Statement
+    gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W; none where nothing ever learns
+    scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
+    reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
+
+    def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        return run(self.product, size, parts, Z), None
+
+    def backward(
+        self,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        given, dW = (*parts, dZ), None
+        if wanted[0]:
+            turned = (*given, parts.W.mT) if self.reads_turned and parts.W is not None else given
+            if self.scatter is None:
+                dX = run(self.gradients[X], parts.X.shape, turned, dX)
+            else:
+                rows = (len(dZ), *parts.X.shape[1:])
+                own = run(self.gradients[X], rows, turned)
+                dX = run(self.scatter, parts.X.shape, (own, parts.SRC), dX)
+        if wanted[1]:
+            dY = run(self.gradients[Y], parts.Y.shape, given, dY)
+        if wanted[2] and parts.W is not None:
+            dW = run(self.gradients[W], parts.W.shape, given, None, place)
+        return dX, dY, dW
+
+
+def path_step(term: PathTerm, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
+    mode, muls, is_weighted, _ = term.key
+    has_v = muls[1] > 1 or mode not in ("uvw", "uvu")
+    is_each = weight is not None and weight.dim() == 2
+    text = path_statement(mode, has_v, is_weighted, is_each, is_gathered, False)
+    tables = term.tables.on(x.device, x.dtype)
+    known = {"X": X, "Y": Y, **({"W": W} if is_weighted else {}), **({"SRC": SRC} if is_gathered else {})}
+    gradients = []
+    for name in ("X", "Y", "W")[: 3 if is_weighted else 2]:
+        ((derived, upstream, others),) = terms(text, name)
+        gradients.append(_statement(derived, {upstream: DZ, **known}, others, tables, upstream))
+    letters = term.weight_shape if has_v else (muls[0], *term.weight_shape[2:])
+    product = _statement(text, known, (*known, *tables), tables)
+    return StatedStep(has_v, (term.num_paths, *letters), product, tuple(gradients))
+
+
+def _statement(
+    text: str, places: Mapping[str, int], names: Sequence[str], tables: Mapping[str, Tensor], upstream: str = ""
+) -> Statement:
+    read = {upstream, *names}
+    fixed = {name: table for name, table in tables.items() if name in read}
+    return Statement(text, tuple((name, at) for name, at in places.items() if name in read), fixed)
+
+
+def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
+    term.tables.prepare(x.device, x.dtype)
+    product, *gradients = (_path_statement(term, name, x, is_gathered) for name in PLACES)
+    scatter = Statement(TEXTS.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
+    shape = term.tables.shapes["W"]
+    return StatedStep(False, shape, product, tuple(gradients), scatter, reads_turned=True)
+
+
+def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) -> Statement:
+    """That makes Z, dX, dY or dW: by numbers in a kernel's source, or by tables in memory."""
+    tables, at = term.tables, int(is_gathered)
+    row = (("SRC", SRC),) if is_gathered and name != "X" else ()
+    sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
+    if sides is not None and tables.is_held(name, x.dtype):
+        reads = (*((other, place) for other, place in PLACES.items() if other != name), *row)
+        return Statement(statement(name, MIXED, bool(row), False), reads, sides[name].fixed, sides[name].fact)
+    assert tables.in_memory is not None
+    forward, swapped, as_weights = (side.on(x.device, x.dtype) for side in tables.in_memory)
+    if name == "Z":
+        reads = (("X", X), ("Y", Y), ("W", W), *row)
+        return Statement(TEXTS.product[at], reads, forward.fixed, forward.fact)
+    if name == "X":
+        reads = (("X", DZ), ("Y", Y), ("W", TURNED))
+        return Statement(TEXTS.product[0], reads, swapped.fixed, swapped.fact)
+    if name == "Y":
+        return Statement(TEXTS.dY[at], (("X", X), ("W", W), ("dZ", DZ), *row), as_weights.fixed)
+    return Statement(TEXTS.dW[at], (("X", X), ("Y", Y), ("dZ", DZ), *row), as_weights.fixed)
+
+
+def column_step(term: ColumnTerm, x: Tensor, is_gathered: bool) -> Step:
+    fixed, fact, _ = term.side.on(x.device, x.dtype)
+    reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
+    product = Statement(term.texts[int(is_gathered)], reads, fixed, fact)
+    return StatedStep(False, (term.plain.num_paths, *term.plain.weight_shape[::2]), product, ())

@@ -1,0 +1,33 @@
+"""Torch's transformer encoders, which for inference read a Linear's weight themselves, are made to call the layer."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from .layer import BlockSparseLinear
+
+__all__ = ["keep_from_fused_kernels"]
+
+
+def keep_from_fused_kernels(model: nn.Module) -> None:
+    """For encoders of a model that hold a BlockSparseLinear anywhere."""
+    for module in model.modules():
+        if any(isinstance(part, BlockSparseLinear) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                _call_layers(module)
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+
+
+def _call_layers(encoder_layer: nn.TransformerEncoderLayer) -> None:
+    encoder_layer.activation_relu_or_gelu = 0  # 0: another activation, which no fused kernel has
+
+
+def _notice(module: nn.Module, name: str, part: nn.Module | None) -> None:
+    """A BlockSparseLinear is put into an encoder layer by hand."""
+    if isinstance(part, BlockSparseLinear) and isinstance(module, nn.TransformerEncoderLayer):
+        _call_layers(module)
+
+
+register_module_module_registration_hook(_notice)

@@ -1,0 +1,121 @@
+"""Listed entries of a matrix -> the format that holds them, and the gather that brings their values along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compiler import one_by_one, outside_transforms
+from ..formats import BlockCOO, GroupCOO
+from ..formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
+from ..formats.guard import may_keep
+from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import is_grad_enabled, is_transformed
+
+__all__ = ["Arranged", "arrange", "merge_map"]
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Arranged:
+    """A[rows[e], columns[e]] += values[e], in the order that a source lists them, laid out as a format.
+
+    Every listed entry has a slot of its own, duplicates too, so values move by a gather alone.
+    """
+
+    pattern: SparseFormat
+    source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
+
+    def fill(self, values: Tensor) -> SparseFormat:
+        """The format over `values` [E, *block_size], in the order of the source; differentiable."""
+        if values.requires_grad and is_grad_enabled() and not is_transformed():
+            return self.pattern.with_values(_Slots.apply(values, self))
+        return self.pattern.with_values(self.write(values))
+
+    def write(self, values: Tensor) -> Tensor:
+        """Values [E, *block_size] over the format's slots; those of padding hold any, which no statement looks at."""
+        if self.source is None:
+            return values
+        return values.index_select(0, self.source).view(self.pattern.values.shape)
+
+    def read(self, values: Tensor) -> Tensor:
+        """Values over the format's slots, back in the order of the source: [E, *block_size]; differentiable."""
+        slots = self.slots
+        return values if slots is None else values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, slots)
+
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """All tensors that it holds."""
+        return *self.pattern.coords, self.pattern.values, self.source
+
+    @property
+    def slots(self) -> Tensor | None:
+        """Where each entry lies among the flattened slots [E]; None: entry e lies in slot e."""
+        if self.source is None:
+            return None
+        found: Tensor | None = vars(self).get("_slots")  # no cached property: not all who ask may keep it
+        if found is None:
+            with outside_transforms():
+                taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
+                found = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+            if may_keep(found):
+                vars(self)["_slots"] = found
+        return found
+
+    @property
+    def coords(self) -> Tensor:
+        """The row and column of each entry, in the order of the source: [2, E]."""
+        AM, AK = self.pattern.AM, self.pattern.AK
+        rows = AM.unsqueeze(-1).expand(AK.shape) if AK.ndim > 1 else AM
+        coords = torch.stack([rows.flatten(), AK.flatten()]).long()
+        slots = self.slots
+        return coords if slots is None else coords.index_select(1, slots)
+
+
+class _Slots(torch.autograd.Function):
+    """`write`, with `read` for its gradient: a gather, where torch would add up what the slots of padding never get."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, arranged: Arranged) -> Tensor:
+        ctx.arranged = arranged
+        return arranged.write(values)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return ctx.arranged.read(upstream), None
+
+
+def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Arranged:
+    """Entries `coords` [2, E] in a GroupCOO, or in a BlockCOO where `values` are blocks; `fill` brings the values.
+
+    `is_sorted`: rows ascend already, as those of a compressed matrix do. The coordinates must lie in the shape.
+    """
+    blocks = tuple(values.shape[1:])
+    grid = block_grid(shape, blocks or None)
+    order = None if is_sorted else sort_order(coords, grid, 0)
+    in_order = coords if order is None else coords[:, order]
+    nothing = values.new_zeros(())  # the pattern's own values, expanded: they take no memory
+    if blocks:
+        layout = lay_out_entries(in_order, grid)
+        return Arranged(BlockCOO(layout.coords, nothing.expand(values.shape), shape, block_size=blocks), order)
+    layout = lay_out_groups(in_order, grid, 0, None)
+    assert layout.gather is not None
+    gather = layout.gather if order is None else layout.gather.after(order)
+    return Arranged(GroupCOO(layout.coords, nothing.expand(gather.source.shape), shape), gather.source.flatten())
+
+
+def merge_map(coords: Tensor, shape: Sizes) -> tuple[Tensor, Tensor] | None:
+    """The distinct coordinates [2, D], sorted, and which of them each entry has [E]; None: they all differ."""
+    order = sort_order(coords, shape, 0)
+    in_order = coords[:, order]
+    is_new = (in_order[:, 1:] != in_order[:, :-1]).any(0)
+    if bool(is_new.all()):
+        return None
+    is_first = torch.cat([is_new.new_ones(1), is_new])
+    into = torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1)
+    return in_order[:, is_first], into

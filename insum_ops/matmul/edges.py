@@ -1,0 +1,167 @@
+"""Graphs in PyTorch Geometric's convention, (edge_index, edge_weight, size) -> formats, worked out once per pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
+from ..formats.check import VALUE_DTYPES
+from ..formats.guard import ChangeGuard, may_keep
+from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import is_grad_enabled, is_wrapped
+from ..identity_cache import ByIdentity
+from .arrange import Arranged, arrange
+
+__all__ = ["Edges", "edges_of"]
+
+SIZES = 64  # of one graph kept before starting afresh, so that another one every call does not fill memory
+
+
+class Filled(NamedTuple):
+    """A format with the weights of some edges; one value, since threads may bring other weights at the same time."""
+
+    weights: ref[Tensor]
+    guard: ChangeGuard
+    form: SparseFormat
+
+    def is_of(self, edge_weight: Tensor) -> bool:
+        """They are the same, and nothing about them has changed since."""
+        return self.weights() is edge_weight and self.guard.holds_for(edge_weight)
+
+
+@dataclass(eq=False)
+class Edges:
+    """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
+
+    arranged: Arranged
+    guard: ChangeGuard | None  # of edge_index; None: it does not tell when it changes
+    filled: Filled | None = None  # with the weights of the last call
+    ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
+
+    def is_of(self, edge_index: Tensor) -> bool:
+        """Nothing about it has changed since."""
+        return self.guard is not None and self.guard.holds_for(edge_index)
+
+    def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
+        """The pattern with `edge_weight`, or with ones of `dtype`."""
+        if edge_weight is None:
+            ones = self.ones.get(dtype)
+            if ones is None:
+                pattern = self.arranged.pattern
+                with outside_transforms():
+                    ones = pattern.with_values(torch.ones_like(pattern.values, dtype=dtype))
+                if may_keep(ones.values):
+                    self.ones[dtype] = ones
+            return ones
+        wants_grad = edge_weight.requires_grad and is_grad_enabled()
+        filled = self.filled
+        if filled is not None and not wants_grad and filled.is_of(edge_weight):
+            return filled.form
+        _check_weights(edge_weight, self.arranged)
+        if wants_grad or is_wrapped(edge_weight):
+            return self.arranged.fill(edge_weight)
+        guard = ChangeGuard.of(edge_weight)  # before they are read: another thread may write to them
+        with outside_transforms():
+            form = self.arranged.fill(edge_weight.detach())
+        if guard is not None and may_keep(form.values):
+            self.filled = Filled(ref(edge_weight), guard, form)
+        return form
+
+    def slots(self, edge_weight: Tensor) -> Tensor:
+        """The weights over the format's slots; differentiable."""
+        return self.arranged.fill(edge_weight).values
+
+    def entries(self, edge_weight: Tensor) -> Tensor:
+        """Return the weights without their graph; raise if they do not fit the edges."""
+        _check_weights(edge_weight, self.arranged)
+        return edge_weight.detach()
+
+    def like(self, edge_weight: Tensor, entries: Tensor) -> Tensor:
+        """Return what `entries`, one for each edge, are as a gradient of the weights: themselves."""
+        return entries
+
+
+def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
+    """What is known of (edge_index, edge_weight, size); `size` (sources, targets) is for a tuple without one.
+
+    Without either, the nodes are those that edge_index names.
+    """
+    if len(A) not in (2, 3) or not isinstance(A[0], Tensor) or not isinstance(A[1], (Tensor, type(None))):
+        kinds = ", ".join(type(part).__name__ for part in A)
+        raise OperandError(
+            f"{name} is a tuple of ({kinds}); pass (edge_index, edge_weight, size) with edge_index [2, E], "
+            "edge_weight [E] or None, and size (sources, targets), a number or None"
+        )
+    edge_index = A[0]
+    sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
+    known = _edges.get(edge_index)
+    found = None if known is None else known.get(sizes)
+    if found is not None and found.is_of(edge_index):
+        return found
+    found = _arranged_edges(edge_index, sizes)
+    if found.guard is not None and may_keep(*found.arranged.parts):
+        if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
+            known = {}
+        _edges.keep(edge_index, {**known, sizes: found})  # another dictionary: other threads may be reading this one
+    return found
+
+
+def _checked_sizes(size: Any) -> tuple[int, int]:
+    parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    try:
+        sources, targets = (index(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
+    if sources < 0 or targets < 0:
+        raise ShapeError(f"size is {size}; a size is at least 0")
+    return sources, targets
+
+
+@outside_transforms()
+def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise OperandError(f"edge_index is {edge_index.dtype}; node numbers are int32 or int64")
+    if edge_index.ndim != 2 or len(edge_index) != 2:
+        raise ShapeError(f"edge_index is {list(edge_index.shape)}; it must be [2, E], sources first, then targets")
+    if edge_index.is_meta:
+        raise OperandError("edge_index is on the meta device, where it lists no edges; give it memory and values first")
+    guard = ChangeGuard.of(edge_index)  # before it is read: another thread may write to it
+    if sizes is None:
+        nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        sizes = nodes, nodes
+    limits = edge_index.new_tensor(sizes, dtype=torch.int64)[:, None]
+    is_outside = (edge_index < 0) | (edge_index >= limits)
+    if bool(is_outside.any()):
+        row, edge = is_outside.nonzero()[0].tolist()
+        kind, count = ("sources", "targets")[row], sizes[row]
+        raise IndexRangeError(
+            f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
+            "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
+        )
+    ones = torch.ones(edge_index.shape[1], device=edge_index.device)
+    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), guard)
+
+
+def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
+    num_edges = arranged.pattern.nnz
+    if edge_weight.dtype not in VALUE_DTYPES:
+        raise OperandError(f"edge_weight is {edge_weight.dtype}; convert it with edge_weight.float()")
+    if edge_weight.shape != (num_edges,):
+        raise ShapeError(
+            f"edge_weight is {list(edge_weight.shape)} but edge_index is [2, {num_edges}]; "
+            "give one weight for each edge"
+        )
+    if edge_weight.device != arranged.pattern.device:
+        raise OperandError(
+            f"edge_weight is on {edge_weight.device} but edge_index is on {arranged.pattern.device}; "
+            "move them to one device"
+        )
+
+
+_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity()

@@ -1,0 +1,355 @@
+"""Sparse times dense, and dense times dense where a sparse pattern has entries: `spmm` and `sddmm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..compiler import (
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    check_pattern,
+    evaluate,
+    followed,
+    gradients_of,
+    one_by_one,
+    outside_transforms,
+    owned,
+    pattern_of,
+    planned,
+)
+from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
+from ..formats.convert import block_grid
+from ..formats.guard import may_keep
+from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import PLAIN, is_compiling, is_grad_enabled, is_transformed, may_autocast, wants_gradient
+from ..functional import insum
+from .edges import Edges, edges_of
+from .operands import as_format, trained_source
+from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
+
+__all__ = ["sddmm", "spmm"]
+
+SUM = ("C[m] += A[m,k] * B[k]", "C[m,n] += A[m,k] * B[k,n]", "C[b,m,n] += A[m,k] * B[b,k,n]")
+MANY = "C[...,m,n] += A[m,k] * B[...,k,n]"
+MEAN = tuple(statement.replace("A[m,k]", "R[m] * A[m,k]") for statement in SUM)
+MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] = max(A[m,k] * B[b,k,n])")
+MIN = tuple(statement.replace("max", "min") for statement in MAX)
+STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
+FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart in a third of the time of a base class
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
+    """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
+
+    Rows without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an
+    uncoalesced COO tensor or a scipy array lists twice is one entry.
+
+    Gradients reach B and the values of A: the format's, edge_weight, or the sparse tensor, whose gradient is sparse, of
+    its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and values that a
+    sparse tensor was made of get theirs for every layout).
+
+    A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
+    version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
+    A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
+    `torch.compile` traces formats alone, after one ordinary call (and its backward, to train) that works out what is
+    known of their pattern.
+
+    Args:
+        A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
+            a scipy sparse array, or a graph `(edge_index, edge_weight, size)`. edge_index [2, E] holds sources, then
+            targets; edge_weight [E] may be None, for ones; size is (sources, targets), a number for both, or left out,
+            for as many of both as B has rows. A graph is the matrix [targets, sources].
+        B: the dense matrix [K, N]; also a vector [K] or a batch [..., K, N].
+        reduce: what becomes of a row's products: "sum", "mean" over the row's entries, "max" or "min" ("amax" and
+            "amin" too).
+
+    Returns:
+        C [M, N], or [M] for a vector and [..., M, N] for a batch.
+
+    Raises:
+        OperandError: A is nothing of the kinds above, B no dense floating-point tensor, `reduce` none of those words,
+            or A and B are on two devices.
+        ShapeError: A is no matrix, or B has another number of rows than A has columns.
+        IndexRangeError: an edge names a node that is not there.
+        UnsupportedError: `torch.compile` meets an A that is no format.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import spmm
+        >>> A = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 7.0]]).to_sparse()
+        >>> B = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+        >>> spmm(A, B)
+        tensor([[ 10., 100.],
+                [  0.,   0.],
+                [ 27., 270.]])
+        >>> edge_index = torch.tensor([[1, 0, 2], [0, 2, 2]])  # 1 -> 0, 0 -> 2, 2 -> 2
+        >>> spmm((edge_index, None), B, reduce="mean")
+        tensor([[ 2., 20.],
+                [ 0.,  0.],
+                [ 2., 20.]])
+    """
+    if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
+        return _spmm(A, B, reduce)
+    if type(A) is Tensor:
+        source = remembered_source(A)
+        if source is not None and not wants_gradient((A, B)):  # the values are the source's own
+            return planned(source.calls, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
+    elif type(A) in FORMATS and not wants_gradient((A.values, B)):
+        tensors = (A.values, B)
+        return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
+    return _spmm(A, B, reduce)
+
+
+def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
+    """Check and convert the operands of a product, and evaluate its statement."""
+    statements = STATEMENTS.get(reduce) if isinstance(reduce, str) else None
+    if statements is None:
+        raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
+    if not isinstance(B, Tensor) or B.ndim == 0:
+        kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
+        raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
+    if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not is_compiling():
+        filled = remembered_format(A)
+        if filled is not None:
+            return insum(statements[B.ndim - 1], A=filled, B=B)
+    if isinstance(A, SparseFormat):
+        form = A
+    else:
+        _refuse_tracing("A")
+        if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
+            trained = trained_source(A, B)
+            if trained is not None:
+                return _Trained.apply(*trained, B, SUM[B.ndim - 1])  # type: ignore[no-any-return]
+        form = as_format(A, B)
+    if len(form.shape) != 2:
+        raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+    if B.ndim > 3:
+        if B.shape[-2] != form.shape[1]:
+            raise ShapeError(
+                f"index k is {form.shape[1]} in A dimension 1 but {B.shape[-2]} in B dimension {B.ndim - 2}; "
+                "they must agree",
+                *(MANY, MANY.rindex("k")),
+            )
+        C = _spmm(form, B.flatten(0, -3), reduce)
+        return C.view(*B.shape[:-2], *C.shape[1:])
+    statement = statements[B.ndim - 1]
+    if reduce != "mean":
+        return insum(statement, A=form, B=B)
+    C = insum(statement, R=_shares(form, B), A=form, B=B)
+    if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
+        return C.to(torch.promote_types(form.dtype, B.dtype))
+    return C
+
+
+class _Trained(torch.autograd.Function):
+    """A product with a matrix whose values are listed in an order of their own, and come back in it as gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, listed: Tensor, source: SparseSource | Edges, B: Tensor, statement: str) -> Tensor:
+        arranged = source.arranged
+
+        def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the product, and the values over the format's slots, which its gradients read again."""
+            form = arranged.fill(entries)
+            return insum(statement, A=form, B=B), form.values
+
+        pattern, given = arranged.pattern, (source.entries(listed), B)
+        C, slots = planned(pattern.memory, ("trained", statement), product, given, owned=pattern.coords)
+        ctx.source, ctx.statement = source, statement
+        ctx.save_for_backward(listed, slots, B)
+        return owned(C)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        listed, slots, B = ctx.saved_tensors
+        source, statement, wanted = ctx.source, ctx.statement, ctx.needs_input_grad[::2]
+        arranged = source.arranged
+
+        def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
+            """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
+            form = arranged.pattern.with_values(slots)
+            d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted)
+            return None if d_slots is None else arranged.read(d_slots), d_B
+
+        if is_grad_enabled():  # these gradients are to be differentiated in their turn
+            listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
+        else:
+            pattern, marks = arranged.pattern, ("gradients", statement, *wanted)
+            d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
+        return None if d_entries is None else source.like(listed, d_entries), None, d_B, None
+
+
+def _refuse_tracing(name: str) -> None:
+    """What is remembered hangs on identities and version counters, which a tracer would take for constants."""
+    if is_compiling():
+        raise UnsupportedError(
+            f"{name} is no format, and torch.compile can trace nothing else; "
+            f"convert {name} beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
+        )
+
+
+def _shares(form: SparseFormat, B: Tensor) -> Tensor:
+    """R[m] = 1 / how many entries row m holds, 0 where it holds none; worked out once per pattern.
+
+    Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
+    """
+    dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
+    known = form.known
+    shares = known.shares.get(dtype)
+    if shares is None:
+        with outside_transforms():
+            counts = _entry_counts(form).to(dtype)
+            shares = torch.where(counts > 0, 1 / counts, 0)
+        if may_keep(shares):
+            known.shares[dtype] = shares
+    return shares
+
+
+def _entry_counts(form: SparseFormat) -> Tensor:
+    """How many entries each row of a matrix holds: [M]; a block counts with what of it lies in the matrix."""
+    extents = form.values.shape[: len(form.value_axes)]
+    places = []
+    for coord, axes in zip(form.coords, form.coord_axes):
+        coord = torch.arange(extents[0], device=form.device) if coord is None else coord.long()
+        places.append((coord if len(axes) == len(extents) else coord.unsqueeze(-1)).expand(extents).flatten())
+    rows, columns = places
+    block_rows, block_columns = form.block_size or (1, 1)
+    width = (form.shape[1] - columns * block_columns).clamp(max=block_columns)
+    width = width.masked_fill((rows < 0) | (columns < 0), 0)
+    counts = width.new_zeros(block_grid(form.shape, form.block_size)[0]).index_add_(0, rows.clamp(min=0), width)
+    return counts.repeat_interleave(block_rows)[: form.shape[0]]
+
+
+def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
+    """V[m,k] = X[m,d] * Y[k,d], summed over d, only where the pattern has an entry: `X @ Y.T`, sampled.
+
+    This is the sampled dense-dense matrix product, for example the scores of attention along the edges of a graph. The
+    pattern's own values are not read. Gradients reach X and Y, to any order.
+
+    Args:
+        pattern: where to sample [M, K]: a format of `insum_ops.formats`, a torch sparse tensor, or a graph
+            `(edge_index, edge_weight, size)` as `spmm` takes it; a scipy array could not hand on gradients, so it is to
+            be converted first.
+        X: dense matrix [M, D]; for a graph, a row for each target.
+        Y: dense matrix [K, D]; for a graph, a row for each source.
+
+    Returns:
+        The values as the pattern came: in the same format, in a torch sparse tensor of the same layout, or for a graph
+        as a tensor [E], one dot product of X[target] and Y[source] for each edge.
+
+    Raises:
+        OperandError: the pattern is nothing of the kinds above, or X or Y is no dense matrix.
+        ShapeError: X or Y has other rows than the pattern, or the two have different D.
+        IndexRangeError: an edge names a node that is not there.
+        UnsupportedError: `torch.compile` meets a pattern that is no format.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops import sddmm
+        >>> pattern = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+        >>> X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 1.0], [10.0, 10.0]])
+        >>> sddmm(pattern, X, Y).to_dense()
+        tensor([[ 0., 30.],
+                [ 7.,  0.]])
+        >>> sddmm((torch.tensor([[1, 0], [0, 1]]), None), X, Y)
+        tensor([30.,  7.])
+    """
+    for name, operand in (("X", X), ("Y", Y)):
+        if not isinstance(operand, Tensor) or operand.ndim != 2:
+            kind = list(operand.shape) if isinstance(operand, Tensor) else f"of type {type(operand).__name__}"
+            raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")
+    if isinstance(pattern, SparseFormat):
+        return pattern.with_values(_sampled(pattern, X, Y))
+    _refuse_tracing("pattern")
+    if isinstance(pattern, Tensor):
+        source = sparse_source(pattern, "pattern")
+        return source.like(pattern.detach(), source.arranged.read(_sampled(source.arranged.pattern, X, Y)))
+    if isinstance(pattern, tuple):
+        edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]))
+        return edges.arranged.read(_sampled(edges.arranged.pattern, X, Y))
+    remedy = "a format of insum_ops.formats, a torch sparse tensor or (edge_index, edge_weight, size)"
+    if hasattr(pattern, "tocoo"):
+        remedy = "insum_ops.formats.GroupCOO.from_scipy(pattern)"
+    raise OperandError(f"pattern is of type {type(pattern).__name__}; pass {remedy}")
+
+
+def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
+    """The values over the slots of `form`; padding is 0."""
+    wanted = (form.shape[0], X.shape[1]), (form.shape[-1], X.shape[1])
+    if len(form.shape) != 2 or (X.shape, Y.shape) != wanted:
+        raise ShapeError(
+            f"X is {list(X.shape)} and Y is {list(Y.shape)} but pattern is {list(form.shape)}; "
+            "for a pattern [M, K], X must be [M, D] and Y [K, D]"
+        )
+    for name, operand in (("X", X), ("Y", Y)):
+        if operand.device != form.device:
+            raise OperandError(
+                f"pattern is on {form.device} but {name} is on {operand.device}; move them to one device"
+            )
+    if is_compiling():
+        X, Y = followed(X), followed(Y)
+    if is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
+        return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
+    return _sample(form, X, Y)
+
+
+class _Sampled(torch.autograd.Function):
+    """A sampled product, whose gradients are products with its pattern, grouped as each of them likes it."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Any, X: Tensor, Y: Tensor) -> Tensor:
+        ctx.form, ctx.known = form, pattern_of(form)
+        ctx.save_for_backward(X, Y)
+        return owned(_sample(form, X, Y))
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        check_pattern(ctx.form, ctx.known, "pattern")
+        X, Y = ctx.saved_tensors
+        V, dX, dY = ctx.form.with_values(upstream), None, None
+        if ctx.needs_input_grad[1]:
+            dX = insum("dX[m,d] += V[m,k] * Y[k,d]", V=V, Y=Y).to(X.dtype)
+        if ctx.needs_input_grad[2]:
+            dY = insum("dY[k,d] += V[m,k] * X[m,d]", V=V, X=X).to(Y.dtype)
+        return None, dX, dY
+
+
+def _sample(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
+    is_stored = tuple(coord is not None for coord in form.coords)
+    statement = _sampling_statement(form.value_axes, form.coord_axes, is_stored, form.block_size is not None)
+    coords: dict[str, Any] = {name: coord for name, coord in zip(("AM", "AK"), form.coords) if coord is not None}
+    if form.block_size is not None:
+        X, Y = (_in_blocks(operand, block) for operand, block in zip((X, Y), form.block_size))
+    return insum(statement, **coords, X=X, Y=Y)
+
+
+def _sampling_statement(
+    value_axes: tuple[str, ...], coord_axes: tuple[tuple[str, ...], ...], is_stored: tuple[bool, ...], is_blocked: bool
+) -> str:
+    """The statement over plain coordinates.
+
+    >>> _sampling_statement(("p", "q"), (("p",), ("p", "q")), (True, True), False)
+    'V[p,q] += X[AM[p],d] * Y[AK[p,q],d]'
+    """
+    places = [
+        f"{name}[{','.join(axes)}]" if stored else axes[0]
+        for name, axes, stored in zip(("AM", "AK"), coord_axes, is_stored)
+    ]
+    i, j = (",i", ",j") if is_blocked else ("", "")
+    return f"V[{','.join(value_axes)}{i}{j}] += X[{places[0]}{i},d] * Y[{places[1]}{j},d]"
+
+
+def _in_blocks(operand: Tensor, block: int) -> Tensor:
+    """[rows, D] -> [blocks, block, D], the last block filled up with zeros."""
+    missing = -operand.shape[0] % block
+    if missing:
+        operand = pad(operand, (0, 0, 0, missing))
+    return operand.reshape(operand.shape[0] // block, block, operand.shape[1])

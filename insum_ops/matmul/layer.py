@@ -1,0 +1,306 @@
+"""`SpMM`: a layer that multiplies by one sparse matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..compiler import OperandError, ShapeError, UnsupportedError, outside_transforms
+from ..formats import GroupCOO
+from ..formats.convert import block_grid
+from ..formats.errors import FormatError
+from ..formats.group_size import gpu_group_size
+from ..formats.guard import ChangeGuards, may_keep
+from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import is_compiling, is_wrapped
+from .functional import SUM, spmm
+from .operands import as_format
+
+__all__ = ["SpMM"]
+
+
+OVERWRITTEN = (
+    "AM and AK were overwritten with other coordinates than the layer was made with, as an average over buffers leaves "
+    "them; give it others with load_state_dict, and average without them, as AveragedModel does with use_buffers=False"
+)
+
+
+class _Regrouped(NamedTuple):
+    """A format in groups of another size, and guards of the tensors that it was made of."""
+
+    form: SparseFormat
+    guards: ChangeGuards
+    grouped: SparseFormat
+
+
+class SpMM(nn.Module):
+    """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
+
+    A is converted here, once. Coordinates (`AM`, `AK`) and values (`AV`) are copies: no gradient flows back to A, and
+    training does not change it. `state_dict` holds all three. Compile after one ordinary call and, to train, its
+    backward.
+
+    A change in place of `AV` counts at once. Other coordinates come by `load_state_dict`, or as tensors that are
+    assigned to `AM` and `AK`: where the layer's own are overwritten with others, as by an average over buffers, it
+    refuses to multiply and to be saved. What torch does not count goes unnoticed in both: a change through another
+    tensor in the same memory that has a counter of its own, as in `AV.data.mul_(2)`, through numpy or DLPack, or by a
+    kernel of one's own.
+
+    Args:
+        A: the sparse matrix [M, K], anything that `insum_ops.spmm` takes; a graph without a size has as many nodes as
+            its edges name.
+        trainable: whether the values, `AV`, are a parameter; otherwise they are a buffer.
+
+    Raises:
+        OperandError: A is nothing that holds a sparse matrix.
+        ShapeError: A is no matrix.
+        IndexRangeError: an edge names a node that is not there.
+
+    Example:
+        >>> import torch
+        >>> from insum_ops.nn import SpMM
+        >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse())
+        >>> layer
+        SpMM(C[m,n] += A[m,k] * B[k,n], shape=[2, 2], nnz=3, GroupCOO)
+        >>> layer(torch.tensor([[1.0], [10.0]]))
+        tensor([[50.],
+                [76.]])
+        >>> layer.trainable, layer.A.to_dense().tolist()
+        (False, [[0.0, 5.0], [6.0, 7.0]])
+    """
+
+    AM: Tensor | None
+    AK: Tensor | None
+    AV: Tensor
+
+    def __init__(self, A: Any, trainable: bool = False) -> None:
+        super().__init__()
+        with torch.no_grad():
+            form = as_format(A)
+        if form.ndim != 2:
+            raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+        # copies: an optimizer and load_state_dict change them in place, and A is not the layer's to change
+        for name, coord in zip(("AM", "AK"), form.coords):
+            self.register_buffer(name, None if coord is None else coord.clone())
+        values = form.values.detach().clone()
+        if trainable:
+            self.AV = nn.Parameter(values)
+        else:
+            self.register_buffer("AV", values)
+        self._form: SparseFormat = form
+        self._gpu_size: int | None = None  # of groups, where the layer's own do not suit the GPU it has moved to
+        self._last: _Regrouped | None = None
+        self._rebuild()
+
+    @property
+    def A(self) -> SparseFormat:
+        """The matrix [M, K] as a format over the layer's present values; made anew after `.to()` and the like.
+
+        On a GPU groups have the size that suits it, whatever they have in the layer's own tensors.
+
+        Raises:
+            OperandError: the layer is on the meta device.
+            FormatError: its coordinates were overwritten with others.
+            UnsupportedError: torch.func batches or differentiates its coordinates.
+        """
+        form, buffers = self._form, self._buffers
+        AV = buffers.get("AV")
+        if AV is None:
+            AV = self.AV  # which takes a module ten times as long
+        rows, columns = form.coords
+        if rows is not buffers["AM"] or columns is not buffers["AK"]:
+            form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
+        if form.values is not AV:
+            form = form.with_values(AV)
+            if _lasts(AV) and may_keep(*form.coords, AV):
+                self._form = form
+        return form if self._gpu_size is None else self._regrouped(form, self._gpu_size)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the values are a parameter."""
+        return isinstance(self.AV, nn.Parameter)
+
+    def forward(self, B: Tensor, reduce: str = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
+        """Multiply the layer's matrix by a dense one.
+
+        Args:
+            B: dense matrix [K, N], a vector [K] or a batch [..., K, N].
+            reduce: what becomes of a row's products: "sum", "mean", "max" or "min", as in `insum_ops.spmm`.
+
+        Returns:
+            C [M, N], [M] or [..., M, N].
+
+        Raises:
+            OperandError: B is no dense floating-point tensor on the layer's device, `reduce` none of those words, or
+                the layer is on the meta device.
+            ShapeError: B has another number of rows than A has columns.
+            FormatError: the layer's coordinates were overwritten with others.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SpMM
+            >>> layer = SpMM(torch.tensor([[0.0, 5.0], [6.0, 8.0]]).to_sparse())
+            >>> layer(torch.tensor([1.0, 10.0]), reduce="mean")
+            tensor([50., 43.])
+        """
+        return spmm(self.A, B, reduce)
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows between the parentheses."""
+        form = self._form
+        trained = ", trainable=True" if self.trainable else ""
+        return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"
+
+    def _rebuilt(self) -> SparseFormat:
+        """The format over the layer's present tensors, its coordinates checked."""
+        form = self._form
+        if any(part is not None and is_wrapped(part) for part in (self.AM, self.AK)):
+            raise UnsupportedError(
+                "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
+                "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))"
+            )
+        values = self.AV
+        if values.is_meta:
+            raise OperandError(
+                "the layer is on the meta device, where its matrix has no entries; give it memory with "
+                ".to_empty(device=...) and load a state_dict"
+            )
+        if not _lasts(values):
+            with outside_transforms():
+                values = torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
+        return type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
+
+    def _rebuild(self) -> SparseFormat:
+        """The same, kept: from now on its coordinates may not be overwritten with others."""
+        self._form = form = self._rebuilt()
+        if may_keep(*form.coords):
+            form._known.fix(OVERWRITTEN)
+        self._gpu_size = _other_size(form)
+        return form
+
+    def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
+        """`form` in groups of another size; a matrix that does not change is regrouped once."""
+        values = form.values
+        if not may_keep(values) or values.requires_grad or values.is_inference():
+            return form.regroup(form.group_dim, size)
+        last = self._last
+        if last is not None and last.form is form and last.guards.hold():
+            return last.grouped
+        guards = ChangeGuards([*form.coords, values])  # before they are read: another thread may write to them
+        grouped = form.regroup(form.group_dim, size)
+        self._last = _Regrouped(form, guards, grouped)
+        return grouped
+
+    def _check_coordinates(self) -> bool:
+        """Whether the format is over the layer's own coordinates, which are refused if they were overwritten."""
+        parts = [part for part in self._form.coords if part is not None]
+        own = [part for part in (self.AM, self.AK) if part is not None]
+        is_own = len(parts) == len(own) and all(map(is_, parts, own))
+        if not is_own or is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
+            return False
+        _ = self._form.known
+        return True
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Coordinates are checked before they move, since nobody could tell afterwards whether they had changed."""
+        is_known, before = self._check_coordinates(), self._form.coords
+        super()._apply(fn, recurse)
+        after = (self.AM, self.AK)
+        if is_known and not all(map(is_, before, after)) and all(map(_are_equal, before, after)):
+            self._rebuild()
+        return self
+
+    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+        """What is refused here is not saved either: whoever loads it could not know."""
+        self._check_coordinates()
+        super()._save_to_state_dict(*given, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but what is compared by addresses, which a copy has no part in."""
+        return {**vars(self), "_last": None}
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        form, known = self._form, self._form._known
+        own = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
+        problem = _misfit(state_dict, prefix, form, own)
+        if problem:  # nothing is copied: coordinates and values of two matrices would be mixed
+            lists[2].append(problem)
+            return
+        if known.guard.hold():
+            known.guard.keep_values()
+        # which copies other coordinates into the same tensors
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
+        guard = known.guard.renewed() if is_own else None
+        if self.AV.is_meta:
+            return  # a state without memory, assigned: whoever multiplies is told
+        if guard is None:
+            self._rebuild()
+        else:  # the pattern is what it was: the next call may be a compiled one
+            known.guard = guard
+
+
+def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    is_read = type(after) is Tensor and not after.is_meta
+    return is_read and before.shape == after.shape and torch.equal(before.to(after.device), after)
+
+
+def _lasts(values: Tensor) -> bool:
+    """They are the layer's own; those of one call by torch.func are not, and kept they would keep its graph alive."""
+    return values.is_leaf and not is_wrapped(values)
+
+
+def _misfit(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, own: Mapping[str, Tensor]) -> str:
+    """Why the entries under `prefix` can't be copied into a layer's `own` tensors; "" if they can."""
+    given = {name: state_dict[f"{prefix}{name}"] for name in own if f"{prefix}{name}" in state_dict}
+    if not given:
+        return ""  # strict loading says what is missing
+    for name, part in own.items():
+        key = f"{prefix}{name}"
+        if name not in given:
+            others = " and ".join(f"{prefix}{other}" for other in given)
+            verb = "are" if len(given) > 1 else "is"
+            return f"{key} is not in the state_dict but {others} {verb}; a matrix is loaded whole, or not at all"
+        there = given[name]
+        if not isinstance(there, Tensor):
+            return f"{key} in the state_dict is of type {type(there).__name__}; it was not saved by an SpMM"
+        if there.shape != part.shape:
+            return (
+                f"{key} is {list(there.shape)} in the state_dict but {list(part.shape)} here; "
+                "it was saved with a matrix of other entries"
+            )
+    if any(part.is_meta for part in given.values()):
+        return ""
+    grid, place = block_grid(form.shape, form.block_size), given["AV"].device
+    coords = tuple(given[name].to(place) if name in given else None for name in ("AM", "AK"))
+    for name, coord, size in zip(("AM", "AK"), coords, grid):
+        if coord is not None and coord.numel() and int(coord.max()) >= size:
+            blocks = "" if form.block_size is None else f", {list(grid)} blocks"
+            return (
+                f"{prefix}{name} in the state_dict names {int(coord.max())} but the matrix here is "
+                f"{list(form.shape)}{blocks}; it was saved with a matrix of another shape"
+            )
+    nothing = torch.zeros((), dtype=form.dtype, device=place).expand(form.values.shape)
+    try:
+        type(form)(coords, nothing, form.shape, form.group_dim, form.block_size)
+    except FormatError as error:
+        return f"{prefix}AM and {prefix}AK in the state_dict make no {type(form).__name__} {list(form.shape)}: {error}"
+    return ""
+
+
+def _other_size(form: SparseFormat) -> int | None:
+    """The group size that suits a matrix on its GPU, None where it has it or is on none."""
+    if form.device.type != "cuda" or type(form) is not GroupCOO or form.group_dim != 0 or form.num_groups == 0:
+        return None  # one grouped by columns is arranged anew for its products anyway
+    counts = (form.AK >= 0).sum(1)
+    size = gpu_group_size(counts.new_zeros(form.shape[0]).index_add_(0, form.AM.long(), counts))
+    return None if size == form.group_size else size

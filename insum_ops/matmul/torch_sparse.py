@@ -1,0 +1,187 @@
+"""Torch sparse tensors -> formats: the pattern is worked out once per tensor, values are gathered when they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compiler import IndexRangeError, OperandError, ShapeError, one_by_one, outside_transforms
+from ..formats.check import VALUE_DTYPES
+from ..formats.convert import block_grid
+from ..formats.errors import FormatError
+from ..formats.guard import SparseChangeGuard, may_keep
+from ..formats.sources import torch_entries
+from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import is_grad_enabled
+from ..identity_cache import ByIdentity
+from ..lru_cache import LRUCache
+from .arrange import Arranged, arrange, merge_map
+
+__all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
+
+CALLS = 64  # over one tensor that are kept
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@dataclass(eq=False)
+class SparseSource:
+    """A torch sparse tensor's pattern as a format. Entries that an uncoalesced COO tensor lists twice are one."""
+
+    arranged: Arranged
+    merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
+    guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
+    filled: SparseFormat | None = None  # with the values that it had then
+    calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
+
+    def is_of(self, A: Tensor) -> bool:
+        """Nothing has changed since."""
+        return self.guard is not None and self.guard.holds_for(A)
+
+    def format(self, A: Tensor) -> SparseFormat:
+        """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
+        if A.requires_grad and is_grad_enabled():
+            return self.arranged.pattern.with_values(self.slots(A))
+        with outside_transforms():
+            filled = self.arranged.fill(_entries(A, self.merged))
+        if may_keep(filled.values):
+            self.filled = filled
+        return filled
+
+    def slots(self, A: Tensor) -> Tensor:
+        """A's values over the format's slots; differentiable."""
+        return _Slots.apply(A, self)  # type: ignore[no-any-return]
+
+    def entries(self, A: Tensor) -> Tensor:
+        """Return A's values in the order in which the pattern lists them, without their graph: [E, *block_size]."""
+        return _entries(A, self.merged)
+
+    def like(self, A: Tensor, entries: Tensor) -> Tensor:
+        """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
+        return _with_entries(A, self.merged, entries)
+
+
+def remembered_source(A: Tensor) -> SparseSource | None:
+    """What is known of A, filled with its values, if nothing has changed since."""
+    kept = _kept.get(id(A))
+    if kept is None or kept[0]() is not A:
+        return None
+    found = kept[1]  # `_sources.get` and `is_of`, without calls of their own
+    guard = found.guard
+    return None if found.filled is None or guard is None or not guard.holds_for(A) else found
+
+
+def remembered_format(A: Tensor) -> SparseFormat | None:
+    """The format with A's values if nothing has changed since it was made and no gradient is wanted."""
+    found = remembered_source(A)
+    return None if found is None or (A.requires_grad and is_grad_enabled()) else found.filled
+
+
+def sparse_source(A: Tensor, name: str) -> SparseSource:
+    """What is known of a torch sparse tensor, called `name` by the caller; sorted again only for a new pattern."""
+    found = _sources.get(A)
+    if found is not None and found.is_of(A):
+        return found
+    guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
+    found = _refreshed(A, found, name)
+    if guard is not None and may_keep(*found.arranged.parts, *(found.merged or ())):
+        found.guard = guard
+        _sources.keep(A, found)
+    return found
+
+
+@outside_transforms()
+def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource:
+    """The pattern found before where it is still A's, else a new one."""
+    A = A.detach()  # here: inside a transform torch has no detached compressed tensors
+    coords, values, is_sorted = _listed(A, name)
+    shape = tuple(A.shape)
+    if found is not None and found.merged is None and _is_pattern(found.arranged, A, coords):
+        return SparseSource(found.arranged, None)
+    _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
+    merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
+    if merged is not None:
+        coords, values, is_sorted = merged[0], _merge(values, merged), True
+    return SparseSource(arrange(coords, values, shape, is_sorted), merged)
+
+
+def _is_pattern(arranged: Arranged, A: Tensor, coords: Tensor) -> bool:
+    """It is A's, whose entries lie at `coords`; its shape may be another all the same."""
+    pattern = arranged.pattern
+    is_alike = (pattern.shape, pattern.dtype, pattern.device) == (tuple(A.shape), A.dtype, A.device)
+    return is_alike and torch.equal(arranged.coords, coords)
+
+
+def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
+    """The coordinates [2, E] and values [E, *block_size] as they are stored, and whether the rows ascend."""
+    if A.layout not in LAYOUTS:
+        remedy = f"pass insum_ops.formats.GroupCOO.from_dense({name}), or {name}.to_sparse_csr()"
+        kind = "dense" if A.layout is torch.strided else str(A.layout)
+        raise OperandError(f"{name} is a {kind} tensor; {remedy}")
+    if A.ndim != 2 or A.dense_dim() != 0:
+        kind = f"of shape {list(A.shape)} with {A.dense_dim()} dense dimensions"
+        raise ShapeError(f"{name} is a {A.layout} tensor {kind}; pass a sparse matrix")
+    if A.dtype not in VALUE_DTYPES:
+        raise OperandError(f"{name} holds values of {A.dtype}; convert them with {name}.float()")
+    if A.is_meta:
+        raise OperandError(f"{name} is on the meta device, where it lists no entries; give it memory and values first")
+    if A.layout is torch.sparse_coo:
+        return A._indices(), A._values(), A.is_coalesced()
+    try:
+        coords, values = torch_entries(A, name)
+    except FormatError as error:
+        raise IndexRangeError(str(error)) from None
+    return coords, values, A.layout in (torch.sparse_csr, torch.sparse_bsr)
+
+
+class _Slots(torch.autograd.Function):
+    """The values that a torch sparse tensor lists, over a format's slots; their gradient is of the same layout."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, source: SparseSource) -> Tensor:
+        ctx.pattern, ctx.source = A.detach(), source
+        return source.arranged.write(_entries(ctx.pattern, source.merged))
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return ctx.source.like(ctx.pattern, ctx.source.arranged.read(upstream)), None
+
+
+def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
+    values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
+    return values if merged is None else _merge(values, merged)
+
+
+def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
+    distinct, into = merged
+    return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)
+
+
+def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
+    if A.layout is torch.sparse_coo:
+        indices = A._indices() if merged is None else merged[0]
+        is_coalesced = merged is not None or A.is_coalesced()
+        return torch.sparse_coo_tensor(
+            indices, values, A.shape, is_coalesced=is_coalesced or None, check_invariants=False
+        )
+    if A.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = A.crow_indices(), A.col_indices()
+    else:
+        parts = A.ccol_indices(), A.row_indices()
+    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, check_invariants=False)
+
+
+def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
+    is_outside = ((coords < 0) | (coords >= coords.new_tensor(grid)[:, None])).any(0)
+    if bool(is_outside.any()):
+        entry = int(is_outside.nonzero()[0])
+        place = coords[:, entry].tolist()
+        raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
+
+
+_sources: ByIdentity[SparseSource] = ByIdentity()
+_kept = _sources.kept

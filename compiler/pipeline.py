@@ -8,8 +8,7 @@
             runner_of      ranges of index tensors; then lower, or schedule, emit, tune and load
             runner(...)    the FX graph, or the kernel's launch
 
-A cold call is recorded as it runs, and its launch plan serves those to come. Gradients are statements, and go the
-same way.
+A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way.
 """
 
 from __future__ import annotations
@@ -22,17 +21,7 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
-from .autograd import (
-    differentiable,
-    has_batched_values,
-    implement,
-    is_sum,
-    run_plain,
-    settle,
-    transformed,
-    transformed_sparse,
-    unchecked,
-)
+from .autograd import differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
@@ -49,16 +38,13 @@ Size = Sequence[int] | None
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` looks at the operands of a call without a plan."""
-    if is_compiling():
-        return evaluate_anew(expr, operands, check(expr, operands, size))
-    try:
-        cache, marks, form, tensors, numbers = arguments(expr, operands, size)
-        learns = wants_gradient(tensors)
-    except (AttributeError, TypeError):  # no tensor, no size: `check` says so
-        return evaluate_anew(expr, operands, check(expr, operands, size))
+    anew = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
+    call = None if is_compiling() else arguments(expr, operands, size)
+    if call is None:  # a tracer; or no tensor, no size, of which `check` says so
+        return anew()
+    cache, marks, form, tensors, numbers, learns = call
     if learns and is_free() and is_sum(expr):
         return differentiable(evaluate, expr, operands, None if size is None else numbers, check=check)
-    anew = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     if learns:
         return anew()
     owned = () if form is None else form.coords
@@ -79,9 +65,9 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     name, group_dim = grouping(expr, tuple(sparse), form.group_dim, form.coords[form.group_dim] is not None)
     dense = {key: operand for key, operand in operands.items() if key != name}
     if is_transformed():
-        settle(form, group_dim)
-        if len(sparse) == 1 and is_sum(expr) and not has_batched_values(form):
-            return transformed_sparse(evaluate, expr, name, form, size, dense)
+        value = transformed_sparse(evaluate, expr, name, form, size, dense, group_dim)
+        if value is not None:
+            return value
     elif len(sparse) == 1 and is_sum(expr) and wants_gradient(list(dense.values())):
         return differentiable(evaluate, expr, operands, size)
     form = grouped(expr, size, name, form, group_dim, dense)
@@ -109,11 +95,9 @@ implement(run)  # the torch operator, which tracers see in the place of all that
 def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None) -> Runner:
     """Return what runs a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     variant = statement.variant(tensors)
-    runner = statement.runners.get(variant)
-    if runner is None:
-        runner = _new_runner(statement, variant, tensors, fact)
-        if statement.bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
-            statement.runners[variant] = runner
+    runner = statement.runners.get(variant) or _new_runner(statement, variant, tensors, fact)
+    if statement.bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
+        statement.runners[variant] = runner
     return runner
 
 

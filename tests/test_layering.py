@@ -198,6 +198,12 @@ def test_a_stage_is_entered_by_what_it_offers(module):
 
 
 @every_module
+def test_layers_import_what_the_compiler_offers(module):
+    if not any(_is_in(module.name, package) for package in ("insum_ops.formats", "insum_ops.compiler")):
+        assert not [i for i in module.imports if i.module.startswith("insum_ops.compiler.")]
+
+
+@every_module
 def test_formats_and_compiler_import_relatively(module):
     """So that a folder can move; what `python -m insum_ops` runs imports as its readers do."""
     if not any(_is_in(module.name, package) for package in ("insum_ops.formats", "insum_ops.compiler")):

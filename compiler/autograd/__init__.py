@@ -10,7 +10,7 @@ A file imports only from those above it.
 """
 
 from .functions import differentiable, unchecked
-from .functorch_rules import has_batched_values, settle, transformed, transformed_sparse
+from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
 from .operators import implement, run_plain
@@ -18,12 +18,10 @@ from .operators import implement, run_plain
 __all__ = [
     "differentiable",
     "gradients_of",
-    "has_batched_values",
     "implement",
     "is_sum",
     "one_by_one",
     "run_plain",
-    "settle",
     "transformed",
     "transformed_sparse",
     "unchecked",

@@ -15,12 +15,12 @@ from torch._C import _functorch as functorch
 
 from ...formats.facts import Fact
 from ...formats.torch_state import is_wrapped
-from ..binding import SparseFormat
+from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
 from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
 from .operators import batch_call, run_plain, run_plain_with_winners
 
-__all__ = ["has_batched_values", "settle", "transformed", "transformed_sparse"]
+__all__ = ["transformed", "transformed_sparse"]
 
 Size = Sequence[int] | None
 EvaluatePlain = Callable[..., Tensor]  # (expr, tensors, size, fact)
@@ -38,14 +38,26 @@ def transformed(
 
 
 def transformed_sparse(
-    evaluate: Evaluate, expr: str, name: str, form: SparseFormat, size: Size, dense: Mapping[str, Tensor]
-) -> Tensor:
-    """A sum with a format in it, whose values are not batched, inside a transform."""
+    evaluate: Evaluate,
+    expr: str,
+    name: str,
+    form: SparseFormat,
+    size: Size,
+    dense: Mapping[str, Tensor],
+    group_dim: int,
+) -> Tensor | None:
+    """Return a sum with one format in it, inside a transform; None if the format has to be rewritten away.
+
+    A format holds one set of values, so that it has to be where some vmap gives every example its own.
+    """
+    _settle(form, group_dim)
+    if any([is_sparse(operand) for operand in dense.values()]) or not is_sum(expr) or _has_batched_values(form):
+        return None
     return _Sparse.apply(evaluate, expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
 
 
-def has_batched_values(form: SparseFormat) -> bool:
-    """Some vmap gives every example values of its own: a format holds one set, so it has to be rewritten away."""
+def _has_batched_values(form: SparseFormat) -> bool:
+    """Some vmap gives every example values of its own."""
     values = form.values
     while is_wrapped(values):
         if functorch.is_batchedtensor(values):
@@ -54,7 +66,7 @@ def has_batched_values(form: SparseFormat) -> bool:
     return False
 
 
-def settle(form: SparseFormat, group_dim: int) -> None:
+def _settle(form: SparseFormat, group_dim: int) -> None:
     """Work out now, outside of every transform, what is kept with the pattern: what is made inside dies with it."""
     with outside_transforms():
         one = torch.zeros((), dtype=form.dtype, device=form.device)

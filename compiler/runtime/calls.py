@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...formats.torch_state import PLAIN, default_dtype
+from ...formats.torch_state import PLAIN, default_dtype, wants_gradient
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
@@ -21,23 +21,29 @@ PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
 
 def arguments(
     expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
-) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor], tuple[int, ...]]:
-    """Return where the plans of a call are kept and by what; its format, its tensors and its size.
+) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor], tuple[int, ...], bool] | None:
+    """Return where the plans of a call are kept and by what; its format, tensors and size; whether one learns.
 
-    The tensors are the operands in the caller's order, a format's values in its place.
+    The tensors are the operands in the caller's order, a format's values in its place. None stands for a call with an
+    operand that is no tensor, or with a size that is none.
     """
     form: SparseFormat | None = None
     place = -1
     tensors: list[Tensor] = []
-    for operand in operands.values():
-        if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
-            # the values are asked each time: a Parameter stays the same object when its dtype or device changes
-            form, place, operand = operand, len(tensors), operand.values
-        tensors.append(operand)
-    numbers = None if size is None else _whole_numbers(size)
-    if form is None:
-        return PLAIN_CALLS, _marks(expr, tuple(operands), numbers), None, tensors, numbers or ()
-    return form.memory, (expr, numbers is None, place, *operands), form, tensors, numbers or ()
+    try:
+        for operand in operands.values():
+            if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
+                # the values are asked each time: a Parameter stays the same object when its dtype or device changes
+                form, place, operand = operand, len(tensors), operand.values
+            tensors.append(operand)
+        numbers = None if size is None else _whole_numbers(size)
+        learns = wants_gradient(tensors)
+        if form is not None:
+            marks = (expr, numbers is None, place, *operands)
+            return form.memory, marks, form, tensors, numbers or (), learns
+    except (AttributeError, TypeError):
+        return None
+    return PLAIN_CALLS, _marks(expr, tuple(operands), numbers), None, tensors, numbers or (), learns
 
 
 def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:

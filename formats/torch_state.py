@@ -47,7 +47,6 @@ __all__ = [
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
 
-is_compiling = torch.compiler.is_compiling  # torch.compile or torch.export traces the code
 is_grad_enabled = torch.is_grad_enabled
 is_inference_mode = torch.is_inference_mode_enabled
 is_autocast_enabled = torch.is_autocast_enabled  # on a kind of device
@@ -63,6 +62,15 @@ is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
+
+
+def is_compiling() -> bool:
+    """Return whether torch.compile or torch.export traces the code.
+
+    No alias of torch's function: where a graph breaks, a tracer that was told so by an alias goes on as if it were not.
+    """
+    return torch.compiler.is_compiling()
+
 
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction
 _fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction

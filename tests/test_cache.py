@@ -49,13 +49,21 @@ BEST: cache.Config = {"BLOCK_N": 128, "num_warps": 4, "scatter": "owner", "is_sw
 ENTRY = Entry(BEST, ((BEST, 0.125), ({**BEST, "num_warps": 8}, 0.25)))
 SOURCE = "# C[i] += A[i], a µ-kernel\nx = 1\n"
 
-# what another process runs: the module and what it imports, without the package around it and so without torch
+FOLDERS = {
+    "insum_ops": str(Path(lru_cache.__file__).parent),
+    "insum_ops.compiler": str(Path(cache.__file__).parents[1]),
+    "insum_ops.compiler.runtime": str(Path(cache_folder.__file__).parent),
+    "insum_ops.compiler.tuning": str(Path(cache.__file__).parent),
+}
+# what another process runs: the modules and what they import, without the packages around them and so without torch
 LOAD_CACHE = f"""
 import importlib, pathlib, sys, time, types
-for name, file in (("insum_ops", {lru_cache.__file__!r}), ("insum_ops.compiler", {cache.__file__!r})):
+for name, folder in {FOLDERS!r}.items():
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [str(pathlib.Path(file).parent)]
-from insum_ops.compiler import cache, cache_folder
+    sys.modules[name].__path__ = [folder]
+from insum_ops.compiler.runtime import cache_folder
+vars(sys.modules["insum_ops.compiler.runtime"]).update(vars(cache_folder))
+from insum_ops.compiler.tuning import tuning_cache as cache
 assert "torch" not in sys.modules
 Key, Entry, TuningCache = cache.Key, cache.Entry, cache.TuningCache
 key, entry = {KEY!r}, {ENTRY!r}

@@ -419,7 +419,7 @@ def test_float64_is_summed_in_float64() -> None:
 def called_functions() -> Iterator[set[str]]:
     """The compiler's own functions that are called meanwhile."""
     found: set[str] = set()
-    folder = os.path.join(os.path.dirname(problem_module.__file__), "")
+    folder = os.path.join(Path(problem_module.__file__).parents[1], "")
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(folder):
@@ -448,7 +448,7 @@ def test_a_generator_version_knows_of_every_function_that_emits() -> None:
 
 def version_in(package: str, seed: str, folder: Path | None = None) -> str:
     """As another process knows it."""
-    code = f"from {package}.compiler.problem import generator_version; print(generator_version())"
+    code = f"from {package}.compiler.tuning import generator_version; print(generator_version())"
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     command = [sys.executable, "-c", code]
     return subprocess.run(
@@ -463,7 +463,7 @@ def test_a_generator_version_is_the_same_in_every_process() -> None:
 def test_a_generator_version_is_the_same_though_files_move(tmp_path: Path) -> None:
     """The package has another name, the generator's folder too, and every file one more comment."""
     for name in ("compiler", "formats"):
-        shutil.copytree(Path(problem_module.__file__).parents[1] / name, tmp_path / "moved" / name)
+        shutil.copytree(Path(problem_module.__file__).parents[2] / name, tmp_path / "moved" / name)
     shutil.copy(Path(lru_cache.__file__), tmp_path / "moved")
     compiler = tmp_path / "moved" / "compiler"
     (compiler / "codegen").rename(compiler / "kernel_text")

@@ -41,8 +41,8 @@ def test_tiles_have_paid_before_a_map_is_taken_to_last(row: Measured) -> None:
     assert MAKING_TILES / (row.table - row.tiles) < PAYS_AFTER
 
 
-def test_groups_take_a_call_as_long_as_they_were_reckoned_to() -> None:
-    assert grouping_milliseconds(H200) == pytest.approx(0.07, rel=0.1)
+def test_making_groups_takes_what_first_convolutions_took_longer() -> None:
+    assert 0.1 < grouping_milliseconds(H200) < 0.3
 
 
 def test_slower_memory_costs_groups_the_most_and_fewer_multiprocessors_a_table() -> None:

@@ -157,7 +157,7 @@ def test_a_new_map_is_grouped_where_a_call_was_measured_to_take_less_with_all_th
 def test_fewer_voxels_and_slower_hosts_make_no_groups():
     def pays(voxels, device=H200):
         with described_as(device):
-            return conv_forms.groups_pay(numbers_of(voxels, 5 * voxels), 128, HALF, GPU)
+            return conv_forms.groups_pay(numbers_of(voxels, 5 * voxels), 256, HALF, GPU)
 
     assert pays(80_000)
     assert not pays(8000)
@@ -166,10 +166,10 @@ def test_fewer_voxels_and_slower_hosts_make_no_groups():
 
 
 def test_sums_in_a_wider_type_cost_groups_more(monkeypatch):
-    room = numbers_of(80_000, 400_000)
-    assert not conv_forms.groups_pay(room, 128, HALF, GPU)
+    room = numbers_of(80_000, 540_000)
+    assert not conv_forms.groups_pay(room, 256, HALF, GPU)
     monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
-    assert conv_forms.groups_pay(room, 128, HALF, GPU)
+    assert conv_forms.groups_pay(room, 256, HALF, GPU)
 
 
 @pytest.mark.usefixtures("_rounds")

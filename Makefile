@@ -9,7 +9,7 @@ TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
 # The files that have tests for Triton's interpreter, which runs kernels on CPU tensors: each such test is marked.
-INTERPRETED := $(shell grep -lE 'mark\.(kernels|every_route)' tests/test_*.py)
+INTERPRETED := $(shell grep -rlE --include='test_*.py' 'mark\.(kernels|every_route)' tests)
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores.
 JOBS ?= 2
@@ -27,7 +27,7 @@ doctor: $(INSTALLED)
 test: test-cpu test-interpreter test-cross
 
 test-cpu: $(INSTALLED)
-	$(PYTEST) tests --ignore=tests/cross --ignore-glob='tests/test_bench_*' -m 'not kernels'
+	$(PYTEST) tests --ignore=tests/cross --ignore=tests/benchmarks -m 'not kernels'
 
 test-interpreter: $(INSTALLED)
 	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED) -m 'kernels or every_route'
@@ -40,7 +40,7 @@ endif
 
 # The benchmarks' own: their cases, results and report, whose page is opened in Chromium where there is one.
 test-bench: $(BENCH_INSTALLED)
-	$(PYTEST) tests/test_bench_*.py
+	$(PYTEST) tests/benchmarks
 
 # All of them, with every case of every table and many random examples.
 test-thorough:

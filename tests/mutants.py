@@ -51,8 +51,8 @@ TESTS = {  # the stage's own, then those of what reads its results
     "compiler/language/differentiate.py": ("differentiate", "rewrite", "batch"),
     "compiler/binding/bind.py": ("bind", "schedule"),
     "compiler/binding/bind_errors.py": ("bind",),
-    "compiler/planning/scatter.py": ("scatter", "schedule", "codegen", "configs"),
-    "compiler/planning/schedule.py": ("schedule", "codegen", "configs", "unroll"),
+    "compiler/planning/scatter.py": ("scatter", "schedule", "codegen", "space"),
+    "compiler/planning/schedule.py": ("schedule", "codegen", "space", "unroll"),
 }
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, which is imported before the forks
 QUIET = ("-qx", "--tb=no", "--no-header", "-pno:cacheprovider", "-pno:xdist", "-W", REWRITTEN)
@@ -313,7 +313,7 @@ def is_killed_from_the_start(mutant: Mutant, tests: Sequence[str]) -> bool:
 
 def tests_of(file: str) -> list[str]:
     """Those of the stage, the examples in its docstrings, and the others."""
-    own, *others = [f"tests/test_{name}.py" for name in TESTS[file]]
+    own, *others = [str(path) for name in TESTS[file] for path in Path("tests").rglob(f"test_{name}.py")]
     return [own, f"tests/test_readme.py::test_the_docstring_examples_run[{module_name(file)}]", *others]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from children import as_another_user, foreign, in_child
-from test_cache import ENTRY, KEY, SOURCE, folder, is_damaged, is_unusable, outputs, path_of, raise_, start, tune
+from test_tuning_cache import ENTRY, KEY, SOURCE, folder, is_damaged, is_unusable, outputs, path_of, raise_, start, tune
 
 from insum_ops import insum
 from insum_ops.compiler.runtime import cache_folder, launch

@@ -21,7 +21,7 @@ from bench.plots import plots
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 
 

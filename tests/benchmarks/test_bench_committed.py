@@ -17,7 +17,7 @@ from bench.results import TITLES, load
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "results" / "nvidia-h200.json"
 GRAPHS = ("cora", "pubmed", "PROTEINS", "DD", "REDDIT-BINARY", "blogcatalog3", "fb-Cornell5", "ogbl-ddi", "gowalla-bip")
 CLOUDS = ("kitti_000000", "pcl_room_scan1", "s3dis_room", "scannet_scene0000", "spconv_benchmark")

@@ -26,7 +26,7 @@ from bench.peers import installed
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ONES = Case("experiment", "ones", torch.ones(3, dtype=torch.float64))
 
 

@@ -24,7 +24,7 @@ from bench.results import ResultsError, called_ratio, load
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMITTED = "bench/results/nvidia-h200.json"
 
 

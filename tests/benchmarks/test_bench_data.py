@@ -19,7 +19,7 @@ from bench.data import DataError, load_cloud, load_graph
 from bench.generate import GENERATED, SMALL, graph, room, scan, wired
 from bench.inputs import cloud_loaders, graph_loaders, submanifold_map, voxels
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")]
 EDGES = [[0, 1], [0, 2], [2, 0], [3, 3]]
 MARKET = "%%MatrixMarket matrix coordinate "

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium"),
 ]
 
-STORED = Path(__file__).parent.parent / "bench" / "results" / "nvidia-h200.json"
+STORED = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200.json"
 SCREENS = tuple((width, scheme) for width in (320, 390, 1280) for scheme in STYLES)
 # the least contrast of a text and what it stands on, by WCAG's formula, and the least letters
 LEGIBLE = """(() => {

@@ -16,7 +16,7 @@ from bench.inputs import cloud_loaders, clouds, graph_loaders, graphs, origins
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MARKET = "%%MatrixMarket matrix coordinate pattern general\n2 3 1\n2 3\n"
 EDGES = "0 1\n1 0\n"
 POINTS = "0 0 0\n1 1 1\n"

@@ -1,6 +1,6 @@
 """The emitted source: what it says for the paper's statements, and what it leaves out where it can.
 
-`INSUM_UPDATE_GOLDEN=1 pytest tests/test_codegen.py` rewrites `tests/golden/`; read the difference before committing.
+`INSUM_UPDATE_GOLDEN=1 pytest tests/compiler/codegen/test_codegen.py` rewrites `tests/golden/`: read the difference first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 NO_PADDING = Flags(padded=frozenset())
 
 

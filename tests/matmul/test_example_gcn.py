@@ -14,7 +14,7 @@ from tolerances import assert_matches
 
 pytestmark = pytest.mark.cpu
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "gcn.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gcn.py"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.cpu
 
-UNET = Path(__file__).parent.parent / "examples" / "unet.py"
+UNET = Path(__file__).parents[2] / "examples" / "unet.py"
 
 
 def run(*options, **environment):

@@ -1,6 +1,6 @@
 """The emitted source: what it says for the paper's statements, and what it leaves out where it can.
 
-`INSUM_UPDATE_GOLDEN=1 pytest tests/compiler/codegen/test_codegen.py` rewrites `tests/golden/`: read the difference first.
+`INSUM_UPDATE_GOLDEN=1 pytest tests/compiler/codegen/test_codegen.py` rewrites `tests/golden/`: read the diff first.
 """
 
 from __future__ import annotations

@@ -187,6 +187,7 @@ class _InPlace:
     def __init__(self, file: str, mutants: Sequence[Mutant], jobs: int, is_told: Callable[[int, bool], None]) -> None:
         self.file, self.mutants, self.jobs, self.is_told = file, mutants, jobs, is_told
         self.failed = False
+        self.why = ""  # of the last failure
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
@@ -194,6 +195,7 @@ class _InPlace:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= report.failed
+        self.why = report.longreprtext if report.failed else self.why
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         module = sys.modules[module_name(self.file)]
@@ -252,7 +254,7 @@ class _InPlace:
         """Whether a test fails in a fork though the file is as it is: it says which, since nothing else would."""
         for item in items:
             if self.is_failed([item]):
-                print(f"\n{item.nodeid} fails in a process that ran it before", file=sys.stderr, flush=True)
+                print(f"\n{item.nodeid} fails in a process that ran it before\n{self.why}", file=sys.stderr, flush=True)
                 return True
         return False
 

@@ -2,7 +2,7 @@
 
 `python tests/road_count.py` prints a table: files, lines and floors of each folder; the places that ask whether a
 tensor has changed, and apart from them those that pass addresses to kernels; the places that read torch's state; and
-which of the warm roads, on which a call seen before has been run, are still there.
+who goes the warm road, on which a call like an earlier one is run.
 """
 
 from __future__ import annotations
@@ -15,26 +15,7 @@ from textwrap import fill
 
 from test_layering import CHANGE_CHECKS, FOLDERS, MODULES, NAMES, PASSES_ADDRESSES, TORCH_STATE, Module, reads
 
-# The ways that a call like one before could take: a name in a module, or a module that is one whole.
-ROADS = (
-    ("compiler.autograd", "recall"),
-    ("compiler.express", "again"),
-    ("compiler.express", "lane"),
-    ("compiler.ready_call", "PlainCall"),
-    ("compiler.ready_call", "SparseCall"),
-    ("compiler.ready_call", "Standing"),
-    ("compiler.pipeline", "run_alike"),
-    ("functional", "insum_once"),
-    ("functional", "insum_beside"),
-    ("functional", "insum_owned"),
-    ("nn.linear_product", "known_product"),
-    ("matmul", "_again"),
-    ("sparse_conv", "_pinned"),
-    ("equivariant.steps", ""),
-    ("equivariant.format_steps", ""),
-    ("equivariant.whole", ""),
-    ("equivariant.node", ""),
-)
+ROAD = "planned"  # compiler/runtime/plan_cache.py: replays what was recorded of an earlier call
 BY_NAME = {module.name: module for module in MODULES}
 
 
@@ -66,12 +47,9 @@ def change_checks(module: Module) -> int:
     return reads(module.tree, CHANGE_CHECKS) - passed_addresses(module)
 
 
-def defines(module: Module | None, name: str) -> bool:
-    """Whether a module is there and has a function or class of that name somewhere; without a name: is there."""
-    if module is None or not name:
-        return module is not None
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return any(isinstance(node, kinds) and node.name == name for node in ast.walk(module.tree))
+def calls(module: Module, name: str) -> int:
+    """How often a module calls a function by that name."""
+    return sum(isinstance(node, ast.Call) and ast.unparse(node.func) == name for node in ast.walk(module.tree))
 
 
 def by_file(count: Callable[[Module], int]) -> Counter[str]:
@@ -99,10 +77,7 @@ def main() -> None:
     _print_places("change checks (_version, data_ptr)", by_file(change_checks))
     _print_places("addresses passed to kernels (data_ptr)", by_file(passed_addresses))
     _print_places("readers of torch's state", by_file(lambda module: reads(module.tree, TORCH_STATE)))
-    standing = {road: defines(BY_NAME.get(f"insum_ops.{road[0]}"), road[1]) for road in ROADS}
-    print(f"\nwarm roads: {sum(standing.values())} of {len(ROADS)}")
-    for (module, name), is_there in standing.items():
-        print(f"  {'there' if is_there else 'gone ':5}  {module}{'.' if name else ''}{name}")
+    _print_places(f"the warm road, `{ROAD}`, is called", by_file(lambda module: calls(module, ROAD)))
 
 
 if __name__ == "__main__":

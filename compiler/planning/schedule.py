@@ -422,7 +422,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
     if not schedule.may_be_shared:
         return False
-    longest = max((schedule.extents[name] for name in schedule.names("loop", "step")), default=0)
+    longest = max(schedule.extents[name] for name in schedule.names("loop", "step"))
     programs = math.prod(
         -(-schedule.extents[name] // SHARED_TILE) if role == "tile" else schedule.extents[name]
         for name, role in schedule.roles.items()

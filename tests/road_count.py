@@ -1,8 +1,8 @@
 """How much of the package there is, and in how many places one thing is done, read off its source.
 
-`python tests/road_count.py` prints a table: files, lines and floors of each folder; the places that ask whether a
-tensor has changed, and apart from them those that pass addresses to kernels; the places that read torch's state; and
-who goes the warm road, on which a call like an earlier one is run.
+`python tests/road_count.py` prints a table: files, lines and floors of each folder, rooms above rooms; the places that
+ask whether a tensor has changed, and apart from them those that pass addresses to kernels; the places that read torch's
+state; and who goes the warm road, on which a call like an earlier one is run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from textwrap import fill
 
-from test_layering import CHANGE_CHECKS, FOLDERS, MODULES, NAMES, PASSES_ADDRESSES, TORCH_STATE, Module, reads
+from test_layering import FOLDERS, MODULES, NAMES, TORCH_STATE, Module, reads
 
 ROAD = "planned"  # compiler/runtime/plan_cache.py: replays what was recorded of an earlier call
 BY_NAME = {module.name: module for module in MODULES}
@@ -30,11 +30,21 @@ def _deep(folder: str) -> int:
     return len(FOLDERS[folder])
 
 
+def room_of(name: str) -> str:
+    """The innermost folder of the three that a module lies in; a module beside these folders is a room itself."""
+    parts = name.split(".")
+    folder = ".".join(parts[:-1]) if BY_NAME[name].path.stem != "__init__" else name
+    return folder if folder not in FOLDERS.values() else name
+
+
 @cache
-def floors(name: str, folder: str) -> int:
-    """How many modules of a folder the longest chain of imports has that starts at one of them."""
-    below = {i.module for i in BY_NAME[name].imports if i.is_at_run_time and i.module in NAMES} - {name}
-    return 1 + max((floors(other, folder) for other in below if folder_of(BY_NAME[other]) == folder), default=0)
+def floors(room: str) -> int:
+    """How many rooms the longest chain of imports has that starts at one of them and stays in its part of the tree."""
+    folder = folder_of(BY_NAME[room])
+    inside = [module for module in MODULES if room_of(module.name) == room]
+    imported = {i.module for module in inside for i in module.imports if i.is_at_run_time and i.module in NAMES}
+    below = {room_of(name) for name in imported} - {room}
+    return 1 + max((floors(other) for other in below if folder_of(BY_NAME[other]) == folder), default=0)
 
 
 def passed_addresses(module: Module) -> int:
@@ -72,7 +82,7 @@ def main() -> None:
     for folder in sorted(FOLDERS):
         inside = [module for module in MODULES if folder_of(module) == folder]
         lines = sum(len(module.path.read_text(encoding="utf-8").splitlines()) for module in inside)
-        highest = max(floors(module.name, folder) for module in inside)
+        highest = max(floors(room_of(module.name)) for module in inside if module.name not in FOLDERS.values())
         print(f"{folder + '/':12}{len(inside):6}{lines:8}{highest:8}")
     _print_places("change checks (_version, data_ptr)", by_file(change_checks))
     _print_places("addresses passed to kernels (data_ptr)", by_file(passed_addresses))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from textwrap import fill
 
-from test_layering import FOLDERS, MODULES, NAMES, TORCH_STATE, Module, reads
+from test_layering import CHANGE_CHECKS, FOLDERS, MODULES, NAMES, PASSES_ADDRESSES, TORCH_STATE, Module, reads
 
 ROAD = "planned"  # compiler/runtime/plan_cache.py: replays what was recorded of an earlier call
 BY_NAME = {module.name: module for module in MODULES}

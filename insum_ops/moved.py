@@ -59,13 +59,17 @@ MOVED = {  # below insum_ops
 }
 
 
+RENAMED = {"TensorPlan": "Decomposition"}
+
+
 class _Moved(ModuleType):
     """A module under its old name, whose attributes are those of the new one, which is imported when one is asked."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(import_module(f"insum_ops.{MOVED[self.__name__.removeprefix('insum_ops.')]}"), name)
+        current = import_module(f"insum_ops.{MOVED[self.__name__.removeprefix('insum_ops.')]}")
+        return getattr(current, RENAMED.get(name, name))
 
 
 def know_moved_modules() -> None:

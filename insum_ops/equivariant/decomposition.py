@@ -31,7 +31,7 @@ from .tables import ColumnTerm, TableTerm, by_column, has_tables_on, with_tables
 from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
 from .weight_slices import Piece, pieces_of
 
-__all__ = ["TensorPlan", "make_plan", "takes_one_hot"]
+__all__ = ["Decomposition", "decompose", "takes_one_hot"]
 
 Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
 LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
@@ -80,7 +80,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class TensorPlan:
+class Decomposition:
     """z = sum over paths of weight * x (x) y, on two-dimensional tensors that are known to fit."""
 
     slots: tuple[Slots, Slots | None, Slots]  # of in1, in2 (None: read as it is) and out
@@ -88,7 +88,7 @@ class TensorPlan:
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
-    flat: TensorPlan | None = None  # the same for `each` where kernels run and nothing learns: tables name columns
+    flat: Decomposition | None = None  # the same for `each` where kernels run and nothing learns: tables name columns
     # by layouts of tensors
     memory: LRUCache[Any] = field(default_factory=partial(LRUCache, LAYOUTS), repr=False, compare=False)
 
@@ -181,18 +181,18 @@ def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, d
 
 
 @lru_cache(maxsize=256)
-def make_plan(
+def decompose(
     in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str
-) -> TensorPlan | None:
+) -> Decomposition | None:
     """The plan for these paths; None: no path has any product in it. Who may keep none calls what is wrapped here."""
     check_layout(layout)
     with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
-        return _make_plan((in1, in2, out), instructions, layout)
+        return _decompose((in1, in2, out), instructions, layout)
 
 
-def _make_plan(
+def _decompose(
     irreps: tuple[Irreps, Irreps, Irreps], instructions: tuple[Instruction, ...], layout: str
-) -> TensorPlan | None:
+) -> Decomposition | None:
     in1, in2, out = irreps
     paths = [path for path in instructions if 0 not in path.path_shape]
     if not paths:
@@ -205,16 +205,18 @@ def _make_plan(
             None if is_uvu else make_slots(in2, layout, width),
             make_slots(out, layout, width),
         )
-        return TensorPlan(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
+        return Decomposition(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
     slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
     scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
     each = _terms(paths, irreps, slots, False)
-    return TensorPlan(slots, None, _terms(paths, irreps, slots, True), scalars, each, _flat_plan(irreps, slots, each))
+    return Decomposition(
+        slots, None, _terms(paths, irreps, slots, True), scalars, each, _decompose_flat(irreps, slots, each)
+    )
 
 
-def _flat_plan(
+def _decompose_flat(
     irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], each: Terms
-) -> TensorPlan | None:
+) -> Decomposition | None:
     """For columns that are out of order, if one term over tables reads all of x and writes all of z."""
     first, second, out = slots
     if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
@@ -228,7 +230,7 @@ def _flat_plan(
         return None
     term = by_column(each.terms[0], first if reads else None, out if writes else None)
     columns = flat_slots(first.sizes[0]) if reads else first, second, flat_slots(out.sizes[0]) if writes else out
-    return TensorPlan(columns, None, Terms((), None), (), Terms((term,), each.order))
+    return Decomposition(columns, None, Terms((), None), (), Terms((term,), each.order))
 
 
 def takes_one_hot(in2: Irreps, paths: Sequence[Instruction]) -> bool:

@@ -16,7 +16,7 @@ from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_autocast_enabled, is_watched
 from .clebsch_gordan import Irreps, read_irreps
-from .decomposition import TensorPlan, make_plan, takes_one_hot
+from .decomposition import Decomposition, decompose, takes_one_hot
 from .paths import Instruction, fully_connected, normalised
 
 __all__ = ["Product", "make_product", "tensor_product"]
@@ -132,7 +132,7 @@ def _known_product(
 def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str) -> Product:
     """A product for normalised instructions."""
     numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
-    plan = (make_plan if may_keep() else make_plan.__wrapped__)(in1, in2, out, instructions, layout)
+    plan = (decompose if may_keep() else decompose.__wrapped__)(in1, in2, out, instructions, layout)
     return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), plan)
 
 
@@ -140,7 +140,7 @@ class Product:
     """A plan behind checks and broadcasting."""
 
     def __init__(
-        self, in1: Irreps, in2: Irreps, out: Irreps, weight_numel: int, takes_one_hot: bool, plan: TensorPlan | None
+        self, in1: Irreps, in2: Irreps, out: Irreps, weight_numel: int, takes_one_hot: bool, plan: Decomposition | None
     ) -> None:
         self.in1, self.in2, self.out = in1, in2, out
         self.weight_numel, self.takes_one_hot, self.plan = weight_numel, takes_one_hot, plan

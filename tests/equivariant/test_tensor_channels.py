@@ -16,7 +16,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
-from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
+from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 
@@ -59,10 +59,10 @@ def allowed(ours, wide, dtype, cast=0):
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
     """Where no kernel runs too: statements over tables as torch operations."""
-    make_plan.cache_clear()
+    decompose.cache_clear()
     monkeypatch.setattr(terms, "has_kernels", lambda device: True)
     yield
-    make_plan.cache_clear()
+    decompose.cache_clear()
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
 from insum_ops.equivariant import in_place as whole
-from insum_ops.equivariant.decomposition import make_plan
+from insum_ops.equivariant.decomposition import decompose
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> Iterator[None]:
-    make_plan.cache_clear()
+    decompose.cache_clear()
     torch.manual_seed(0)
     yield
-    make_plan.cache_clear()
+    decompose.cache_clear()
 
 
 @pytest.mark.parametrize("name", [name for name in ("each", "ir_mul") if name in CASES])

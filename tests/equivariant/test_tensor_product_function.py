@@ -15,17 +15,17 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, has_one_statement, is_one_node, learning, operands
 from tolerances import assert_matches
 
-from insum_ops.equivariant.decomposition import make_plan
+from insum_ops.equivariant.decomposition import decompose
 
 SUBSETS = [own for own in every([False, True], repeat=3) if any(own)]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> Iterator[None]:
-    make_plan.cache_clear()
+    decompose.cache_clear()
     torch.manual_seed(0)
     yield
-    make_plan.cache_clear()
+    decompose.cache_clear()
 
 
 @pytest.mark.every_route

@@ -10,7 +10,7 @@ pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import assert_matches
 
 from insum_ops import tensor_product
-from insum_ops.equivariant.decomposition import make_plan
+from insum_ops.equivariant.decomposition import decompose
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct
 
 BOTH = "3x0e + 3x1o"
@@ -28,7 +28,7 @@ PRODUCTS = {
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known():
-    make_plan.cache_clear()
+    decompose.cache_clear()
 
 
 def product(name):

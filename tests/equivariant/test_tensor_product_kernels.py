@@ -13,7 +13,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
 from insum_ops.compiler.planning import scatter  # noqa: E402
-from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
+from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
@@ -59,12 +59,12 @@ def test_fully_connected(irreps, is_shared):
 
 @pytest.mark.parametrize("mode", ["uvw", "uvu", "function"])
 def test_tables_that_a_transform_made_first_are_good_for_kernels(mode):
-    make_plan.cache_clear()
+    decompose.cache_clear()
     ours = TensorProduct(*UVU) if mode == "uvu" else FullyConnectedTensorProduct(*UVU[:3])
     ours.to(DEVICE)
     irreps = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), UVU))
     if mode == "function":
-        make_plan.cache_clear()
+        decompose.cache_clear()
         run = lambda x, y, weight: tensor_product(x, y, weight, **irreps)
     else:
         run = ours

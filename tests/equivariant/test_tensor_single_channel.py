@@ -15,7 +15,7 @@ from tolerances import assert_matches
 from insum_ops import explain
 from insum_ops.equivariant import path_tables, tables
 from insum_ops.equivariant import single_channel as singles
-from insum_ops.equivariant.decomposition import make_plan
+from insum_ops.equivariant.decomposition import decompose
 from insum_ops.equivariant.single_channel import SingleTerm
 from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
@@ -34,10 +34,10 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if request.param is SingleTerm:
         for name in path_tables.HELD_BYTES:
             monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)
-    make_plan.cache_clear()
+    decompose.cache_clear()
     torch.manual_seed(0)
     yield request.param
-    make_plan.cache_clear()
+    decompose.cache_clear()
 
 
 def product(irreps: tuple[str, str, str], kind: type) -> FullyConnectedTensorProduct:

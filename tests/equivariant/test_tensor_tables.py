@@ -17,7 +17,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 from insum_ops.compiler.planning import scatter  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables, tables  # noqa: E402
-from insum_ops.equivariant.decomposition import make_plan  # noqa: E402
+from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
 from insum_ops.equivariant.tables import TableTerm  # noqa: E402
@@ -70,7 +70,7 @@ def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -
 @pytest.fixture(autouse=True, params=["held", "in memory"])
 def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Coefficients in the source of kernels, or in tables that these read."""
-    make_plan.cache_clear()  # nothing is known, nor which terms have run with tables
+    decompose.cache_clear()  # nothing is known, nor which terms have run with tables
     if request.param != "held":
         for name in path_tables.HELD_BYTES:
             monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)

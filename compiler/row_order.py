@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ..formats.torch_state import is_capturing, is_grad_enabled, is_watched
+from ..formats.torch_state import is_capturing, is_watched, wants_gradient
 from .autograd import is_sum
 from .binding import SparseFormat, recipe_for
 from .planning import device_of, may_be_listed, rows_of_a_set
@@ -19,8 +19,7 @@ def grouped(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat:
     """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
-    wants_grad = is_grad_enabled() and form.values.requires_grad
-    is_read = not is_watched() and not wants_grad and is_sum(expr) and has_kernels(form.device)
+    is_read = not is_watched() and not wants_gradient([form.values]) and is_sum(expr) and has_kernels(form.device)
     shared = _walked(expr, size, name, form, group_dim, dense) if is_read else None
     if shared is not None:
         return shared

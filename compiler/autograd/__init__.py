@@ -3,10 +3,10 @@
 A file imports only from those above it.
 
     operators        two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
-    legacy_vmap      `torch.autograd.grad(..., is_grads_batched=True)`, by which `jacobian(vectorize=True)` works
-    gradients        the gradients and tangents of a statement, evaluated
+    legacy_vmap      batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
+    gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     functions        autograd functions of statements
-    functorch_rules  torch.func and forward mode
+    functorch_rules  statements inside the transforms of torch.func, and in forward mode
 """
 
 from .functions import differentiable, unchecked

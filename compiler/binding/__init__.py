@@ -3,10 +3,10 @@
 A file imports only from those above it.
 
     bind_errors      why tensors do not fit a statement, in words
-    rewrite          A sparse format in a statement -> the indirect statement of that format
-    shape_class      lengths that vary from call to call
-    bind             `Statement` + tensors -> `Bound`
-    sparse_protocol  A format-agnostic statement and its tensors -> the indirect statement and plain tensors, ready to
+    rewrite          a sparse format in a statement to the indirect statement of that format
+    shape_class      what a kernel may know of lengths that vary from call to call
+    bind             a statement and tensors to a `Bound` one: extents, dtypes, size
+    sparse_protocol  what a format must offer, and what a statement with one reads of it
     recipes          how a statement with a format in it is evaluated, worked out once for all formats of a kind
 """
 

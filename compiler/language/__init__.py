@@ -4,9 +4,9 @@ A file imports only from those above it.
 
     ir             statements as data
     errors         what the compiler says when it is handed something it will not run
-    parse          text -> `Statement`, with Python's `ast`
+    parse          text to a `Statement`, with Python's `ast`
     differentiate  the gradient of a statement is a statement
-    batch          A batch of statements is a statement
+    batch          a batch of statements is a statement
 """
 
 from .batch import batched

@@ -7,7 +7,7 @@ A file imports only from those above it.
     contraction      how the factors of one tile are multiplied and summed
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
-    schedule         `Bound` -> `Schedule`
+    schedule         a bound statement to its schedules
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set

@@ -4,7 +4,7 @@ A file imports only from those above it.
 
     gathers   what a statement reads, as nodes of a `torch.fx` graph
     extremes  `C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph
-    lower     `Bound` -> `torch.fx` graph
+    lower     a bound statement to its `torch.fx` graph
 """
 
 from .lower import lower, placeholders, program_for

@@ -4,15 +4,15 @@ A file imports only from those above it.
 
     cache_folder  the folder of what outlives a process, and the files in it
     calls         what a call of a statement depends on, read off its arguments
-    enqueue       A loaded kernel -> a function that puts it on the current stream
+    enqueue       a loaded kernel to a function that puts it on the current stream
     recording     one run of a function, noted step by step
     tensor_guard  whether tensors are laid out like others, asked in one call
-    launch        triton source -> loaded kernel -> one launch, with as little as possible between the call and the GP
-    plan          A launch plan
+    launch        Triton source to a loaded kernel, and its launch
+    plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
-    tracing       what a call does about torch's state, as `formats.torch_state` reads it
-    plan_cache    which plan a call has
-    tensor_views  what a tensor may carry besides its memory
+    tracing       what a call does about torch's state: leave transforms, follow a tracer
+    plan_cache    `planned`: a call replayed from its plan, or run and recorded
+    tensor_views  operands as kernels and tracers take them: cast, with signs applied, no views
 """
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable

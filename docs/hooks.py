@@ -1,0 +1,1 @@
+"""What the site takes from outside docs/ when it is built."""

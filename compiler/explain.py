@@ -14,9 +14,11 @@ from ..formats.facts import Fact
 from .binding import Bound, Kind, Recipe, SparseFormat, best_group_dim, bind, is_sparse, recipe, sparse_factor
 from .codegen import Config
 from .language import Statement, UnsupportedError, parse
-from .planning import Schedule, strategies
+from .pipeline import runner_of
+from .planning import Schedule, Split, strategies
 from .prepared import prepare, problem_for
 from .reference import lower
+from .routes import CLEAR, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
 from .tuning import Candidate, Timing, candidates, recall, refusals
@@ -25,6 +27,10 @@ from .tuning import tune as time_all
 __all__ = ["Explanation", "Tuning", "explanation_of", "tuning_of"]
 
 Operands = Mapping[str, "Tensor | SparseFormat"]
+ROUTES = {
+    STATEMENTS: "it is evaluated as several statements in turn; explain each for its kernel",
+    TORCH: "torch's own operations were timed to be faster",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +47,8 @@ class Explanation:
     source: str | None
     why_no_kernel: str = ""
     refused: tuple[tuple[Candidate, str], ...] = ()  # ways for which no kernel could be built, and why
+    route: str = KERNEL  # or several statements, or torch operations
+    split: Split | None = None  # the statements that it may be evaluated by in turn
 
     def __str__(self) -> str:
         sections = {"statement": str(self.statement)}
@@ -48,6 +56,8 @@ class Explanation:
             sections["rewritten"] = str(self.rewritten)
         sections["extents"] = _table(self.extents)
         sections["FX program"] = _program(self.graph)
+        if self.split is not None:
+            sections[STATEMENTS] = str(self.split)
         if self.schedule is None or self.source is None:
             sections["kernel"] = f"none: {self.why_no_kernel}"
         else:
@@ -110,6 +120,11 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
     if fact is not None and bound.device.type == "meta":  # where no lengths of rows can be read
         fact = fact.without_tensors()
     problem = problem_for(bound, call.tensors, fact, padded, wants_winners=call.wants_winners)
+    parts = split_of(bound, padded or ()) if fact is None else None
+    route = _route(call, bound, fact, parts)
+    if route != KERNEL:
+        why = ROUTES[route]
+        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why, (), route, parts)
     ways = () if bound.is_empty else candidates(problem)
     if not ways:
         why = "no product is formed" if bound.is_empty else _why_no_way(bound.statement)
@@ -122,7 +137,18 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
     tuned = recall(problem)
     way, is_tuned = tuned or left[0], tuned is not None
     chosen = way.schedule, way.config, is_tuned, problem.launcher(way).kernel.source
-    return Explanation(call.statement, rewritten, extents, graph, *chosen, refused=refused)
+    return Explanation(call.statement, rewritten, extents, graph, *chosen, refused=refused, split=parts)
+
+
+def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) -> str:
+    """Return the route of a call: the one that was timed to be the fastest, or the one that goes untimed."""
+    if bound.device.type == "cuda" and fact is None and bound.statement.is_sum and not bound.is_empty:
+        values = list(call.tensors.values())
+        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, None)
+        chosen = chosen_route(prepared, prepared.variant(values))
+        if chosen is not None:
+            return chosen
+    return STATEMENTS if parts is not None and parts.gain > CLEAR else KERNEL
 
 
 @torch.no_grad()
@@ -138,10 +164,18 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
     if not prepared.bound.statement.is_sum and not strategies(prepared.bound, prepared.fact):
         raise UnsupportedError(f"there is nothing to tune: {_why_no_way(prepared.bound.statement)}")
-    timings, best = time_all(prepared.problem(values, call.fact), values, call.fact, full)
-    prepared.runners[prepared.variant(values)] = best
+    variant, times = prepared.variant(values), dict[str, float]()
+    timings: tuple[Timing, ...] = ()
+    parts = split_of(prepared.bound, prepared.padding(variant)) if call.fact is None else None
+    if parts is None or parts.gain <= CLEAR:
+        timings, _ = time_all(prepared.problem(values, call.fact), values, call.fact, full)
+    prepared.runners.clear()
+    runner_of(prepared, values, call.fact, times)
     EPOCH.number += 1  # launch plans hold the kernels that were chosen before
-    return Tuning(call.statement, timings)
+    others = {route: Timing(route, ms) for route, ms in sorted(times.items(), key=lambda pair: pair[1])}
+    others.pop(KERNEL, None)
+    best = others.pop(chosen_route(prepared, variant) or KERNEL, None)
+    return Tuning(call.statement, (*([] if best is None else [best]), *timings, *others.values()))
 
 
 def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:

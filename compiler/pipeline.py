@@ -5,7 +5,7 @@
         evaluate_anew    cold: autocast applied, formats rewritten away, autograd functions around what learns
           run            one statement over plain tensors:
             prepare        parse, bind
-            runner_of      ranges of index tensors; then lower, or schedule, emit, tune and load
+            runner_of      ranges of index tensors; then lower; or split, schedule, emit, tune and load
             runner(...)    the FX graph, or the kernel's launch
 
 A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way.
@@ -26,6 +26,7 @@ from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
+from .routes import fastest_route
 from .row_order import grouped
 from .runtime import arguments, as_memory, as_traced, cast_operands, planned
 from .tuning import choose, known_launcher
@@ -34,6 +35,7 @@ __all__ = ["evaluate", "runner_of"]
 
 Operands = Mapping[str, Any]  # tensors, and at most one format
 Size = Sequence[int] | None
+Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
@@ -84,37 +86,37 @@ def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: 
     return run_plain(expr, ",".join(tensors), size, values, fact)  # `run`, as a torch operator where somebody watches
 
 
+@implement  # as a torch operator, which tracers see in the place of all that is below
 def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None, wants_winners: bool) -> Result:
     """Evaluate one statement over plain tensors; with the positions of what won, where those of a max are wanted."""
     return runner_of(prepare(expr, names, size, tensors, fact, wants_winners), tensors, fact)(tensors, fact)
 
 
-implement(run)  # the torch operator, which tracers see in the place of all that is below
-
-
-def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None) -> Runner:
+def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None, times: Times = None) -> Runner:
     """Return what runs a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
-    variant = statement.variant(tensors)
-    runner = statement.runners.get(variant) or _new_runner(statement, variant, tensors, fact)
-    if statement.bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
+    bound, variant = statement.bound, statement.variant(tensors)
+    runner = statement.runners.get(variant)
+    if runner is None and (bound.is_empty or not has_kernels(bound.device)):
+        runner = statement.graph(variant)  # lower
+    elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
+        kernel = lambda: _kernel(statement, variant, tensors, fact)
+        runner = fastest_route(statement, variant, tensors, fact, run, kernel, times)
+    if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
         statement.runners[variant] = runner
     return runner
 
 
-def _new_runner(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
-    """Choose what runs a variant: the fastest kernel, or the FX graph on a CPU and where no kernel can be built."""
+def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
+    """Return the fastest kernel; the FX graph where none can be built."""
     bound = statement.bound
-    if bound.is_empty or not has_kernels(bound.device):
-        return statement.graph(variant)  # lower
     try:
         key = statement.kernel_key(variant, fact)
         launcher = known_launcher(key, bound, fact)
+        if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
+            return statement.ordered(variant, run)
         if launcher is None:
-            if not strategies(bound, statement.fact, is_deterministic()):
-                return statement.ordered(variant, run)
             launcher = choose(statement.problem(tensors, fact), tensors, fact, key)  # schedule, emit, tune
         launcher.build(tensors, fact)  # load
         return launcher
     except UnsupportedError as error:
-        statement.warn(f"{error}; running it as separate torch operations instead")
-        return statement.graph(variant)
+        return statement.graph_instead(variant, error)

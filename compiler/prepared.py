@@ -17,7 +17,7 @@ from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_rou
 from ..lru_cache import LRUCache
 from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
-from .language import Access, OperandError, Statement, Var, fresh_name, parse
+from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import placeholders, program_for
 from .runtime import INTERPRETED, active, check_ranges, paused, remembered_range, segment_lengths
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
@@ -115,24 +115,25 @@ class PreparedStatement:
         rows, has_order = _rows(fact)
         return *known, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
 
-    def warn(self, text: str) -> None:
-        """Warn of what happens to this statement, once."""
-        name = str(self.bound.statement)
-        if name not in _warned:
-            _warned.add(name)
-            warnings.warn(text, stacklevel=2)
-
     def padding(self, key: Any) -> frozenset[str]:
         """The index tensors that hold a -1 in a variant."""
         flags = key[0] if self.is_half else key
         return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
-    def graph(self, variant: Any) -> Runner:
-        """The statement's meaning in plain torch."""
-        program = program_for(self.bound, self.padding(variant), self.wants_winners)
+    def graph(self, variant: Any, sums_in_half: bool = False) -> Runner:
+        """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
+        program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
         return lambda tensors, fact: _noted(function, *[tensors[at] for at in order], *lengths)
+
+    def graph_instead(self, variant: Any, error: UnsupportedError) -> Runner:
+        """Return the statement's meaning in plain torch, with one warning that says why no kernel runs."""
+        name = str(self.bound.statement)
+        if name not in _warned:
+            _warned.add(name)
+            warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
+        return self.graph(variant)
 
     def ordered(self, key: Any, run: Callable[..., Any]) -> Runner:
         """Deterministic without any fact: one kernel for the products, torch's own ordered sum for the scatter.

@@ -32,8 +32,8 @@ Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), w
 _run: Run
 
 
-def implement(run: Run) -> None:
-    """Let `run` be what both operators do."""
+def implement(run: Run) -> Run:
+    """Let `run` be what both operators do; a decorator."""
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
@@ -46,6 +46,7 @@ def implement(run: Run) -> None:
     for key in ("CPU", "CUDA"):
         _library.impl("run", value, key)
         _library.impl("run_with_winners", value_and_winners, key)
+    return run
 
 
 def _with_gradients(operator: Any) -> Any:

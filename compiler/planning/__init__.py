@@ -8,6 +8,7 @@ A file imports only from those above it.
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
     schedule         a bound statement to its schedules
+    split            a statement of many factors as several of fewer
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
@@ -16,6 +17,7 @@ from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, mul
 from .device import Device, device_of, line_of
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, resized, schedules
+from .split import Split, split
 
 __all__ = [
     "LARGEST_TILE",
@@ -32,6 +34,7 @@ __all__ = [
     "Owner",
     "Product",
     "Schedule",
+    "Split",
     "Strides",
     "Sum",
     "beside_each_other",
@@ -47,5 +50,6 @@ __all__ = [
     "resized",
     "rows_of_a_set",
     "schedules",
+    "split",
     "strategies",
 ]

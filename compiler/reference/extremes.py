@@ -49,7 +49,7 @@ class Extremes(Gathers):
     def extremum(self, wants_winners: bool) -> tuple[fx.Node, fx.Node | None]:
         """The statement's value, and where its winners are if that is wanted."""
         if self.bound.is_empty:
-            return self.filled(0, self.bound.compute_dtype), self.no_winner() if wants_winners else None
+            return self.filled(0, self.compute_dtype), self.no_winner() if wants_winners else None
         best = self.best_inside(self.products(wants_winners))
         if self.bound.statement.output.is_indirect:
             return self.compete(best)
@@ -86,7 +86,7 @@ class Extremes(Gathers):
         if operands:
             product = self.scaled(Value(reduce(partial(self.call, torch.mul), operands), axes)).node
         else:
-            product = self.filled(statement.scale, self.bound.compute_dtype, (1,) * len(axes))
+            product = self.filled(statement.scale, self.compute_dtype, (1,) * len(axes))
         value = Value(self.call(torch.Tensor.expand, product, self.sizes(axes)), axes)
         return Competing(value, self.joint(masks, axes), self.places(axes) if wants_winners else None)
 
@@ -100,9 +100,9 @@ class Extremes(Gathers):
 
     def widened(self, factor: Value) -> Value:
         names = [access.name for access in self.bound.statement.accesses]
-        if all(self.bound.dtypes[name] == self.bound.compute_dtype for name in names):
+        if all(self.bound.dtypes[name] == self.compute_dtype for name in names):
             return factor
-        return Value(self.call(torch.Tensor.to, factor.node, self.bound.compute_dtype), factor.axes)
+        return Value(self.call(torch.Tensor.to, factor.node, self.compute_dtype), factor.axes)
 
     def places(self, order: tuple[str, ...]) -> Value:
         """The position of each product over the reduced names; 0 along a name that it does not depend on."""
@@ -195,7 +195,7 @@ class Extremes(Gathers):
 
         index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
         source = laid_out(best.value)
-        zeros = self.filled(0, self.bound.compute_dtype, (with_one_more, *columns))
+        zeros = self.filled(0, self.compute_dtype, (with_one_more, *columns))
         kind = "amax" if self.is_max else "amin"
         result = self.call(torch.scatter_reduce, zeros, 0, index, source, kind, include_self=False)
         if best.place is None:

@@ -67,11 +67,19 @@ class Gathers:
     """A graph under construction; every index access is gathered and compared once.
 
     The lengths in it are those of `bound`, as numbers. A graph that `takes_lengths` has an argument for each length
-    that it needs instead, after its tensors, and so runs on tensors of any lengths.
+    that it needs instead, after its tensors, and so runs on tensors of any lengths. Numbers are multiplied and summed
+    in `compute_dtype`, by default the bound statement's own.
     """
 
-    def __init__(self, bound: Bound, padded: frozenset[str], takes_lengths: bool = False) -> None:
+    def __init__(
+        self,
+        bound: Bound,
+        padded: frozenset[str],
+        takes_lengths: bool = False,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         self.bound, self.padded = bound, padded
+        self.compute_dtype = compute_dtype or bound.compute_dtype
         self.graph = fx.Graph()
         self.large_gathers = large_gathers(bound)
         names = placeholders(bound)

@@ -25,6 +25,7 @@ from .gathers import Value, large_gathers, lengths_of, placeholders
 __all__ = ["Program", "lower", "placeholders", "program_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
+VIEWS = (torch.permute, torch.reshape)  # of one tensor, or a copy of it
 
 _programs: LRUCache[Program] = LRUCache(PROGRAMS)
 
@@ -53,19 +54,23 @@ class Program:
         return [known[key] for key in self.lengths]
 
 
-def program_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> Program:
+def program_for(
+    bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
+) -> Program:
     """The program of a bound statement, which those share that differ in lengths alone.
+
+    With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
     are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), _contraction_path(bound)
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)
     if program is None:
-        lowering = _Lowering(bound, padded, takes_lengths=True)
+        lowering = _Lowering(bound, padded, True, bound.dtype if sums_in_half else None)
         code = lowering.finished_graph(wants_winners).python_code("self")
         # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
         exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
@@ -110,7 +115,7 @@ class _Lowering(Extremes):
             result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
         else:
             result, winners = self.extremum(wants_winners)
-        if self.bound.compute_dtype != self.bound.dtype:
+        if self.compute_dtype != self.bound.dtype:
             result = self.call(torch.Tensor.to, result, self.bound.dtype)
         self.graph.output(result if winners is None else (result, winners))
         for key, length in list(self.lengths.items()):
@@ -137,7 +142,7 @@ class _Lowering(Extremes):
                 torch.full,
                 self.sizes(free),
                 self.bound.statement.scale,
-                dtype=self.bound.compute_dtype,
+                dtype=self.compute_dtype,
                 device=self.bound.device,
             )
             return Value(full, free)
@@ -151,7 +156,7 @@ class _Lowering(Extremes):
     def weighted_rows(self) -> Value | None:
         """`AV[p,q] * B[AK[p,q],n]` summed over q, as one torch operation that never holds all gathered rows."""
         accesses = self.bound.statement.accesses
-        is_one_type = all(self.bound.dtypes[access.name] == self.bound.compute_dtype for access in accesses)
+        is_one_type = all(self.bound.dtypes[access.name] == self.compute_dtype for access in accesses)
         if len(accesses) != 2 or not is_one_type:
             return None
         for weights, rows in (accesses, accesses[::-1]):
@@ -195,8 +200,8 @@ class _Lowering(Extremes):
                     continue
                 node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
         names = [access.name for access in self.bound.statement.accesses]
-        if any(self.bound.dtypes[name] != self.bound.compute_dtype for name in names):
-            node = self.call(torch.Tensor.to, node, self.bound.compute_dtype)
+        if any(self.bound.dtypes[name] != self.compute_dtype for name in names):
+            node = self.call(torch.Tensor.to, node, self.compute_dtype)
         return Value(node, factor.axes)
 
     def seen_from(self, factor: Value, masks: list[Value]) -> list[Value]:
@@ -244,8 +249,8 @@ class _Lowering(Extremes):
         """What the sums are added to."""
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
-            return self.call(torch.Tensor.to, seed, self.bound.compute_dtype, copy=True)
-        return self.call(torch.zeros, self.size, dtype=self.bound.compute_dtype, device=self.bound.device)
+            return self.call(torch.Tensor.to, seed, self.compute_dtype, copy=True)
+        return self.call(torch.zeros, self.size, dtype=self.compute_dtype, device=self.bound.device)
 
     def scatter(self, result: Value) -> fx.Node:
         """The result added to the start at the positions on the left."""
@@ -255,6 +260,8 @@ class _Lowering(Extremes):
             node = self.permute(result, tuple(map(str, output.indices)))
             if self.bound.is_seeded:
                 return self.call(torch.add, self.start(), node)
+            if self.makes_memory(node):
+                return self.call(torch.Tensor.contiguous, node)
             return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
         source = Value(self.hide(result, self.masks(output)), result.axes)
         if len(pointing) == 1 and isinstance(output.indices[pointing[0]], Access):
@@ -278,6 +285,15 @@ class _Lowering(Extremes):
         summed = self.call(torch.index_put, start, positions, ordered, accumulate=True)
         back = tuple(order.index(dim) for dim in range(len(order)))
         return self.call(torch.Tensor.contiguous, self.call(torch.permute, summed, back))
+
+    def makes_memory(self, node: fx.Node) -> bool:
+        """Return whether a value lies in memory of its own, as a product does; a view lies in an operand's."""
+        while node.target in VIEWS:
+            (node,) = node.all_input_nodes
+        if node.target is torch.einsum:
+            read, _, kept = str(node.args[0]).partition("->")
+            return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view
+        return node.target in (torch.mul, torch.sum)
 
     def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
         node = result.node

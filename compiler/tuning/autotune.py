@@ -46,9 +46,9 @@ Refusal = tuple[Choices, str]  # a candidate that can't be built for this GPU, a
 
 @dataclass(frozen=True)
 class Timing:
-    """A candidate and its time; None: it can't be built or run on this GPU, `reason` says why."""
+    """A candidate, or another route by its name, and its time; None: it can't run on this GPU, `reason` says why."""
 
-    candidate: Candidate
+    candidate: Candidate | str
     milliseconds: float | None
     reason: str = ""
 
@@ -263,20 +263,20 @@ def _timed(
                     raise
                 reason = OUT_OF_MEMORY
         best_so_far = min(best_so_far, milliseconds or best_so_far)
-        measured.append((Timing(candidate, milliseconds, reason), way))
-    measured.sort(key=lambda pair: _rank(*pair))
-    timings, (best, winner) = tuple(timing for timing, _ in measured), measured[0]
+        measured.append((Timing(candidate, milliseconds, reason), way, candidate.choices))
+    measured.sort(key=lambda timed: _rank(*timed[:2]))
+    timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
     if winner is None:
         raise _none_built(problem, [timing.reason for timing in timings])
-    known = ((timing.candidate.choices, timing.milliseconds) for timing in timings)
+    known = ((choices, timing.milliseconds) for timing, _, choices in measured)
     times = tuple(sorted([(choices, ms) for choices, ms in known if ms is not None], key=lambda pair: pair[1]))
     refused = tuple((way.choices, reason) for way, (made, reason) in zip(ways, built) if made is None)
-    entry = Entry(best.candidate.choices, times, refused)
+    entry = Entry(best, times, refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else the choice is for now
         _cache(str(cache_dir())).put(problem.key, entry)
-    choices = _for_captures(entry)
-    for timing, way in measured:
-        if way is not None and timing.candidate.choices == choices:
+    quickest = _for_captures(entry)
+    for _, way, choices in measured:
+        if way is not None and choices == quickest:
             _with_captured(winner, way)
     return timings, winner
 
@@ -287,18 +287,20 @@ def fastest(
     first: Sequence[str],
     others: Mapping[str, Sequence[str]],  # to be timed after one of the first that won
     start: Callable[[str], tuple[Callable[[], object], float]],
+    times: dict[str, float] | None = None,
 ) -> str:
     """Of several calls that come to the same, by name, the one that takes the least; remembered as configs are.
 
     `ways` are all that there are: what a full search has found is good for those who search less. `start` gives a call
     and the milliseconds for which it keeps the host busy. Without the memory for all of them the choice is for now.
+    Given a dictionary for their times, nothing that is remembered is asked.
     """
     known = _cache(str(cache_dir()))
-    found = known.get(key)
+    found = known.get(key) if times is None else None
     way = None if found is None else found.config.get("way")
     if way in ways:
         return str(way)
-    times: dict[str, float] = {}
+    times = {} if times is None else times
     names, best, has_room = first, first[0], True
     while names:
         for name in names:

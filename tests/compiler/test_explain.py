@@ -137,8 +137,8 @@ FX program
     def forward(A):
         einsum = torch.einsum('ik->i', A)
         mul = torch.mul(einsum, 0.5)
-        clone = mul.clone(memory_format = torch.contiguous_format)
-        return clone
+        contiguous = mul.contiguous()
+        return contiguous
 
 schedule
 """

@@ -62,7 +62,15 @@ NONE: frozenset[str] = frozenset()
 
 
 def test_a_plain_product_is_one_einsum() -> None:
-    assert operations(program("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)) == ["einsum", "clone"]
+    assert operations(program("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)) == ["einsum", "contiguous"]
+
+
+def test_what_is_no_product_is_a_copy_and_no_view_of_an_operand() -> None:
+    square = torch.rand(3, 3)
+    for text in ("C[i] += A[i,i]", "C[j,i] += A[i,j]", "C[i,j] += A[i,j]", "C[j] += A[0,j]", "C[j] += A[i,j]"):
+        result = insum(text, A=square)
+        assert result.untyped_storage().data_ptr() != square.untyped_storage().data_ptr()
+        assert result.is_contiguous()
 
 
 def test_a_gather_is_one_index_select() -> None:

@@ -1,0 +1,107 @@
+"""A statement of three or more factors as several of fewer, in the order of contraction that takes the least work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import opt_einsum
+
+from ..binding import Bound
+from ..language import Access, Number, Statement, Var, fresh_name
+from .device import Device
+
+__all__ = ["Split", "split"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Statements to be evaluated in turn; each but the last makes a tensor that a later one reads."""
+
+    steps: tuple[Statement, ...]
+    gain: float  # how many times the time of all steps one kernel would take, by work and bytes
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+
+def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
+    """Return the steps of a bound sum over positions that all exist; None if one kernel takes no longer.
+
+    A factor whose indices another one has all is multiplied where that one is read, at no cost, so that the two stay
+    together. What remains is contracted two by two, in the order that opt_einsum finds.
+
+    >>> import torch
+    >>> from insum_ops.compiler.binding import bind
+    >>> from insum_ops.compiler.language import parse
+    >>> from insum_ops.compiler.planning.device import H200
+    >>> A = torch.empty(512, 512, device="meta")
+    >>> bound = bind(parse("Y[i,l] += A[i,j] * B[j,k] * C[k,l]"), dict(A=A, B=A, C=A))
+    >>> print(split(bound, H200, True))
+    T[i,k] += A[i,j] * B[j,k]
+    Y[i,l] += C[k,l] * T[i,k]
+    """
+    statement, extents = bound.statement, bound.extents
+    groups = _together(statement.accesses)
+    if len(groups) < 3 or not statement.is_sum or bound.is_empty:
+        return None
+    steps, taken = list[Statement](), {*statement.tensor_names, statement.output.name}
+    for pair in _order(groups, statement.free, extents)[:-1]:
+        chosen = [groups[at] for at in pair]
+        groups = [group for at, group in enumerate(groups) if at not in pair]
+        needed = set(statement.free).union(*(_names(group) for group in groups))
+        together = [factor for group in chosen for factor in group]
+        kept = [name for name in statement.names if name in needed & _names(together)]  # those of the output first
+        name = fresh_name("T", taken)
+        taken.add(name)
+        made = Access(name, tuple(map(Var, kept)))
+        steps.append(Statement(made, tuple(together)))
+        groups.append((made,))
+    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
+    rest = tuple(factor for group in groups for factor in group)
+    steps.append(Statement(statement.output, (*rest, *numbers), statement.op))
+    itemsize = bound.dtype.itemsize
+    seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
+    gain = seconds[0] / sum(seconds[1:])
+    return Split(tuple(steps), gain) if gain > 1 else None
+
+
+def _together(factors: Sequence[Access]) -> list[tuple[Access, ...]]:
+    """Group each factor with one that has all of its indices."""
+    groups: list[list[Access]] = []
+    for factor in sorted(factors, key=lambda factor: -len(factor.names)):
+        host = next((group for group in groups if set(factor.names) <= set(group[0].names)), None)
+        if host is None:
+            groups.append([factor])
+        else:
+            host.append(factor)
+    return [tuple(group) for group in groups]
+
+
+def _names(factors: Iterable[Access]) -> set[str]:
+    return {name for factor in factors for name in factor.names}
+
+
+def _order(
+    groups: Sequence[tuple[Access, ...]], free: Sequence[str], extents: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    """Return which groups are contracted with each other, as opt_einsum counts them: what they make comes last."""
+    letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
+    terms = ["".join(letters[name] for name in group[0].names) for group in groups]
+    reached = [name for name in free if any(name in group[0].names for group in groups)]
+    equation = f"{','.join(terms)}->{''.join(letters[name] for name in reached)}"
+    shapes = [tuple(extents[name] for name in group[0].names) for group in groups]
+    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
+    return [tuple(pair) for pair in path]
+
+
+def _seconds(
+    statement: Statement, extents: Mapping[str, int], device: Device, itemsize: int, uses_tensor_cores: bool
+) -> float:
+    """Return what one kernel takes at best: its work, or the bytes of each factor read once and of the output."""
+    products = prod(extents[name] for name in statement.names)
+    is_matrix_product = uses_tensor_cores and len(_together(statement.accesses)) > 1 and bool(statement.summed)
+    rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops
+    elements = sum(prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses))
+    return max(2 * products / rate, elements * itemsize / device.bandwidth) + device.launch_gap

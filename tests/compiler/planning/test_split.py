@@ -1,0 +1,89 @@
+"""Statements of three or more factors as several of fewer."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from insum_ops.compiler.binding import Bound, bind
+from insum_ops.compiler.language import parse
+from insum_ops.compiler.planning.device import H200
+from insum_ops.compiler.planning.split import split
+
+
+pytestmark = pytest.mark.cpu
+
+
+def bound(text: str, **shapes: tuple[int, ...]) -> Bound:
+    return bind(parse(text), {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+
+
+CHAIN = "Y[i,l] += A[i,j] * B[j,k] * C[k,l]"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [((5000, 200, 5000, 200), "T[l,j] += B[j,k] * C[k,l]"), ((200, 5000, 200, 5000), "T[i,k] += A[i,j] * B[j,k]")],
+)
+def test_the_cheaper_pair_of_a_chain_comes_first(sizes, first):
+    i, j, k, l = sizes
+    parts = split(bound(CHAIN, A=(i, j), B=(j, k), C=(k, l)), H200, True)
+    assert parts is not None
+    assert parts.gain > 1
+    assert str(parts.steps[0]) == first
+    assert parts.steps[-1].output == parse(CHAIN).output
+
+
+def test_what_saves_no_work_stays_whole():
+    tiny = bound(CHAIN, A=(4, 4), B=(4, 4), C=(4, 4))
+    weighted = bound("Y[i,l] += V[i] * A[i,j] * B[j,l]", V=(900,), A=(900, 900), B=(900, 900))
+    maximum = bind(parse("Y[i] = max(A[i,j] * B[j,k] * C[k])"), {n: torch.empty(s) for n, s in MAXIMUM.items()})
+    assert split(tiny, H200, True) is None
+    assert split(weighted, H200, True) is None
+    assert split(maximum, H200, True) is None
+
+
+MAXIMUM = {"A": (900, 900), "B": (900, 900), "C": (900,)}
+
+
+def test_a_factor_is_multiplied_where_another_one_is_read_that_has_its_indices():
+    text = "Y[i,l] += V[j] * A[i,j] * B[j,k] * C[k,l] * 2"
+    parts = split(bound(text, V=(800,), A=(700, 800), B=(800, 600), C=(600, 500)), H200, True)
+    assert parts is not None
+    assert len(parts.steps) == 2
+    assert sum(factor.name == "V" for step in parts.steps for factor in step.accesses) == 1
+    assert parts.steps[-1].scale == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_steps_come_to_the_same_as_the_statement(seed):
+    """Evaluated by torch.einsum, step after step, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    letters = "ijklm"
+    extents = {name: int(torch.randint(2, 7, (), generator=generator)) * 60 for name in letters}
+    names = ["".join(letters[at] for at in torch.randperm(5, generator=generator)[:2].tolist()) for _ in range(4)]
+    reached = [name for name in letters if any(name in factor for factor in names)]
+    free = [name for name in reached if float(torch.rand((), generator=generator)) < 0.4]
+    factors = [f"{tensor}[{','.join(own)}]" for tensor, own in zip("ABCD", names)]
+    text = f"Y[{','.join(free) or '()'}] += {' * '.join(factors)}"
+    shapes = {tensor: tuple(extents[name] for name in own) for tensor, own in zip("ABCD", names)}
+    parts = split(bound(text, **shapes), H200, True)
+    if parts is None:
+        return
+    small = {name: 2 + at for at, name in enumerate(letters)}
+    tensors = {
+        tensor: torch.rand([small[name] for name in own], generator=generator, dtype=torch.float64)
+        for tensor, own in zip("ABCD", names)
+    }
+    expected = torch.einsum(f"{','.join(names)}->{''.join(free)}", *tensors.values())
+    for step in parts.steps:
+        terms = ",".join("".join(access.names) for access in step.accesses)
+        operands = [tensors[access.name] for access in step.accesses]
+        tensors[step.output.name] = torch.einsum(f"{terms}->{''.join(step.output.names)}", *operands)
+    torch.testing.assert_close(tensors["Y"], expected)
+    assert prod(tensors["Y"].shape) == prod(small[name] for name in free)

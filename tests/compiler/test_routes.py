@@ -1,0 +1,126 @@
+"""The routes of a statement: one kernel, several smaller statements, or torch's own operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from insum_ops import explain, insum, tune
+from insum_ops.compiler.planning.device import H200, described_as
+from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH
+from tests.tolerances import TOLERANCE
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SLOW = replace(H200, vector_flops=1e6, tensor_flops=1e6)  # where the small tensors of a test are much work
+CHAIN = "Y[i,l] += A[i,j] * B[j,k] * C[k,l]"
+
+
+@pytest.fixture
+def tensors():
+    torch.manual_seed(0)
+    sizes = {"A": (17, 9), "B": (9, 12), "C": (12, 20)}
+    return {name: torch.randn(size, dtype=torch.float64, device=DEVICE) for name, size in sizes.items()}
+
+
+@pytest.fixture
+def slow():
+    with described_as(SLOW):
+        yield
+
+
+@pytest.mark.every_route
+def test_a_chain_in_steps_equals_the_product_of_its_matrices(tensors, slow):
+    A, B, C = tensors.values()
+    torch.testing.assert_close(insum(CHAIN, **tensors), A @ B @ C)
+    seed = torch.ones(17, 20, dtype=torch.float64, device=DEVICE)
+    torch.testing.assert_close(insum(f"{CHAIN} * 3", Y=seed, **tensors), 3 * A @ B @ C + 1)
+
+
+@pytest.mark.every_route
+def test_a_chain_in_steps_has_gradients_of_any_order(tensors, slow):
+    leaves = [tensor.requires_grad_() for tensor in tensors.values()]
+    assert torch.autograd.gradcheck(lambda A, B, C: insum(CHAIN, A=A, B=B, C=C), leaves)
+    assert torch.autograd.gradgradcheck(lambda A, B, C: insum(CHAIN, A=A, B=B, C=C), leaves)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_chain_in_steps_is_as_precise_as_torch_in_steps(tensors, slow, dtype):
+    A, B, C = (tensor.to(dtype) for tensor in tensors.values())
+    expected = A.double() @ B.double() @ C.double()
+    torch.testing.assert_close(insum(CHAIN, A=A, B=B, C=C), expected.to(dtype), **TOLERANCE[dtype])
+
+
+@pytest.mark.every_route
+def test_gathers_and_scatters_go_with_their_factors(slow):
+    torch.manual_seed(0)
+    X, W, V = (torch.randn(size, dtype=torch.float64, device=DEVICE) for size in ((8, 6), (6, 7), (7, 5)))
+    rows, places = (torch.randint(0, 8, (30,), device=DEVICE) for _ in range(2))
+    text = "Y[P[p],c] += X[I[p],a] * W[a,b] * V[b,c]"
+    expected = torch.zeros(8, 5, dtype=torch.float64, device=DEVICE).index_add(0, places, X[rows] @ W @ V)
+    torch.testing.assert_close(insum(text, size=(8, 5), X=X, W=W, V=V, I=rows, P=places), expected)
+
+
+@pytest.mark.every_route
+def test_what_is_absent_contributes_nothing_however_many_factors_there_are(slow):
+    """In steps the 0 of an absent row would meet a NaN."""
+    X = torch.ones(4, 3, dtype=torch.float64, device=DEVICE)
+    W, V = torch.ones(3, 3, dtype=torch.float64, device=DEVICE), torch.ones(2, 3, 5, dtype=torch.float64, device=DEVICE)
+    V[1] = torch.nan
+    rows = torch.tensor([2, -1], device=DEVICE)
+    result = insum("Y[p,c] += X[I[p],a] * W[a,b] * V[p,b,c]", X=X, W=W, V=V, I=rows)
+    torch.testing.assert_close(result, torch.tensor([[9.0], [0.0]], dtype=torch.float64, device=DEVICE).expand(2, 5))
+
+
+def test_explain_shows_the_steps(tensors, slow):
+    explained = explain(CHAIN, **{name: tensor.to("meta") for name, tensor in tensors.items()})
+    assert explained.route == STATEMENTS
+    assert explained.source is None
+    assert [str(step) for step in explained.split.steps] == ["T[l,j] += B[j,k] * C[k,l]", "Y[i,l] += A[i,j] * T[l,j]"]
+    assert (
+        "several statements\n    T[l,j] += B[j,k] * C[k,l]\n    Y[i,l] += A[i,j] * T[l,j]\n\n"
+        "kernel\n    none: it is evaluated as several statements in turn; explain each for its kernel"
+    ) in str(explained)
+
+
+def test_explain_shows_one_kernel_where_steps_save_nothing(tensors):
+    explained = explain(CHAIN, **{name: tensor.to("meta") for name, tensor in tensors.items()})
+    assert explained.route == KERNEL
+    assert explained.split is None
+    assert explained.source is not None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is timed without a GPU")
+class TestTimed:
+    """What was timed, on a GPU."""
+
+    @pytest.fixture(autouse=True)
+    def timing(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("INSUM_TUNE", "default")
+        monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+    def test_a_timed_product_is_right_by_whatever_route(self, dtype):
+        torch.manual_seed(0)
+        A, B = (torch.randn(size, dtype=dtype, device=DEVICE) for size in ((300, 210), (210, 260)))
+        text = "Y[i,j] += A[i,k] * B[k,j]"
+        expected = (A.double() @ B.double()).to(dtype)
+        for _ in range(4):  # the last are replayed
+            torch.testing.assert_close(insum(text, A=A, B=B), expected, **TOLERANCE[dtype])
+        assert explain(text, A=A, B=B).route in (KERNEL, TORCH)
+
+    def test_tune_lists_the_other_routes(self):
+        A = torch.randn(200, 200, device=DEVICE)
+        tuned = tune("Y[i,j] += A[i,k] * B[k,j]", A=A, B=A)
+        assert TORCH in str(tuned)
+        times = [timing.milliseconds for timing in tuned.timings if timing.milliseconds is not None]
+        assert all(time > 0 for time in times)
+
+    def test_a_chain_of_large_matrices_is_never_one_kernel(self):
+        torch.manual_seed(0)
+        A, B, C = (torch.randn(300, 300, device=DEVICE) for _ in range(3))
+        torch.testing.assert_close(insum(CHAIN, A=A, B=B, C=C), A @ B @ C, **TOLERANCE[torch.float32])
+        assert explain(CHAIN, A=A, B=B, C=C).route in (STATEMENTS, TORCH)
+        assert tune(CHAIN, A=A, B=B, C=C).best.candidate in (STATEMENTS, TORCH)

@@ -32,6 +32,7 @@ __all__ = [
 # are reckoned, not measured; a full search looks beyond them.
 ON_CHIP_EXTENT = 32 * 4 * 32 // 64
 ON_CHIP_PROGRAMS = 2
+LONGEST_ON_CHIP = 4 * ON_CHIP_EXTENT  # of a full search: beside 16 columns, the fewest of a dot
 
 
 @dataclass(frozen=True)
@@ -78,24 +79,44 @@ def is_varying(bound: Bound, name: str) -> bool:
     return any(isinstance(first, Var) and first.name == name for first in firsts)
 
 
-def strategies(bound: Bound, fact: Fact | None = None, deterministic: bool = False) -> tuple[str, ...]:
-    """How the result may reach the output, the most promising first.
+def strategies(
+    bound: Bound, fact: Fact | None = None, deterministic: bool = False, full: bool = False
+) -> tuple[str, ...]:
+    """Return how the result may reach the output, the most promising first.
 
-    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
+    Nothing: no deterministic way fits, or a max or min is scattered to rows that no program can own. `full`: after
+    those that rules prefer come all others that are correct.
     """
+    preferred = _preferred(bound, fact, deterministic)
     indices = bound.statement.output.indices
     scattered = [index for index in indices if isinstance(index, Access)]
-    if not scattered:
-        return ("store",)
+    if not full or not preferred or not scattered or not bound.statement.is_sum or "store-once" in preferred:
+        return preferred
+    fits = _is_simple(indices, scattered) and bound.size[indices.index(scattered[0])] <= LONGEST_ON_CHIP
+    others = (*(("on-chip",) if fits and not owns_tiles(fact) else ()), *(() if deterministic else ("atomic",)))
+    return tuple(dict.fromkeys((*preferred, *others)))
+
+
+def _is_simple(indices: tuple[Index, ...], scattered: list[Access]) -> bool:
+    """Whether one dimension of the output is scattered to, and every other one has an index name of its own."""
     direct = [index.name for index in indices if isinstance(index, Var)]
-    is_simple = (
+    return (
         len(scattered) == 1
         and len(direct) == len(indices) - 1
         and len(set(direct)) == len(direct)
         and not set(direct) & set(scattered[0].names)
     )
+
+
+def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[str, ...]:
+    """Return the strategies that rules would have tried, the most promising first."""
+    indices = bound.statement.output.indices
+    scattered = [index for index in indices if isinstance(index, Access)]
+    if not scattered:
+        return ("store",)
+    direct = [index.name for index in indices if isinstance(index, Var)]
+    is_simple, is_sum = _is_simple(indices, scattered), bound.statement.is_sum
     found = []
-    is_sum = bound.statement.is_sum
     if is_simple and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
@@ -205,9 +226,9 @@ class Start:
         owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
-    def side_by_side(self, outer: str, inner: str) -> Start:
+    def side_by_side(self, outer: str, inner: str, axis: str) -> Start:
         """One axis for two names, the values of `inner` for one value of `outer` after another."""
-        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
+        merged = Merged(self.fresh(axis), outer, inner, self.extents[inner])
         extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
         return replace(self, extents=extents, merged=merged)
 

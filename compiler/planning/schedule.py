@@ -35,6 +35,7 @@ __all__ = [
     "MOST_ENTRIES",
     "Schedule",
     "Strides",
+    "other_schedules",
     "resized",
     "schedules",
 ]
@@ -45,6 +46,7 @@ DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
 # four turns at least for each of two programs, of the deepest tiles that are tried; reckoned, not measured.
 SHARED_TILE = 64
+MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
 SHARED_LOOP = 2 * 4 * 128
 # A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
 # multiprocessor, and the sum is longer than there are results; reckoned, not measured.
@@ -194,7 +196,7 @@ def schedules(
         merged = _merged_schedules(start, dotted)
         found += merged if any(way.holds_set for way in merged) else (*merged, dotted)
     if not found:
-        found.append(_plain_schedule(start, strides, deterministic))
+        found.append(_plain_schedule(start, strides, not deterministic))
         deep = _deep_schedule(start, found[0])
         found += [deep] if deep is not None else []
     if not deterministic and _is_worth_sharing(found[0]):
@@ -204,6 +206,38 @@ def schedules(
     if unrolled is None:
         return tuple(found)
     return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
+
+
+def other_schedules(
+    bound: Bound, strides: Strides, strategy: str, fact: Fact | None = None, deterministic: bool = False
+) -> tuple[Schedule, ...]:
+    """Return the schedules with one scatter strategy that `schedules` leaves out, for a search that has the time.
+
+    They are dots however short their sides, with other tiles and with neighbours however wide; multiply-adds with
+    several summands at once however few there are; and sums that are cut over programs, or not.
+    """
+    start, preferred = Start.of(bound, strategy, fact), schedules(bound, strides, strategy, fact, deterministic)
+    found = list(preferred)
+    dotted = _dot_schedules(start, strides)[:MOST_DOTS] if bound.statement.is_sum else []
+    for schedule in dotted:
+        found += [schedule, *_merged_schedules(start, schedule, full=True)]
+    for may_cut in (False, not deterministic):
+        plain = _plain_schedule(start, strides, may_cut)
+        deep = _deep_schedule(start, plain, 2)
+        found += [plain, *([deep] if deep is not None else [])]
+    if not deterministic:
+        found += [schedule.shared() for schedule in found if schedule.may_be_shared]
+    is_new = [all(not _is_same(schedule, other) for other in found[:at]) for at, schedule in enumerate(found)]
+    return tuple(schedule for schedule, is_other in zip(found, is_new) if is_other)[len(preferred) :]
+
+
+def _is_same(one: Schedule, other: Schedule) -> bool:
+    """Whether two schedules of a statement differ in the name of a merged axis at most."""
+    merged = [None if own.merged is None else replace(own.merged, name="") for own in (one, other)]
+    if merged[0] is None or merged != merged[1:] * 2:
+        return one == other
+    kinds = [(own.strategy, own.is_shared, {*own.names("step")}, {*own.names("grid")}) for own in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:
@@ -322,13 +356,18 @@ def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot:
 
 
 def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
-    """The best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    """Return the best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    return next(iter(_dot_schedules(start, strides)), None)
+
+
+def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
+    """Return all such choices, those first that load the fewest elements."""
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
     choices += _table_choices(start, sums)
-    best: tuple[float, bool, Schedule] | None = None
+    found: list[tuple[float, bool, Schedule]] = []
     for wide, steps in choices:
         for tiles in combinations(rows, wide):
             tree = _tree(start, tiles, steps, use_dot=True)
@@ -339,9 +378,8 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
             if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
                 continue
             cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(made)
-            if best is None or (cost, is_loss) < best[:2]:
-                best = cost, is_loss, made
-    return best[2] if best else None
+            found.append((cost, is_loss, made))
+    return [made for *_, made in sorted(found, key=lambda choice: choice[:2])]
 
 
 def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
@@ -355,27 +393,30 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
     return [(wide, (*own, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
 
 
-def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
-    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once.
+def _merged_schedules(start: Start, narrow: Schedule, full: bool = False) -> list[Schedule]:
+    """Return a narrow dot with its neighbours along a grid position beside it: the other side is loaded once for all.
 
-    Rows of a set are meant to share what they load, however wide the other side is.
+    Rows of a set are meant to share what they load, however wide the other side is. `full`: every dot with any
+    neighbours, where the first that fits is one of them.
     """
+    found: list[Schedule] = []
     tiles, steps = narrow.names("tile"), narrow.names("step")
     if len(tiles) != 2:
-        return ()
-    is_narrow = max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
+        return found
+    is_narrow = full or max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
             is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
             if not is_meant or not _may_merge(start, outer, inner, other):
                 continue
-            wide = start.side_by_side(outer, inner)
+            # other neighbours have axes of other names, by which tuned configs tell them apart
+            wide = start.side_by_side(outer, inner, f"{outer}_{inner}" if full else "c")
             assert wide.merged is not None
             axes = tuple(wide.merged.name if name == inner else name for name in tiles)
             tree = _tree(wide, axes, steps, use_dot=True)
             if isinstance(tree, Dot) and {dot.over for dot in dots(tree)} == set(steps):
-                return (_finish(wide, axes, steps, tree),)
-    return ()
+                found.append(_finish(wide, axes, steps, tree))
+    return found if full else found[:1]
 
 
 def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
@@ -452,9 +493,12 @@ def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
     return found
 
 
-def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
-    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries."""
-    sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
+def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
+    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries.
+
+    None: no loop has `least` summands, or some are side by side already.
+    """
+    sums = [name for name in plain.names("loop") if start.extents[name] >= least]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
     if plain.strategy != start.strategy:  # its last tile is a sum that is cut over programs
@@ -463,8 +507,11 @@ def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
 
 
-def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Schedule:
-    """No dot: one axis along memory, one more over results, everything else serial."""
+def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
+    """No dot: one axis along memory, one more over results, everything else serial.
+
+    `may_cut`: a long sum for few results may be cut over programs that add their parts atomically.
+    """
     contiguous = _contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
@@ -481,6 +528,6 @@ def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Sche
     device = device_of(start.bound.device)
     few = SPLIT_WARPS * device.warp_width * device.wave
     is_long = any(start.extents[name] >= few >= results for name in steps)
-    if strategy == "store" and start.bound.statement.is_sum and not deterministic and is_long:
+    if strategy == "store" and start.bound.statement.is_sum and may_cut and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -14,7 +14,7 @@ from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access
-from ..planning import Schedule, Strides, device_of, resized, schedules, strategies
+from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
 from ..runtime import TRITON_VERSION, Launcher, launcher
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
@@ -192,28 +192,12 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
     """In a full search every config of what rules prefer, then a handful of each schedule that they would leave out."""
     return tuple(
         Candidate(schedule, config)
-        for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
-        for preferred in [_schedules(problem, strategy)]
-        for schedule in (*preferred, *(_others(problem, strategy, preferred) if full else ()))
+        for strategy in strategies(problem.bound, problem.fact, problem.deterministic, full)
+        for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
+        for preferred in [schedules(*arguments)]
+        for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
         for config in configs(schedule, full and schedule in preferred, problem.has_order)
     )
-
-
-def _schedules(problem: Problem, strategy: str, use_dot: bool | None = None) -> tuple[Schedule, ...]:
-    """Those that rules would have tried, or all of one kind of product."""
-    return schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic, use_dot)
-
-
-def _others(problem: Problem, strategy: str, preferred: tuple[Schedule, ...]) -> list[Schedule]:
-    """What rules leave out: the other kind of product, however short a dot's sides, and sums shared by programs."""
-    found = list[Schedule]()
-    for use_dot in (True, False):
-        ways = _schedules(problem, strategy, use_dot)
-        found += [schedule for schedule in ways if schedule not in (*preferred, *found)]
-    if problem.deterministic:
-        return found
-    shared = [way.shared() for way in (*preferred, *found) if way.may_be_shared]
-    return found + [schedule for schedule in shared if schedule not in (*preferred, *found)]
 
 
 def _fitted(problem: Problem, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

@@ -147,15 +147,15 @@ class Schedule:
         return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
 
     def shared(self) -> Schedule:
-        """The same with the sum cut over programs that add atomically."""
+        """Return the schedule with its sum cut over programs that add their parts atomically."""
         return replace(self, strategy="atomic", is_shared=True)
 
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """The type in which partial sums meet in memory; `wanted` holds where a few do."""
-        own = self.bound.dtype
-        if self.is_shared and own.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
+        dtype = self.bound.dtype
+        if self.is_shared and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
             return torch.float32
-        return wanted if self.is_atomic and wanted is not None else own
+        return wanted if self.is_atomic and wanted is not None else dtype
 
     def is_along(self, name: str) -> bool:
         """The name runs along the output's last dimension, so along memory."""
@@ -249,7 +249,7 @@ def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, in
 
 
 def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str, int]:
-    """The same for lengths alone: a schedule without an owner has no others."""
+    """Return the extents for other lengths alone: a schedule without an owner has no others."""
     extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
@@ -261,20 +261,20 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
     roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
-    own = [access for root in roots for access in walk(root) if access.name in tables]
-    if {access.name for access in own} != {*tables}:
+    reads = [access for root in roots for access in walk(root) if access.name in tables]
+    if {access.name for access in reads} != {*tables}:
         return None
-    if start.strategy != "store-once" and any(access in own for access in walk(start.output)):
+    if start.strategy != "store-once" and any(access in reads for access in walk(start.output)):
         return None
-    if not all(isinstance(index, Var) for access in own for index in access.indices):
+    if not all(isinstance(index, Var) for access in reads for index in access.indices):
         return None
     # each number of a table that is a factor is an entry; along other names positions may lie on a line
-    numbers = [access for access in own if access in start.factors] or own
+    numbers = [access for access in reads if access in start.factors] or reads
     entries = dict.fromkeys(name for access in numbers for name in access.names)
     others = [name for name in (*start.free, *start.summed) if name not in entries]
     axes = _unrolled_axes(start, strides, others)
-    unrolled = dict.fromkeys([*entries, *(name for access in own for name in access.names if name not in axes)])
-    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in own]
+    unrolled = dict.fromkeys([*entries, *(name for access in reads for name in access.names if name not in axes)])
+    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in reads]
     if any(name in unrolled for access in inside for name in access.names):
         return None
     summed = [name for name in others if name in start.summed]
@@ -283,13 +283,14 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
     if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
         return None
-    if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
+    if not 0 < _entries(reads, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
         return None
     roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
     roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
-    given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
-    return Schedule(*given, tree=None, tables=tables)
+    return Schedule(
+        start.bound, start.strategy, start.output, start.factors, start.extents, roles, tree=None, tables=tables
+    )
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
@@ -302,19 +303,19 @@ def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str
     return [name for name in by_memory if name in fixed][1::-1]
 
 
-def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
+def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
     """How many products there are, 0 if some table is no line along an axis; where a position is -1 there is none."""
-    found = 0
+    count = 0
     for place in product(*[range(extents[name]) for name in names]):
         at = dict(zip(names, place))
         starts = []
-        for access in own:
+        for access in reads:
             line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
             if line is None:
                 return 0
             starts.append(line[0])
-        found += all(number >= 0 or isinstance(number, float) for number in starts)
-    return found
+        count += all(number >= 0 or isinstance(number, float) for number in starts)
+    return count
 
 
 def _finish(
@@ -367,19 +368,23 @@ def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
     choices += _table_choices(start, sums)
-    found: list[tuple[float, bool, Schedule]] = []
+    choices_by_cost: list[tuple[float, bool, Schedule]] = []
     for wide, steps in choices:
         for tiles in combinations(rows, wide):
             tree = _tree(start, tiles, steps, use_dot=True)
             if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
                 continue
-            made = _finish(start, tiles, steps, tree)
+            schedule = _finish(start, tiles, steps, tree)
             others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
-            if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
+            if (
+                wide == 2
+                and others
+                and not (schedule.has_table and all(start.extents[name] <= SHORT for name in others))
+            ):
                 continue
-            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(made)
-            found.append((cost, is_loss, made))
-    return [made for *_, made in sorted(found, key=lambda choice: choice[:2])]
+            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(schedule)
+            choices_by_cost.append((cost, is_loss, schedule))
+    return [schedule for *_, schedule in sorted(choices_by_cost, key=lambda choice: choice[:2])]
 
 
 def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
@@ -388,9 +393,9 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
     short = {name for name in names if start.extents[name] <= SHORT}
     if not any(len(short.intersection(factor.names)) > 2 for factor in start.factors):
         return []
-    own = tuple(name for name in sums if name in short)
+    summed = tuple(name for name in sums if name in short)
     others = [name for name in sums if name not in short]
-    return [(wide, (*own, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
+    return [(wide, (*summed, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
 
 
 def _merged_schedules(start: Start, narrow: Schedule, full: bool = False) -> list[Schedule]:
@@ -480,7 +485,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
 
 def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
     """For each name, how many elements are read or written along a unit stride of it."""
-    found: dict[str, int] = {}
+    elements_along: dict[str, int] = {}
     for factor in (start.output, *start.factors):
         if isinstance(factor, Access):
             elements = math.prod(start.extents[name] for name in factor.names)
@@ -489,8 +494,8 @@ def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
             for dim, index in enumerate(factor.indices):
                 unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
                 if isinstance(index, Var) and unit:
-                    found[index.name] = found.get(index.name, 0) + elements
-    return found
+                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
+    return elements_along
 
 
 def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:

@@ -55,9 +55,9 @@ class Problem:
         wants_winners = self.flags.wants_winners
         return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
 
-    def resized(self, known: Launcher) -> Launcher:
-        """A launcher for a problem of the same signature, with the sizes of this one."""
-        return resize(known, self.bound, self.fact)
+    def resized(self, launcher: Launcher) -> Launcher:
+        """Return a launcher of a problem of the same signature with the sizes of this one."""
+        return resize(launcher, self.bound, self.fact)
 
     @cached_property
     def signature(self) -> object:
@@ -121,21 +121,21 @@ class Problem:
         """How long the dimensions are into which index tensors point: a few rows are kept on chip, many are not."""
         bound, statement = self.bound, self.bound.statement
         shapes = {**bound.shapes, "": bound.size}
-        found = {
+        sizes = {
             (f"{access.name}[{dim}]", bucket(shapes["" if access is statement.output else access.name][dim]))
             for access in (statement.output, *statement.reads)
             for dim, index in enumerate(access.indices)
             if isinstance(index, Access)
         }
-        return tuple(sorted(found))
+        return tuple(sorted(sizes))
 
 
-def resize(known: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
-    """The same launcher for tensors of other lengths, with what it has for captures."""
-    made = known.resized(bound, resized(known.schedule, bound, fact))
-    if known.captured is not None:
-        made.captured = resize(known.captured, bound, fact)
-    return made
+def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
+    """Return a launcher for tensors of other lengths, with the one that it has for captures."""
+    result = launcher.resized(bound, resized(launcher.schedule, bound, fact))
+    if launcher.captured is not None:
+        result.captured = resize(launcher.captured, bound, fact)
+    return result
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
@@ -148,8 +148,8 @@ def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
 def device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
-    known = torch.cuda.get_device_properties(device)
-    return f"{known.name} sm_{known.major}{known.minor} {known.multi_processor_count} SMs"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} sm_{properties.major}{properties.minor} {properties.multi_processor_count} SMs"
 
 
 @dataclass(frozen=True)
@@ -200,20 +200,20 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
     )
 
 
-def _fitted(problem: Problem, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """The same, each schedule's with as many stages as the device has shared memory for."""
+def _fitted(problem: Problem, ways: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Return the candidates with as many stages as the device has shared memory for, schedule by schedule."""
     device, precision = device_of(problem.bound.device), problem.flags.precision
     return tuple(
         Candidate(schedule, config)
-        for _, alike in groupby(found, key=lambda way: id(way.schedule))
-        for schedule, ways in [_apart(alike)]
-        for config in fitted(schedule, ways, device, precision)
+        for _, neighbours in groupby(ways, key=lambda way: id(way.schedule))
+        for schedule, configs_of_it in [_apart(neighbours)]
+        for config in fitted(schedule, configs_of_it, device, precision)
     )
 
 
-def _apart(alike: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
-    """The schedule of some candidates, and their configs."""
-    ways = tuple(alike)
+def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
+    """Return the schedule that candidates share, and their configs."""
+    ways = tuple(candidates_of_it)
     return ways[0].schedule, tuple(way.config for way in ways)
 
 

@@ -29,10 +29,9 @@ __all__ = [
 
 # A scattered dimension up to this long is held whole by one program, beside 64 columns as tuning starts with: its sums
 # are 32 registers for each of four warps' threads. And at least so many programs remain for each multiprocessor. Both
-# are reckoned, not measured; a full search looks beyond them.
+# are reckoned, not measured.
 ON_CHIP_EXTENT = 32 * 4 * 32 // 64
 ON_CHIP_PROGRAMS = 2
-LONGEST_ON_CHIP = 4 * ON_CHIP_EXTENT  # of a full search: beside 16 columns, the fewest of a dot
 
 
 @dataclass(frozen=True)
@@ -85,16 +84,14 @@ def strategies(
     """Return how the result may reach the output, the most promising first.
 
     Nothing: no deterministic way fits, or a max or min is scattered to rows that no program can own. `full`: after
-    those that rules prefer come all others that are correct.
+    those that rules prefer come sums that are added atomically, whatever is known of rows. A sum on chip is not among
+    them: it multiplies by zeros what other rows get, so that a NaN reaches them all.
     """
     preferred = _preferred(bound, fact, deterministic)
-    indices = bound.statement.output.indices
-    scattered = [index for index in indices if isinstance(index, Access)]
-    if not full or not preferred or not scattered or not bound.statement.is_sum or "store-once" in preferred:
+    is_scattered = any(isinstance(index, Access) for index in bound.statement.output.indices)
+    if not full or not preferred or not is_scattered or not bound.statement.is_sum or "store-once" in preferred:
         return preferred
-    fits = _is_simple(indices, scattered) and bound.size[indices.index(scattered[0])] <= LONGEST_ON_CHIP
-    others = (*(("on-chip",) if fits and not owns_tiles(fact) else ()), *(() if deterministic else ("atomic",)))
-    return tuple(dict.fromkeys((*preferred, *others)))
+    return preferred if deterministic or "atomic" in preferred else (*preferred, "atomic")
 
 
 def _is_simple(indices: tuple[Index, ...], scattered: list[Access]) -> bool:

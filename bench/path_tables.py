@@ -63,7 +63,7 @@ def _layer(lmax: int, channels: int) -> FullyConnectedTensorProduct:
 
 @torch.no_grad()
 def _print_held(lmax: int, channels: int) -> None:
-    (term,) = _layer(lmax, channels)._product.plan.each.terms
+    (term,) = _layer(lmax, channels)._product.decomposition.each.terms
     assert isinstance(term, TableTerm)
     tables = term.tables
     tensors = {name: torch.randn(SAMPLES, *shape, device="cuda") for name, shape in tables.shapes.items()}

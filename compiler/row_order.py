@@ -1,16 +1,23 @@
-"""Rows of blocks that are walked in an order of their own: narrow ones in pairs, which load once what both multiply."""
+"""Rows of blocks that programs take in an order of their own: narrow ones in pairs, which load what both multiply once.
+
+By default a rule of the matrix and the device says whether that pays; a full search times it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ..formats.torch_state import is_capturing, is_watched, wants_gradient
-from .autograd import is_sum
-from .binding import SparseFormat, recipe_for
-from .planning import device_of, may_be_listed, rows_of_a_set
+import torch
+
+from ..formats.torch_state import is_capturing, is_deterministic, is_free, is_watched, wants_gradient
+from .autograd import is_sum, run_plain
+from .binding import SparseFormat, bucket, recipe_for
+from .planning import Schedule, device_of, may_be_listed, rows_of_a_set
 from .prepared import has_kernels, ways_of
+from .runtime import INTERPRETED, TRITON_VERSION, on_device, paused
+from .tuning import Key, device_name, fastest, generator_version, host_milliseconds, tuning_mode
 
 __all__ = ["grouped"]
 
@@ -20,23 +27,28 @@ def grouped(
 ) -> SparseFormat:
     """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
     is_read = not is_watched() and not wants_gradient([form.values]) and is_sum(expr) and has_kernels(form.device)
-    shared = _walked(expr, size, name, form, group_dim, dense) if is_read else None
-    if shared is not None:
-        return shared
-    if form.group_dim == group_dim:
-        return form
-    return form.along(group_dim) if is_read else form.regroup(group_dim)
+    if not is_read:
+        return form if form.group_dim == group_dim else form.regroup(group_dim)
+    if _may_be_timed(form):
+        return _fastest(expr, size, name, form, group_dim, dense)
+    return _listed_by_rule(expr, size, name, form, group_dim, dense) or _as_they_are(form, group_dim)
 
 
-def _walked(
+def _as_they_are(form: SparseFormat, group_dim: int) -> SparseFormat:
+    return form if form.group_dim == group_dim else form.along(group_dim)
+
+
+def _listed_by_rule(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat | None:
-    """The format with its rows as programs walk them, if that pays and a kernel takes them so."""
-    width = _width(form, group_dim)
+    """Return the format with its rows in the order of programs, if that pays and a kernel takes them so."""
+    blocks = form.block_size
+    if blocks is None or not _has_rows_of_blocks(form):
+        return None
+    width = rows_of_a_set(blocks[group_dim], form.values.dtype, device_of(form.device))
     if width == 0:
         return None
-    assert form.block_size is not None
-    sets = -(-form.shape[group_dim] // (width * form.block_size[group_dim]))
+    sets = -(-form.shape[group_dim] // (width * blocks[group_dim]))
     results, device = prod(recipe_for(expr, size, name, form, dense).final), device_of(form.device)
     if not may_be_listed(width, sets, form.values.shape[0], results, device):  # no set has more columns than blocks
         return None
@@ -45,18 +57,75 @@ def _walked(
     found = form.walked(group_dim, width)
     if not may_be_listed(width, sets, found.sets.numel(), results, device, found.walk.shared):
         return None
-    how = recipe_for(expr, size, name, found, dense)
-    ways = [way.schedule for way in ways_of(how.text, how.tensors(found, dense), how.size, how.fact(found))]
-    is_held = any(way.holds_set or way.has_rows_in_turn for way in ways)
-    return found if is_held and ways[0].bound.dtype.itemsize == 2 else None
+    schedules = _schedules(expr, size, name, found, dense)
+    return found if any(map(_takes_listed, schedules)) and schedules[0].bound.dtype.itemsize == 2 else None
 
 
-def _width(form: SparseFormat, group_dim: int) -> int:
-    """Rows to a set, 0 where none are made."""
-    blocks = form.block_size
-    if blocks is None or len(form.shape) != 2 or form.value_axes != ("p",):
-        return 0
-    return rows_of_a_set(blocks[group_dim], form.values.dtype, device_of(form.device))
+def _schedules(
+    expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, dense: Mapping[str, Any]
+) -> list[Schedule]:
+    how = recipe_for(expr, size, name, form, dense)
+    return [way.schedule for way in ways_of(how.text, how.tensors(form, dense), how.size, how.fact(form))]
+
+
+def _takes_listed(schedule: Schedule) -> bool:
+    """Whether a kernel takes rows in the order in which they are listed."""
+    return schedule.holds_set or schedule.has_rows_in_turn
+
+
+def _has_rows_of_blocks(form: SparseFormat) -> bool:
+    return form.block_size is not None and len(form.shape) == 2 and form.value_axes == ("p",)
+
+
+def _may_be_timed(form: SparseFormat) -> bool:
+    """Whether a full search is asked for, of rows that can be listed, at a time when something may be timed."""
+    if tuning_mode() != "full" or INTERPRETED or form.device.type != "cuda":
+        return False
+    return _has_rows_of_blocks(form) and form.values.shape[0] > 0 and not is_capturing() and is_free()
+
+
+@torch.no_grad()
+def _fastest(
+    expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
+) -> SparseFormat:
+    """Return the format with its rows as they are, listed, or listed in pairs, whichever runs the statement fastest."""
+    forms = {"as they are": _as_they_are(form, group_dim)}
+    for way, width in (("listed", 1), ("in pairs", 2)):
+        listed = form.walked(group_dim, width)
+        if any(map(_takes_listed, _schedules(expr, size, name, listed, dense))):
+            forms[way] = listed
+
+    def start(way: str) -> tuple[Callable[[], object], float]:
+        how = recipe_for(expr, size, name, forms[way], dense)
+        tensors, fact = how.tensors(forms[way], dense), how.fact(forms[way])
+        names, operands = ",".join(tensors), [tensor.detach() for tensor in tensors.values()]
+        return lambda: run_plain(how.text, names, how.size, operands, fact), host_milliseconds(form.device, "")
+
+    key = _key(expr, name, form, group_dim, dense)
+    with on_device(form.device), paused():  # none of it is a part of the call
+        return forms[fastest(key, forms, list(forms), {}, start)]
+
+
+def _key(expr: str, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]) -> Key:
+    """What the fastest order of rows is remembered by; lengths that vary count by their power of two."""
+    tensors = {name: form.values, **dense}
+    lengths = [(f"{own}[{dim}]", n) for own, tensor in dense.items() for dim, n in enumerate(tensor.shape)]
+    return Key(
+        f"rows of {expr}",
+        generator_version(),
+        tuple(f"{own}={tensor.dtype}" for own, tensor in tensors.items()),
+        (
+            *lengths,
+            ("blocks", bucket(form.values.shape[0])),
+            *((str(at), n) for at, n in enumerate(form.values.shape[1:])),
+            (" group", group_dim),
+        ),
+        ";".join(f"{own}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for own, tensor in tensors.items()),
+        device_name(form.device),
+        TRITON_VERSION,
+        f"rows of {list(form.shape)}",
+        is_deterministic(),
+    )
 
 
 def _is_captured(form: SparseFormat) -> bool:

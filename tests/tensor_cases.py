@@ -68,7 +68,7 @@ def operands(case: Case, ours: TensorProduct, rows: int = 3) -> tuple[list[Tenso
 def composed(ours: TensorProduct, x: Tensor, y: Tensor, weight: Tensor, src=None, dst=None) -> Tensor:
     """The statements one by one, each with a node of its own."""
     rows = len(y) if dst is None else len(x)
-    return ours._product.plan.composed(x, y, weight, src, dst, rows)  # type: ignore[union-attr]
+    return ours._product.decomposition.composed(x, y, weight, src, dst, rows)  # type: ignore[union-attr]
 
 
 def learning(tensors: list[Tensor], which: tuple[bool, ...]) -> list[Tensor]:
@@ -76,7 +76,7 @@ def learning(tensors: list[Tensor], which: tuple[bool, ...]) -> list[Tensor]:
 
 
 def has_one_statement(ours: TensorProduct, weight: Tensor) -> bool:
-    return len(ours._product.plan.work(weight).terms) == 1  # type: ignore[union-attr]
+    return len(ours._product.decomposition.work(weight).terms) == 1  # type: ignore[union-attr]
 
 
 def is_one_node(z: Tensor) -> bool:

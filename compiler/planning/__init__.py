@@ -16,7 +16,7 @@ from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import Device, device_of, line_of
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
-from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, resized, schedules
+from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "may_be_listed",
     "multiply",
     "number_at",
+    "other_schedules",
     "resized",
     "rows_of_a_set",
     "schedules",

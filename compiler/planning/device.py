@@ -233,23 +233,23 @@ def _read(device: torch.device) -> Device:
 
 
 def from_properties(properties: Any) -> Device:
-    """A description from torch's properties of a GPU; what a version of torch does not tell is its nearest kin's."""
-    known = _kin(properties)
+    """Return a description from torch's properties of a GPU; the nearest one below tells what torch does not."""
+    nearest = _nearest(properties)
 
     def told(field: str, default: int) -> int:
         return int(getattr(properties, field, 0) or default)
 
     return replace(
-        known,
+        nearest,
         name=properties.name,
         architecture=_architecture(properties),
-        multiprocessors=told("multi_processor_count", known.multiprocessors),
-        shared_per_block=told("shared_memory_per_block_optin", known.shared_per_block),
-        shared_per_multiprocessor=told("shared_memory_per_multiprocessor", known.shared_per_multiprocessor),
-        registers=told("regs_per_multiprocessor", known.registers),
-        l2_bytes=max(told("L2_cache_size", 0), known.l2_bytes if known is MI300X else 0) or known.l2_bytes,
-        bandwidth=_bandwidth(properties) or known.bandwidth,
-        warp_width=told("warp_size", known.warp_width),
+        multiprocessors=told("multi_processor_count", nearest.multiprocessors),
+        shared_per_block=told("shared_memory_per_block_optin", nearest.shared_per_block),
+        shared_per_multiprocessor=told("shared_memory_per_multiprocessor", nearest.shared_per_multiprocessor),
+        registers=told("regs_per_multiprocessor", nearest.registers),
+        l2_bytes=max(told("L2_cache_size", 0), nearest.l2_bytes if nearest is MI300X else 0) or nearest.l2_bytes,
+        bandwidth=_bandwidth(properties) or nearest.bandwidth,
+        warp_width=told("warp_size", nearest.warp_width),
     )
 
 
@@ -259,7 +259,7 @@ def _architecture(properties: Any) -> str:
     return amd.partition(":")[0] if amd.startswith("gfx") else f"sm_{properties.major}{properties.minor}"
 
 
-def _kin(properties: Any) -> Device:
+def _nearest(properties: Any) -> Device:
     """The description of the same architecture, or of the newest of those that came before it."""
     architecture = _architecture(properties)
     if architecture in DEVICES:
@@ -269,9 +269,9 @@ def _kin(properties: Any) -> Device:
     capability = 10 * properties.major + properties.minor
     older = [(int(name[3:]), device) for name, device in DEVICES.items() if name.startswith("sm_")]
     fitting = [(number, device) for number, device in older if number <= capability]
-    kin = max(fitting or older[:1], key=lambda pair: pair[0])[1]
+    nearest = max(fitting or older[:1], key=lambda pair: pair[0])[1]
     # consumer Blackwell (sm_120) multiplies as Ampere does, in as little shared memory as Ada
-    return L40S if properties.major == 12 else kin
+    return L40S if properties.major == 12 else nearest
 
 
 def _bandwidth(properties: Any) -> float:

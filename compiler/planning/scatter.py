@@ -29,7 +29,7 @@ __all__ = [
 
 # A scattered dimension up to this long is held whole by one program, beside 64 columns as tuning starts with: its sums
 # are 32 registers for each of four warps' threads. And at least so many programs remain for each multiprocessor. Both
-# are reckoned, not measured; a full search looks beyond them.
+# are reckoned, not measured.
 ON_CHIP_EXTENT = 32 * 4 * 32 // 64
 ON_CHIP_PROGRAMS = 2
 
@@ -78,24 +78,42 @@ def is_varying(bound: Bound, name: str) -> bool:
     return any(isinstance(first, Var) and first.name == name for first in firsts)
 
 
-def strategies(bound: Bound, fact: Fact | None = None, deterministic: bool = False) -> tuple[str, ...]:
-    """How the result may reach the output, the most promising first.
+def strategies(
+    bound: Bound, fact: Fact | None = None, deterministic: bool = False, full: bool = False
+) -> tuple[str, ...]:
+    """Return how the result may reach the output, the most promising first.
 
-    Empty: nothing deterministic fits, or a max or min is scattered to rows that no program can own.
+    Nothing: no deterministic way fits, or a max or min is scattered to rows that no program can own. `full`: after
+    those that rules prefer come sums that are added atomically, whatever is known of rows. A sum on chip is not among
+    them: it multiplies by zeros what other rows get, so that a NaN reaches them all.
     """
-    indices = bound.statement.output.indices
-    scattered = [index for index in indices if isinstance(index, Access)]
-    if not scattered:
-        return ("store",)
+    preferred = _preferred(bound, fact, deterministic)
+    is_scattered = any(isinstance(index, Access) for index in bound.statement.output.indices)
+    if not full or not preferred or not is_scattered or not bound.statement.is_sum or "store-once" in preferred:
+        return preferred
+    return preferred if deterministic or "atomic" in preferred else (*preferred, "atomic")
+
+
+def _is_simple(indices: tuple[Index, ...], scattered: list[Access]) -> bool:
+    """Whether one dimension of the output is scattered to, and every other one has an index name of its own."""
     direct = [index.name for index in indices if isinstance(index, Var)]
-    is_simple = (
+    return (
         len(scattered) == 1
         and len(direct) == len(indices) - 1
         and len(set(direct)) == len(direct)
         and not set(direct) & set(scattered[0].names)
     )
+
+
+def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[str, ...]:
+    """Return the strategies that rules would have tried, the most promising first."""
+    indices = bound.statement.output.indices
+    scattered = [index for index in indices if isinstance(index, Access)]
+    if not scattered:
+        return ("store",)
+    direct = [index.name for index in indices if isinstance(index, Var)]
+    is_simple, is_sum = _is_simple(indices, scattered), bound.statement.is_sum
     found = []
-    is_sum = bound.statement.is_sum
     if is_simple and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
@@ -205,9 +223,9 @@ class Start:
         owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
-    def side_by_side(self, outer: str, inner: str) -> Start:
+    def side_by_side(self, outer: str, inner: str, axis: str) -> Start:
         """One axis for two names, the values of `inner` for one value of `outer` after another."""
-        merged = Merged(self.fresh("c"), outer, inner, self.extents[inner])
+        merged = Merged(self.fresh(axis), outer, inner, self.extents[inner])
         extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
         return replace(self, extents=extents, merged=merged)
 

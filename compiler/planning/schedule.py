@@ -35,6 +35,7 @@ __all__ = [
     "MOST_ENTRIES",
     "Schedule",
     "Strides",
+    "other_schedules",
     "resized",
     "schedules",
 ]
@@ -45,6 +46,7 @@ DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
 # four turns at least for each of two programs, of the deepest tiles that are tried; reckoned, not measured.
 SHARED_TILE = 64
+MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
 SHARED_LOOP = 2 * 4 * 128
 # A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
 # multiprocessor, and the sum is longer than there are results; reckoned, not measured.
@@ -145,15 +147,15 @@ class Schedule:
         return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
 
     def shared(self) -> Schedule:
-        """The same with the sum cut over programs that add atomically."""
+        """Return the schedule with its sum cut over programs that add their parts atomically."""
         return replace(self, strategy="atomic", is_shared=True)
 
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """The type in which partial sums meet in memory; `wanted` holds where a few do."""
-        own = self.bound.dtype
-        if self.is_shared and own.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
+        dtype = self.bound.dtype
+        if self.is_shared and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
             return torch.float32
-        return wanted if self.is_atomic and wanted is not None else own
+        return wanted if self.is_atomic and wanted is not None else dtype
 
     def is_along(self, name: str) -> bool:
         """The name runs along the output's last dimension, so along memory."""
@@ -194,7 +196,7 @@ def schedules(
         merged = _merged_schedules(start, dotted)
         found += merged if any(way.holds_set for way in merged) else (*merged, dotted)
     if not found:
-        found.append(_plain_schedule(start, strides, deterministic))
+        found.append(_plain_schedule(start, strides, not deterministic))
         deep = _deep_schedule(start, found[0])
         found += [deep] if deep is not None else []
     if not deterministic and _is_worth_sharing(found[0]):
@@ -206,6 +208,38 @@ def schedules(
     return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
 
 
+def other_schedules(
+    bound: Bound, strides: Strides, strategy: str, fact: Fact | None = None, deterministic: bool = False
+) -> tuple[Schedule, ...]:
+    """Return the schedules with one scatter strategy that `schedules` leaves out, for a search that has the time.
+
+    They are dots however short their sides, with other tiles and with neighbours however wide; multiply-adds with
+    several summands at once however few there are; and sums that are cut over programs, or not.
+    """
+    start, preferred = Start.of(bound, strategy, fact), schedules(bound, strides, strategy, fact, deterministic)
+    found = list(preferred)
+    dotted = _dot_schedules(start, strides)[:MOST_DOTS] if bound.statement.is_sum else []
+    for schedule in dotted:
+        found += [schedule, *_merged_schedules(start, schedule, full=True)]
+    for may_cut in (False, not deterministic):
+        plain = _plain_schedule(start, strides, may_cut)
+        deep = _deep_schedule(start, plain, 2)
+        found += [plain, *([deep] if deep is not None else [])]
+    if not deterministic:
+        found += [schedule.shared() for schedule in found if schedule.may_be_shared]
+    is_new = [all(not _is_same(schedule, other) for other in found[:at]) for at, schedule in enumerate(found)]
+    return tuple(schedule for schedule, is_other in zip(found, is_new) if is_other)[len(preferred) :]
+
+
+def _is_same(one: Schedule, other: Schedule) -> bool:
+    """Whether two schedules of a statement differ in the name of a merged axis at most."""
+    merged = [None if own.merged is None else replace(own.merged, name="") for own in (one, other)]
+    if merged[0] is None or merged != merged[1:] * 2:
+        return one == other
+    kinds = [(own.strategy, own.is_shared, {*own.names("step")}, {*own.names("grid")}) for own in (one, other)]
+    return kinds[0] == kinds[1]
+
+
 def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:
     """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
     extents = resized_extents(schedule, bound.extents)
@@ -215,7 +249,7 @@ def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, in
 
 
 def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str, int]:
-    """The same for lengths alone: a schedule without an owner has no others."""
+    """Return the extents for other lengths alone: a schedule without an owner has no others."""
     extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
@@ -227,20 +261,20 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
     roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
-    own = [access for root in roots for access in walk(root) if access.name in tables]
-    if {access.name for access in own} != {*tables}:
+    reads = [access for root in roots for access in walk(root) if access.name in tables]
+    if {access.name for access in reads} != {*tables}:
         return None
-    if start.strategy != "store-once" and any(access in own for access in walk(start.output)):
+    if start.strategy != "store-once" and any(access in reads for access in walk(start.output)):
         return None
-    if not all(isinstance(index, Var) for access in own for index in access.indices):
+    if not all(isinstance(index, Var) for access in reads for index in access.indices):
         return None
     # each number of a table that is a factor is an entry; along other names positions may lie on a line
-    numbers = [access for access in own if access in start.factors] or own
+    numbers = [access for access in reads if access in start.factors] or reads
     entries = dict.fromkeys(name for access in numbers for name in access.names)
     others = [name for name in (*start.free, *start.summed) if name not in entries]
     axes = _unrolled_axes(start, strides, others)
-    unrolled = dict.fromkeys([*entries, *(name for access in own for name in access.names if name not in axes)])
-    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in own]
+    unrolled = dict.fromkeys([*entries, *(name for access in reads for name in access.names if name not in axes)])
+    inside = [access for root in roots for outer in root.indirections for access in walk(outer) if access not in reads]
     if any(name in unrolled for access in inside for name in access.names):
         return None
     summed = [name for name in others if name in start.summed]
@@ -249,13 +283,14 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
     if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
         return None
-    if not 0 < _entries(own, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
+    if not 0 < _entries(reads, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
         return None
     roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
     roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
-    given = start.bound, start.strategy, start.output, start.factors, start.extents, roles
-    return Schedule(*given, tree=None, tables=tables)
+    return Schedule(
+        start.bound, start.strategy, start.output, start.factors, start.extents, roles, tree=None, tables=tables
+    )
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
@@ -268,19 +303,19 @@ def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str
     return [name for name in by_memory if name in fixed][1::-1]
 
 
-def _entries(own: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
+def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
     """How many products there are, 0 if some table is no line along an axis; where a position is -1 there is none."""
-    found = 0
+    count = 0
     for place in product(*[range(extents[name]) for name in names]):
         at = dict(zip(names, place))
         starts = []
-        for access in own:
+        for access in reads:
             line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
             if line is None:
                 return 0
             starts.append(line[0])
-        found += all(number >= 0 or isinstance(number, float) for number in starts)
-    return found
+        count += all(number >= 0 or isinstance(number, float) for number in starts)
+    return count
 
 
 def _finish(
@@ -322,26 +357,34 @@ def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot:
 
 
 def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
-    """The best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    """Return the best choice of rows, columns and summed axes such that every product of tiles is a dot."""
+    return next(iter(_dot_schedules(start, strides)), None)
+
+
+def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
+    """Return all such choices, those first that load the fewest elements."""
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
     choices += _table_choices(start, sums)
-    best: tuple[float, bool, Schedule] | None = None
+    choices_by_cost: list[tuple[float, bool, Schedule]] = []
     for wide, steps in choices:
         for tiles in combinations(rows, wide):
             tree = _tree(start, tiles, steps, use_dot=True)
             if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
                 continue
-            made = _finish(start, tiles, steps, tree)
+            schedule = _finish(start, tiles, steps, tree)
             others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
-            if wide == 2 and others and not (made.has_table and all(start.extents[name] <= SHORT for name in others)):
+            if (
+                wide == 2
+                and others
+                and not (schedule.has_table and all(start.extents[name] <= SHORT for name in others))
+            ):
                 continue
-            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(made)
-            if best is None or (cost, is_loss) < best[:2]:
-                best = cost, is_loss, made
-    return best[2] if best else None
+            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(schedule)
+            choices_by_cost.append((cost, is_loss, schedule))
+    return [schedule for *_, schedule in sorted(choices_by_cost, key=lambda choice: choice[:2])]
 
 
 def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
@@ -350,32 +393,35 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
     short = {name for name in names if start.extents[name] <= SHORT}
     if not any(len(short.intersection(factor.names)) > 2 for factor in start.factors):
         return []
-    own = tuple(name for name in sums if name in short)
+    summed = tuple(name for name in sums if name in short)
     others = [name for name in sums if name not in short]
-    return [(wide, (*own, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
+    return [(wide, (*summed, *rest)) for wide, deep in ((2, 0), (2, 1), (1, 2)) for rest in combinations(others, deep)]
 
 
-def _merged_schedules(start: Start, narrow: Schedule) -> tuple[Schedule, ...]:
-    """A narrow dot with its neighbours along a grid position beside it: what only the other side has is loaded once.
+def _merged_schedules(start: Start, narrow: Schedule, full: bool = False) -> list[Schedule]:
+    """Return a narrow dot with its neighbours along a grid position beside it: the other side is loaded once for all.
 
-    Rows of a set are meant to share what they load, however wide the other side is.
+    Rows of a set are meant to share what they load, however wide the other side is. `full`: every dot with any
+    neighbours, where the first that fits is one of them.
     """
+    found: list[Schedule] = []
     tiles, steps = narrow.names("tile"), narrow.names("step")
     if len(tiles) != 2:
-        return ()
-    is_narrow = max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
+        return found
+    is_narrow = full or max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
             is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
             if not is_meant or not _may_merge(start, outer, inner, other):
                 continue
-            wide = start.side_by_side(outer, inner)
+            # other neighbours have axes of other names, by which tuned configs tell them apart
+            wide = start.side_by_side(outer, inner, f"{outer}_{inner}" if full else "c")
             assert wide.merged is not None
             axes = tuple(wide.merged.name if name == inner else name for name in tiles)
             tree = _tree(wide, axes, steps, use_dot=True)
             if isinstance(tree, Dot) and {dot.over for dot in dots(tree)} == set(steps):
-                return (_finish(wide, axes, steps, tree),)
-    return ()
+                found.append(_finish(wide, axes, steps, tree))
+    return found if full else found[:1]
 
 
 def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
@@ -439,7 +485,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
 
 def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
     """For each name, how many elements are read or written along a unit stride of it."""
-    found: dict[str, int] = {}
+    elements_along: dict[str, int] = {}
     for factor in (start.output, *start.factors):
         if isinstance(factor, Access):
             elements = math.prod(start.extents[name] for name in factor.names)
@@ -448,13 +494,16 @@ def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
             for dim, index in enumerate(factor.indices):
                 unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
                 if isinstance(index, Var) and unit:
-                    found[index.name] = found.get(index.name, 0) + elements
-    return found
+                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
+    return elements_along
 
 
-def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
-    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries."""
-    sums = [name for name in plain.names("loop") if start.extents[name] >= DEEP_EXTENT]
+def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
+    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries.
+
+    None: no loop has `least` summands, or some are side by side already.
+    """
+    sums = [name for name in plain.names("loop") if start.extents[name] >= least]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
     if plain.strategy != start.strategy:  # its last tile is a sum that is cut over programs
@@ -463,8 +512,11 @@ def _deep_schedule(start: Start, plain: Schedule) -> Schedule | None:
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
 
 
-def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Schedule:
-    """No dot: one axis along memory, one more over results, everything else serial."""
+def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
+    """No dot: one axis along memory, one more over results, everything else serial.
+
+    `may_cut`: a long sum for few results may be cut over programs that add their parts atomically.
+    """
     contiguous = _contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
@@ -481,6 +533,6 @@ def _plain_schedule(start: Start, strides: Strides, deterministic: bool) -> Sche
     device = device_of(start.bound.device)
     few = SPLIT_WARPS * device.warp_width * device.wave
     is_long = any(start.extents[name] >= few >= results for name in steps)
-    if strategy == "store" and start.bound.statement.is_sum and not deterministic and is_long:
+    if strategy == "store" and start.bound.statement.is_sum and may_cut and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -71,8 +71,8 @@ def _cache(folder: str) -> TuningCache:
 
 def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | None:
     """Return the launcher that `choose` was given this key for, for these lengths; None if there is none yet."""
-    known = _launchers.get(key)
-    return None if known is None else resize(known, bound, fact)
+    kept = _launchers.get(key)
+    return None if kept is None else resize(kept, bound, fact)
 
 
 def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None) -> Launcher:
@@ -108,15 +108,15 @@ def _forget() -> None:
 
 
 def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool) -> Launcher:
-    known = _recalled(problem, tensors, fact)
-    if known is not None:
-        return known
+    recalled = _recalled(problem, tensors, fact)
+    if recalled is not None:
+        return recalled
     if INTERPRETED or is_capturing or tuning_mode() == "off":
         return _first(problem, tensors, fact)
     with _cache(str(cache_dir())).lock(problem.key):
-        known = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
-        if known is not None:
-            return known
+        recalled = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
+        if recalled is not None:
+            return recalled
         return _measure(problem, tensors, fact, full=tuning_mode() == "full")[1]
 
 
@@ -124,9 +124,9 @@ def _first(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> La
     """The most promising candidate that can be built."""
     reasons = []
     for candidate in candidates(problem):
-        made, reason = _built(problem, candidate, tensors, fact)
-        if made is not None:
-            return made
+        launcher, reason = _built(problem, candidate, tensors, fact)
+        if launcher is not None:
+            return launcher
         reasons.append(reason)
     raise _none_built(problem, reasons)
 
@@ -136,8 +136,8 @@ def _built(
 ) -> tuple[Launcher | None, str]:
     """A candidate, built; or None and the reason why it can't be, which is noted."""
     try:
-        made = problem.launcher(candidate)
-        made.build(tensors, fact)
+        launcher = problem.launcher(candidate)
+        launcher.build(tensors, fact)
     except UnsupportedError as error:
         if _is_out_of_memory(error):  # which is no fault of the kernel, and may pass
             return None, OUT_OF_MEMORY
@@ -146,7 +146,7 @@ def _built(
         if (candidate.choices, reason) not in noted:
             _refused[problem.signature] = [*noted, (candidate.choices, reason)]
         return None, reason
-    return made, ""
+    return launcher, ""
 
 
 def _none_built(problem: Problem, reasons: Sequence[str]) -> UnsupportedError:
@@ -199,18 +199,20 @@ def _find(problem: Problem, choices: Choices) -> Candidate | None:
 def _recalled(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher | None:
     """What was measured to be the best, built; if that can't be any more, the next best."""
     for candidate in _ranked(problem):
-        made, _ = _built(problem, candidate, tensors, fact)
-        if made is not None:
-            return _with_recalled_captures(made, problem, tensors, fact)
+        launcher, _ = _built(problem, candidate, tensors, fact)
+        if launcher is not None:
+            return _with_recalled_captures(launcher, problem, tensors, fact)
     return None
 
 
-def _with_recalled_captures(made: Launcher, problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher:
+def _with_recalled_captures(
+    launcher: Launcher, problem: Problem, tensors: Sequence[Tensor], fact: Fact | None
+) -> Launcher:
     entry = _entry(problem)
     choices = None if entry is None else _for_captures(entry)
     other = None if choices is None else _find(problem, choices)
     quickest = None if other is None else _built(problem, other, tensors, fact)[0]
-    return made if quickest is None else _with_captured(made, quickest)
+    return launcher if quickest is None else _with_captured(launcher, quickest)
 
 
 def _for_captures(entry: Entry) -> Choices | None:

@@ -26,7 +26,7 @@ SPARE = 2048  # bytes: barriers, and what reductions exchange
 def fitted(
     schedule: Schedule, configs: tuple[Config, ...], device: Device, precision: str = "tf32"
 ) -> tuple[Config, ...]:
-    """The same configs in their order, each with as many stages as the device's shared memory has room for.
+    """Return the configs in their order, each with as many stages as the device's shared memory has room for.
 
     A config that had to change, or that fits with no stages at all, is kept as it was at the end, unless the operands
     on their way alone are more than there is room for: the compiler may need less than is reckoned.
@@ -34,9 +34,9 @@ def fitted(
     room, late = list[Config](), list[Config]()
     for config in configs:
         for stages in range(config.num_stages, 0, -1):
-            own = replace(config, num_stages=stages)
-            if shared_bytes(schedule, own, device, precision) <= device.shared_per_block:
-                room.append(own)
+            shallower = replace(config, num_stages=stages)
+            if shared_bytes(schedule, shallower, device, precision) <= device.shared_per_block:
+                room.append(shallower)
                 break
         if not room or room[-1] != config:
             least, _ = _shared_range(schedule, config, device, precision)
@@ -83,8 +83,8 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
     ahead = max(config.num_stages - 1, 0) // (1 + levels) if loop else 0
     is_exact = bound.dtype == torch.float32 and precision == "ieee"  # by multiply-adds
     buffers = max(ahead + (not is_exact and device.tensor_core(bound.dtype) in READS_SHARED), 1)
-    made = [node for dot in dots(schedule.tree) for node in (dot.left, dot.right) if not isinstance(node, Leaf)]
-    products = sum(prod(blocks[axis] for axis in node.axes) * width for node in made)
+    computed = [node for dot in dots(schedule.tree) for node in (dot.left, dot.right) if not isinstance(node, Leaf)]
+    products = sum(prod(blocks[axis] for axis in node.axes) * width for node in computed)
     result = prod(blocks[name] for name in schedule.names("tile")) * schedule.sum_dtype(None).itemsize
     operands = buffers * tiles + products + ahead * positions
     # where a program has several rows, one is stored while the next one's operands are on their way

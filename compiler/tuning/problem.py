@@ -14,7 +14,7 @@ from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access
-from ..planning import Schedule, Strides, device_of, resized, schedules, strategies
+from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
 from ..runtime import TRITON_VERSION, Launcher, launcher
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
@@ -55,9 +55,9 @@ class Problem:
         wants_winners = self.flags.wants_winners
         return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
 
-    def resized(self, known: Launcher) -> Launcher:
-        """A launcher for a problem of the same signature, with the sizes of this one."""
-        return resize(known, self.bound, self.fact)
+    def resized(self, launcher: Launcher) -> Launcher:
+        """Return a launcher of a problem of the same signature with the sizes of this one."""
+        return resize(launcher, self.bound, self.fact)
 
     @cached_property
     def signature(self) -> object:
@@ -121,21 +121,21 @@ class Problem:
         """How long the dimensions are into which index tensors point: a few rows are kept on chip, many are not."""
         bound, statement = self.bound, self.bound.statement
         shapes = {**bound.shapes, "": bound.size}
-        found = {
+        sizes = {
             (f"{access.name}[{dim}]", bucket(shapes["" if access is statement.output else access.name][dim]))
             for access in (statement.output, *statement.reads)
             for dim, index in enumerate(access.indices)
             if isinstance(index, Access)
         }
-        return tuple(sorted(found))
+        return tuple(sorted(sizes))
 
 
-def resize(known: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
-    """The same launcher for tensors of other lengths, with what it has for captures."""
-    made = known.resized(bound, resized(known.schedule, bound, fact))
-    if known.captured is not None:
-        made.captured = resize(known.captured, bound, fact)
-    return made
+def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
+    """Return a launcher for tensors of other lengths, with the one that it has for captures."""
+    result = launcher.resized(bound, resized(launcher.schedule, bound, fact))
+    if launcher.captured is not None:
+        result.captured = resize(launcher.captured, bound, fact)
+    return result
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
@@ -148,8 +148,8 @@ def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
 def device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
-    known = torch.cuda.get_device_properties(device)
-    return f"{known.name} sm_{known.major}{known.minor} {known.multi_processor_count} SMs"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} sm_{properties.major}{properties.minor} {properties.multi_processor_count} SMs"
 
 
 @dataclass(frozen=True)
@@ -192,44 +192,28 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
     """In a full search every config of what rules prefer, then a handful of each schedule that they would leave out."""
     return tuple(
         Candidate(schedule, config)
-        for strategy in strategies(problem.bound, problem.fact, problem.deterministic)
-        for preferred in [_schedules(problem, strategy)]
-        for schedule in (*preferred, *(_others(problem, strategy, preferred) if full else ()))
+        for strategy in strategies(problem.bound, problem.fact, problem.deterministic, full)
+        for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
+        for preferred in [schedules(*arguments)]
+        for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
         for config in configs(schedule, full and schedule in preferred, problem.has_order)
     )
 
 
-def _schedules(problem: Problem, strategy: str, use_dot: bool | None = None) -> tuple[Schedule, ...]:
-    """Those that rules would have tried, or all of one kind of product."""
-    return schedules(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic, use_dot)
-
-
-def _others(problem: Problem, strategy: str, preferred: tuple[Schedule, ...]) -> list[Schedule]:
-    """What rules leave out: the other kind of product, however short a dot's sides, and sums shared by programs."""
-    found = list[Schedule]()
-    for use_dot in (True, False):
-        ways = _schedules(problem, strategy, use_dot)
-        found += [schedule for schedule in ways if schedule not in (*preferred, *found)]
-    if problem.deterministic:
-        return found
-    shared = [way.shared() for way in (*preferred, *found) if way.may_be_shared]
-    return found + [schedule for schedule in shared if schedule not in (*preferred, *found)]
-
-
-def _fitted(problem: Problem, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """The same, each schedule's with as many stages as the device has shared memory for."""
+def _fitted(problem: Problem, ways: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Return the candidates with as many stages as the device has shared memory for, schedule by schedule."""
     device, precision = device_of(problem.bound.device), problem.flags.precision
     return tuple(
         Candidate(schedule, config)
-        for _, alike in groupby(found, key=lambda way: id(way.schedule))
-        for schedule, ways in [_apart(alike)]
-        for config in fitted(schedule, ways, device, precision)
+        for _, neighbours in groupby(ways, key=lambda way: id(way.schedule))
+        for schedule, configs_of_it in [_apart(neighbours)]
+        for config in fitted(schedule, configs_of_it, device, precision)
     )
 
 
-def _apart(alike: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
-    """The schedule of some candidates, and their configs."""
-    ways = tuple(alike)
+def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Config, ...]]:
+    """Return the schedule that candidates share, and their configs."""
+    ways = tuple(candidates_of_it)
     return ways[0].schedule, tuple(way.config for way in ways)
 
 

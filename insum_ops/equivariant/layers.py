@@ -137,7 +137,7 @@ class TensorProduct(nn.Module):
         else:
             self.register_buffer("weight", weight)
         self.register_buffer("output_mask", mask)
-        if self._product.plan is None and all(own.dim for own in irreps):
+        if self._product.decomposition is None and all(own.dim for own in irreps):
             warnings.warn(
                 f"no path leads from {irreps[0]} x {irreps[1]} to {irreps[2]}; the output is always zero", stacklevel=3
             )
@@ -200,6 +200,13 @@ class TensorProduct(nn.Module):
             torch.Size([5, 12])
         """
         return self._product(x, y, self._weights(weight), src, dst, num_nodes)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled layer; what an older version planned is planned again."""
+        super().__setstate__(state)
+        if "decomposition" not in vars(self._product):
+            irreps = self.irreps_in1, self.irreps_in2, self.irreps_out
+            self._product = make_product(*irreps, tuple(self.instructions), self.layout)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Return the matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by.

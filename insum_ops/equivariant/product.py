@@ -132,18 +132,24 @@ def _known_product(
 def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str) -> Product:
     """A product for normalised instructions."""
     numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
-    plan = (decompose if may_keep() else decompose.__wrapped__)(in1, in2, out, instructions, layout)
-    return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), plan)
+    decomposition = (decompose if may_keep() else decompose.__wrapped__)(in1, in2, out, instructions, layout)
+    return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), decomposition)
 
 
 class Product:
-    """A plan behind checks and broadcasting."""
+    """A tensor product: its decomposition into terms, behind checks and broadcasting."""
 
     def __init__(
-        self, in1: Irreps, in2: Irreps, out: Irreps, weight_numel: int, takes_one_hot: bool, plan: Decomposition | None
+        self,
+        in1: Irreps,
+        in2: Irreps,
+        out: Irreps,
+        weight_numel: int,
+        takes_one_hot: bool,
+        decomposition: Decomposition | None,  # None: no path has any product in it
     ) -> None:
         self.in1, self.in2, self.out = in1, in2, out
-        self.weight_numel, self.takes_one_hot, self.plan = weight_numel, takes_one_hot, plan
+        self.weight_numel, self.takes_one_hot, self.decomposition = weight_numel, takes_one_hot, decomposition
         self.dims: tuple[int, int, int] = (in1.dim, in2.dim, out.dim)
         self.last = ((in1.dim,), (in2.dim,))
 
@@ -192,12 +198,14 @@ class Product:
             known = f"x is {list(x.shape)} and y {list(y.shape)}"
             raise ShapeError(f"{known}, but a sparse y is [rows of x, {self.dims[1]}] for irreps_in2 {self.in2}")
         self.check(x, y.values.new_empty(1, self.dims[1]), weight)
-        return self.plan(x, y.regroup(1), weight) if self.plan is not None else x.new_zeros(len(x), self.dims[2])
+        if self.decomposition is None:
+            return x.new_zeros(len(x), self.dims[2])
+        return self.decomposition(x, y.regroup(1), weight)
 
     def run(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        if self.plan is None:
+        if self.decomposition is None:
             return x.new_zeros(y.shape[0], self.dims[2])
-        return self.plan(x, y, weight)
+        return self.decomposition(x, y, weight)
 
     def along_edges(
         self,
@@ -226,9 +234,9 @@ class Product:
         rows = x.shape[0] if num_nodes is None else _whole(num_nodes)
         _check_positions("src", src, f"x has {x.shape[0]} nodes", x.shape[0])
         _check_positions("dst", dst, f"there are {rows} nodes", rows)
-        if self.plan is None:
+        if self.decomposition is None:
             return x.new_zeros(rows, self.dims[2])
-        return self.plan(x, y, weight, src, dst, rows)
+        return self.decomposition(x, y, weight, src, dst, rows)
 
     def broadcast(self, *leads: Lead) -> Lead:
         try:

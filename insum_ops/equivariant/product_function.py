@@ -30,7 +30,7 @@ __all__ = ["evaluate_whole"]
 
 
 class Composition(Protocol):
-    """A plan whose result records a graph of its statements."""
+    """A decomposition whose result records a graph of its statements."""
 
     @property
     def slots(self) -> tuple[Slots, Slots | None, Slots]: ...
@@ -47,28 +47,28 @@ class Composition(Protocol):
     ) -> Tensor: ...
 
 
-def evaluate_whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Tensor | None:
+def evaluate_whole(composition: Composition, given: Sequence[Any], num_rows: int) -> Tensor | None:
     """Return the product of x, y and weights, with rows as `src` and `dst` say; None if a term needs its own graph.
 
     `given` is x, y, weight, src, dst, of which the last three may be None. None too if torch watches the call.
     """
     x, _, weight, src, _ = given
-    if not is_free() or plan.slots[1] is None or None in _steps(plan, x, weight, src is not None):
+    if not is_free() or composition.slots[1] is None or None in _steps(composition, x, weight, src is not None):
         return None
     tensors = [tensor for tensor in given if tensor is not None]
     if wants_gradient(tensors):
-        return _Product.apply(plan, num_rows, *given)  # type: ignore[no-any-return]
-    run = lambda *_: _whole(plan, given, num_rows).forward(*given)[0]
+        return _Product.apply(composition, num_rows, *given)  # type: ignore[no-any-return]
+    run = lambda *_: _whole(composition, given, num_rows).forward(*given)[0]
     marks = "product", *[tensor is None for tensor in given]
-    return planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
+    return planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
 
 
-def _whole(plan: Composition, given: Sequence[Any], num_rows: int) -> Whole:
+def _whole(composition: Composition, given: Sequence[Any], num_rows: int) -> Whole:
     """Return all terms of a product for tensors like these."""
     x, _, weight, src, _ = given
-    (first, second, out), work = plan.slots, plan.work(weight)
+    (first, second, out), work = composition.slots, composition.work(weight)
     assert second is not None
-    steps = _steps(plan, x, weight, src is not None)
+    steps = _steps(composition, x, weight, src is not None)
     return Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        plan: Composition,
+        composition: Composition,
         num_rows: int,
         x: Tensor,
         y: Tensor,
@@ -89,13 +89,13 @@ class _Product(torch.autograd.Function):
         given = (x, y, weight, src, dst)
 
         def run(*_: Tensor) -> tuple[Tensor | None, ...]:
-            z, kept = _whole(plan, given, num_rows).forward(*given)
+            z, kept = _whole(composition, given, num_rows).forward(*given)
             return z, *kept
 
         tensors = [tensor for tensor in given if tensor is not None]
         marks = "product to learn", *[tensor is None for tensor in given]
-        z, *kept = planned(plan.memory, marks, run, tensors, (num_rows,), varies=True)
-        ctx.plan, ctx.num_rows = plan, num_rows
+        z, *kept = planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)
+        ctx.composition, ctx.num_rows = composition, num_rows
         ctx.save_for_backward(*given, *kept)
         return owned(z)
 
@@ -105,18 +105,24 @@ class _Product(torch.autograd.Function):
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
         given, num_rows = saved[:5], ctx.num_rows
         if not is_free() or is_grad_enabled():
-            return None, None, *_composed(ctx.plan, given[:3], wanted, (*given[3:], num_rows), upstream), None, None
+            return (
+                None,
+                None,
+                *_composed(ctx.composition, given[:3], wanted, (*given[3:], num_rows), upstream),
+                None,
+                None,
+            )
 
         def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-            return _whole(ctx.plan, given, num_rows).backward(saved[5:], given[3:], upstream, wanted)
+            return _whole(ctx.composition, given, num_rows).backward(saved[5:], given[3:], upstream, wanted)
 
         tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
         marks = "gradients of a product", *wanted, *[tensor is None for tensor in saved]
-        return None, None, *planned(ctx.plan.memory, marks, run, tensors, (num_rows,), varies=True), None, None
+        return None, None, *planned(ctx.composition.memory, marks, run, tensors, (num_rows,), varies=True), None, None
 
 
 def _composed(
-    plan: Composition, given: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
+    composition: Composition, given: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated: those of the statements, recorded now and, as in forward, not cast."""
     keeps_graph = is_grad_enabled()
@@ -127,23 +133,23 @@ def _composed(
             else:
                 learns = zip(given, wanted)
                 own = [None if tensor is None else tensor.detach().requires_grad_(learn) for tensor, learn in learns]
-            z = plan.composed(*own, *rest)
+            z = composition.composed(*own, *rest)
         asked = [tensor for tensor, is_wanted in zip(own, wanted) if is_wanted]
         found = iter(torch.autograd.grad(z, asked, upstream, create_graph=keeps_graph))
     return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
-def _steps(plan: Composition, x: Tensor, weight: Tensor | None, is_gathered: bool) -> list[Step | None]:
+def _steps(composition: Composition, x: Tensor, weight: Tensor | None, is_gathered: bool) -> list[Step | None]:
     """Return the terms for tensors of this kind, whatever their sizes; None for one that needs a graph of its own."""
     is_merged, dims = writes_parts(weight), 0 if weight is None else weight.dim()
     key = ("steps", x.device, x.dtype, is_merged, dims, is_gathered)
-    steps: list[Step | None] | None = plan.memory.get(key)
+    steps: list[Step | None] | None = composition.memory.get(key)
     if steps is None:
-        _, pieces = plan.work(weight).pieces[is_merged]
+        _, pieces = composition.work(weight).pieces[is_merged]
         steps = [_step(piece.term, x, weight, is_gathered) for piece in pieces]
         if None not in steps:
-            plan.prepare(weight, x.device, x.dtype)
-        plan.memory[key] = steps
+            composition.prepare(weight, x.device, x.dtype)
+        composition.memory[key] = steps
     return steps
 
 

@@ -184,9 +184,9 @@ def test_copies_and_pickles_know_nothing_yet():
     ours = CASES["each"].built()
     given, _ = operands(CASES["each"], ours)
     expected = ours(*given)
-    assert ours._product.plan.memory
+    assert ours._product.decomposition.memory
     for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert not copied._product.plan.memory
+        assert not copied._product.decomposition.memory
         assert_matches(copied(*given), expected)
 
 
@@ -195,11 +195,11 @@ def test_layouts_that_come_once_are_not_kept_for_ever():
     for rows in range(1, 11):
         given, _ = operands(CASES["each"], ours, rows)
         assert_matches(ours(*given), composed(ours, *given))
-    assert len(ours._product.plan.memory) < 10
+    assert len(ours._product.decomposition.memory) < 10
 
 
 def test_alike_paths_whose_weights_are_equally_far_apart_share_a_statement():
-    plan = CASES["apart"].built()._product.plan
+    plan = CASES["apart"].built()._product.decomposition
     in_place, pieces = plan.each.pieces[True]
     assert in_place
     found = [(piece.term.key[1], piece.term.num_paths, piece.start, piece.step) for piece in pieces]
@@ -218,7 +218,7 @@ def test_a_third_path_at_another_distance_has_its_own_statement():
     paths = [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True), (0, 1, 0, "uvw", True), (0, 0, 0, "uvw", True)]
     case = Case(("2x0e + 3x0e", "0e + 0e", "2x0e + 1x0e"), paths=paths)
     ours = case.built()
-    _, pieces = ours._product.plan.each.pieces[True]
+    _, pieces = ours._product.decomposition.each.pieces[True]
     assert [(piece.term.num_paths, piece.start, piece.step) for piece in pieces] == [(1, 0, 0), (1, 4, 0), (2, 7, 0)]
     leaves = learning(operands(case, ours)[0], (True, True, True))
     z, expected = ours(*leaves), dense_product(ours, *[leaf.detach().cpu() for leaf in leaves])

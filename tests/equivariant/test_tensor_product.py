@@ -173,7 +173,7 @@ def test_both_layouts(irreps, is_shared):
 
 def test_equal_multiplicities_are_one_statement_without_a_copy():
     ours = FullyConnectedTensorProduct(*EQUAL, shared_weights=False, layout="ir_mul")
-    plan = ours._product.plan
+    plan = ours._product.decomposition
     assert len(plan.each.terms) == 1
     assert all(slots.order is None for slots in plan.slots)
 
@@ -306,11 +306,11 @@ def test_weights_of_each_sample_are_moved_only_where_that_saves_more():
     tetris = FullyConnectedTensorProduct(
         "0e + 1o + 2e + 3o", "0e + 1o + 2e + 3o", "64x0e + 24x1e + 24x1o + 16x2e + 16x2o", shared_weights=False
     )
-    plan = tetris._product.plan
+    plan = tetris._product.decomposition
     assert [term.num_paths for term in plan.each.terms] == [11, 9, 4]
     assert plan.each.order is not None
     docking = "10x1o + 10x1e + 48x0e + 48x0o"
-    plan = FullyConnectedTensorProduct(docking, "0e + 1o + 2e", docking, shared_weights=False)._product.plan
+    plan = FullyConnectedTensorProduct(docking, "0e + 1o + 2e", docking, shared_weights=False)._product.decomposition
     assert len(plan.each.terms) == 9
     assert plan.each.order is None
 
@@ -318,7 +318,7 @@ def test_weights_of_each_sample_are_moved_only_where_that_saves_more():
 def test_weights_that_were_moved_get_their_gradients():
     irreps = ("0e + 1o + 2e", "0e + 1o + 2e", "6x0e + 4x1e + 4x1o + 3x2e + 3x2o")
     theirs, ours = both(*irreps, shared_weights=False)
-    assert ours._product.plan.each.order is not None
+    assert ours._product.decomposition.each.order is not None
     x, y = torch.randn(5, 9, dtype=torch.float64), torch.randn(5, 9, dtype=torch.float64)
     weight = torch.randn(5, ours.weight_numel, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(5, ours.irreps_out.dim, dtype=torch.float64)

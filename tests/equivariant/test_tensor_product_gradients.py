@@ -121,7 +121,7 @@ def test_gradients_where_channels_never_mix(is_shared):
         shared_weights=is_shared,
         internal_weights=False,
     )
-    assert ours._product.plan.channels is not None
+    assert ours._product.decomposition.channels is not None
     tensors = (*inputs(ours, 2), torch.randn(*(() if is_shared else (2,)), ours.weight_numel))
     tensors = tuple(tensor.requires_grad_() for tensor in tensors)
     assert gradcheck(ours, tensors)
@@ -133,7 +133,7 @@ def test_gradients_where_channels_never_mix(is_shared):
 def test_gradients_along_edges(mode):
     paths = [(0, 0, 0, mode, True), (1, 1, 0, mode, True)]
     ours = TensorProduct("2x0e + 2x1o", "0e + 1o", "2x0e", paths, shared_weights=False)
-    assert (ours._product.plan.channels is not None) == (mode == "uvu")
+    assert (ours._product.decomposition.channels is not None) == (mode == "uvu")
     src, dst = torch.tensor([0, 1, 1]), torch.tensor([1, 1, 0])
     x, y = torch.randn(2, 8), torch.randn(3, 4)
     tensors = tuple(tensor.requires_grad_() for tensor in (x, y, torch.randn(3, ours.weight_numel)))

@@ -87,7 +87,7 @@ def test_every_mode_is_e3nns(mode, weights, muls):
 def test_channels_that_never_mix_are_one_statement(mode, layout, muls):
     parts = product(mode, muls, True)
     ours = TensorProduct(*parts, shared_weights=False, layout=layout)
-    assert (ours._product.plan.channels is None) == (muls == [3, 2])
+    assert (ours._product.decomposition.channels is None) == (muls == [3, 2])
     x, y = torch.randn(3, ours.irreps_in1.dim), torch.randn(3, ours.irreps_in2.dim)
     weight = torch.randn(3, ours.weight_numel)
     expected = dense_product(ours, x, y, weight)
@@ -124,7 +124,7 @@ def test_random_instructions_are_e3nns(data):
 def test_more_components_than_a_program_holds_are_cut_into_slots():
     out = "2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e + 2x2e"
     ours = FullyConnectedTensorProduct("2x2e", "0e + 1e", out)
-    assert ours._product.plan.slots[2].counts == (60, 10)
+    assert ours._product.decomposition.slots[2].counts == (60, 10)
     x, y = torch.randn(3, 10), torch.randn(3, 4)
     assert_matches(ours(x, y), dense_product(ours, x, y, ours.weight.detach()))
 

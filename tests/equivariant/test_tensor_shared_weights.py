@@ -41,7 +41,7 @@ def product(name: str) -> FullyConnectedTensorProduct:
 
 
 def terms_of(ours: TensorProduct) -> tuple[object, ...]:
-    return ours._product.plan.shared.terms  # type: ignore[union-attr, return-value]
+    return ours._product.decomposition.shared.terms  # type: ignore[union-attr, return-value]
 
 
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

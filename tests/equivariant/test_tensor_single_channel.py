@@ -43,7 +43,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def product(irreps: tuple[str, str, str], kind: type) -> FullyConnectedTensorProduct:
     ours = FullyConnectedTensorProduct(*irreps, shared_weights=False, internal_weights=False)
-    assert any(isinstance(term, kind) for term in ours._product.plan.each.terms)  # type: ignore[union-attr]
+    assert any(isinstance(term, kind) for term in ours._product.decomposition.each.terms)  # type: ignore[union-attr]
     return ours
 
 
@@ -97,7 +97,7 @@ def test_gradients_of_first_and_second_order(kind):
 def test_every_result_is_stored_once(kind):
     """Where a row for each path would be added to memory with every coefficient."""
     ours = product(TETRIS, kind)
-    term = next(term for term in ours._product.plan.each.terms if isinstance(term, SingleTerm))  # type: ignore[union-attr]
+    term = next(term for term in ours._product.decomposition.each.terms if isinstance(term, SingleTerm))  # type: ignore[union-attr]
     mul_out, counts = term.key[1][2], term.product.forms["Z"].shape
     tensors = {
         "Z": torch.randn(5, counts[0], mul_out),

@@ -35,12 +35,12 @@ def product(irreps: tuple[str, str, str], **options: object) -> FullyConnectedTe
 
 
 def terms_of(ours: TensorProduct) -> tuple[object, ...]:
-    return ours._product.plan.each.terms  # type: ignore[union-attr, return-value]
+    return ours._product.decomposition.each.terms  # type: ignore[union-attr, return-value]
 
 
 def flat_of(ours: TensorProduct) -> object:
     """The plan that finds columns by tables, without a gather of its own."""
-    return ours._product.plan.flat_on(torch.device(DEVICE))  # type: ignore[union-attr]
+    return ours._product.decomposition.flat_on(torch.device(DEVICE))  # type: ignore[union-attr]
 
 
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -366,5 +366,5 @@ def test_a_gpu_with_more_registers_holds_more(are_held):
     for registers, holds_all in ((65536, False), (4 * 65536, True)):
         with described_as(replace(H200, registers=registers)):
             assert term.tables.is_held("Z", torch.float32, cpu) == holds_all
-            (flat,) = ours._product.plan.flat_on(cpu).each.terms
+            (flat,) = ours._product.decomposition.flat_on(cpu).each.terms
         assert flat.side.is_known == holds_all

@@ -10,6 +10,7 @@ from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
 
 from insum_ops import explain, insum
+from insum_ops.compiler import row_order
 from insum_ops.compiler.planning import block_rows
 from insum_ops.compiler.tuning import problem, space
 from insum_ops.formats import BlockCOO
@@ -255,3 +256,24 @@ def test_twins_find_each_other() -> None:
     has = torch.cat([twins, twins])[order].float()
     first, second = paired((has @ has.T).long()).T
     assert torch.equal(has[first], has[second])
+
+
+@with_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("way", ["as they are", "listed", "in pairs"])
+def test_a_full_search_times_rows_in_every_order_whatever_rules_say(way, dtype, monkeypatch):
+    seen = {}
+
+    def run_all(key, ways, first, others, start):
+        seen.update({name: start(name)[0]() for name in first})
+        return way
+
+    monkeypatch.setattr(row_order, "_may_be_timed", lambda form: True)
+    monkeypatch.setattr(row_order, "fastest", run_all)
+    dense, B = blocks(128, 96, dtype), drawn(96, 40, dtype=dtype)
+    A = BlockCOO.from_dense(dense, block_size=(32, 32))
+    text = str(explain(EXPR, A=A, B=B).rewritten)
+    assert ("AT" in text) == (way != "as they are")
+    assert list(seen) == ["as they are", "listed", "in pairs"]
+    for result in (*seen.values(), insum(EXPR, A=A, B=B)):
+        assert_matches(result.reshape(128, 40), dense.double() @ B.double())

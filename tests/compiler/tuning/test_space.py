@@ -78,6 +78,46 @@ def test_a_full_search_shares_sums_that_need_not_be() -> None:
     assert not any(way.schedule.is_shared for way in candidates(replace(own, deterministic=True), full=True))
 
 
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_choices_tell_the_candidates_of_a_full_search_apart(name: str) -> None:
+    texts = [str(way.choices) for way in candidates(APPLICATIONS[name].problem(), full=True)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_full_search_has_neighbours_however_wide_they_are() -> None:
+    """Blocks of 128, which rules would take one by one."""
+    tensors = {"AM": positions(300), "AK": positions(300, 8), "dY": values(512, 40, 128), "X": values(512, 50, 128)}
+    own = problem("dW[p,q,o,i] += dY[t,AM[p],o] * X[t,AK[p,q],i]", tensors)
+    assert all(way.schedule.merged is None for way in candidates(own))
+    assert any(way.schedule.merged is not None for way in candidates(own, full=True))
+
+
+def test_a_full_search_takes_rows_of_a_set_one_by_one_too() -> None:
+    own = APPLICATIONS["block_spmm_together"].problem()
+    assert all(way.schedule.holds_set for way in candidates(own))
+    assert not all(way.schedule.holds_set for way in candidates(own, full=True))
+
+
+def test_a_full_search_has_other_tiles_for_a_dot() -> None:
+    own = problem("C[b,i,j] += A[b,i,k] * B[k,j]", {"A": values(64, 64, 64), "B": values(64, 64)})
+    assert len({way.schedule.names("tile") for way in candidates(own)}) == 1
+    assert len({way.schedule.names("tile") for way in candidates(own, full=True) if way.schedule.uses_dot}) > 1
+
+
+def test_a_full_search_has_several_summands_at_once_however_few() -> None:
+    own = problem("C[i,j] += A[i,k,j]", {"A": values(300, 4, 300)})
+    assert not any(way.schedule.names("step") for way in candidates(own))
+    assert any(way.schedule.names("step") for way in candidates(own, full=True))
+
+
+def test_a_full_search_adds_atomically_whatever_is_known_of_rows() -> None:
+    own = APPLICATIONS["group_spmm_owner"].problem()
+    assert "atomic" not in {way.schedule.strategy for way in candidates(own)}
+    assert "atomic" in {way.schedule.strategy for way in candidates(own, full=True)}
+    ordered = replace(own, deterministic=True)
+    assert {way.schedule.strategy for way in candidates(ordered, full=True)} == {"owner"}
+
+
 def test_rows_are_owned_in_turn_where_there_are_more_than_cores() -> None:
     def rows(sets: int, columns: int) -> set[int]:
         tensors = {"AM": positions(sets, 2), "AT": positions(700), "AS": positions(700, 2), "AK": positions(700)}

@@ -13,8 +13,9 @@ INTERPRETED := $(shell grep -rlE --include='test_*.py' 'mark\.(kernels|every_rou
 CROSS := $(wildcard tests/cross)
 # One thread to a worker: two workers with two threads each would fight over two cores. Bytecode is written, whatever
 # the environment says: without it each worker of each step rewrites the assertions of all test files again.
+# A worker takes tests that stand together, whose files' fixtures are then made once, and what another has left over.
 JOBS ?= 2
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report lint format clean
 .NOTPARALLEL:

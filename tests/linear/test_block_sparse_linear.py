@@ -223,7 +223,7 @@ def test_training_reads_a_pattern_once():
         layer(random_input(layer, 3).requires_grad_()).square().sum().backward()
         optimizer.step()
 
-    assert sorts(step) > 0
+    step()
     assert sorts(lambda: [step() for _ in range(3)]) == 0
     assert sorts(lambda: [layer.prune_(0.2), step()]) > 0
     assert sorts(step) == 0

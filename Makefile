@@ -12,9 +12,11 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 # The files that have tests for Triton's interpreter, which runs kernels on CPU tensors: each such test is marked.
 INTERPRETED := $(shell grep -rlE --include='test_*.py' 'mark\.(kernels|every_route)' tests)
 CROSS := $(wildcard tests/cross)
-# One thread to a worker: two workers with two threads each would fight over two cores.
+# One thread to a worker: two workers with two threads each would fight over two cores. Bytecode is written, whatever
+# the environment says: without it each worker of each step rewrites the assertions of all test files again.
+# A worker takes tests that stand together, whose files' fixtures are then made once, and what another has left over.
 JOBS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:

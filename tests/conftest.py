@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
 
+import fast_interpreter
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from sampling import sampled
 from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
 from torch import Tensor
-from triton.runtime import interpreter
 
 from insum_ops.compiler.planning.device import H200, Device, described_as
 
@@ -29,8 +29,8 @@ settings.register_profile(
 )
 settings.load_profile("insum")
 
-if IS_INTERPRETED:  # overflow checks of every index take two thirds of the interpreter's time
-    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+if IS_INTERPRETED:
+    fast_interpreter.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:

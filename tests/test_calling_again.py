@@ -780,7 +780,7 @@ def law(names: Iterable[str], change: str) -> Any:
     return pytest.mark.parametrize("name", [case.values[0] for case in every(names, change)])
 
 
-@pytest.mark.sampled(times=1 if IS_INTERPRETED else 3)
+@pytest.mark.sampled(times=1 if IS_INTERPRETED else 2)
 @pytest.mark.parametrize(
     ("name", "change"), [case for change, law in CHANGES.items() for case in every(law.names, change)]
 )

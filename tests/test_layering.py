@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -127,7 +127,23 @@ def offered(package: str) -> frozenset[str]:
 
 NAMES = {name for _, name in _modules()}
 MODULES = tuple(Module(path, name) for path, name in _modules())
-every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+
+
+def every_module(law: Callable[[Module], None]) -> Callable[[], None]:
+    """A test that a law holds in each module; those in which it does not are named."""
+
+    @wraps(law, assigned=("__doc__", "__module__"))
+    def test() -> None:
+        broken = {}
+        for module in MODULES:
+            try:
+                law(module)
+            except AssertionError as error:
+                broken[module.name] = str(error)
+        assert not broken, "\n".join(f"{name}: {error}" for name, error in broken.items())
+
+    del test.__wrapped__  # pytest would ask it for its parameters
+    return test
 
 
 def _is_in(name: str, package: str) -> bool:

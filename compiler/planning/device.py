@@ -94,7 +94,7 @@ class Device:
         """Multiply-adds in float32 that all multiprocessors make while memory passes one number.
 
         >>> [round(device.products_per_number(4)) for device in (A100, H200, MI300X)]
-        [20, 28, 62]
+        [19, 28, 62]
         """
         return self.multiprocessors * self.vector_flops / 2 * itemsize / self.bandwidth
 

@@ -24,6 +24,12 @@ pytestmark = pytest.mark.cpu
 NAN, INF = float("nan"), float("inf")
 
 
+@pytest.fixture(autouse=True)
+def _coarse(monkeypatch):
+    """Figures of few pixels: what they show is not looked at here."""
+    monkeypatch.setattr(drawing, "DPI", 40)
+
+
 def shown(folder: Path, rows: list[dict], machine: dict = H200) -> ElementTree.Element:
     """The page, with all of its rows, no link that leads nowhere, and an id for one thing alone."""
     path = report(load(write(folder / "results.json", rows, machine)), folder)

@@ -255,10 +255,10 @@ def test_operands_are_made_once_for_all_providers():
     assert made == ["a", "b", "b"]
 
 
-def run_cases(path: Path, **variables: str) -> Path:
+def run_cases(path: Path, *files: str, **variables: str) -> Path:
     # a worker of xdist may run this, and pytest-benchmark would then not time
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "INSUM"))}
-    command = [sys.executable, "-m", "pytest", "bench/cases/test_scaling.py", "bench/cases/test_host.py", "-q"]
+    command = [sys.executable, "-m", "pytest", *[f"bench/cases/{file}" for file in files], "-q"]
     command += ["-k", "scaling and 1000- or host", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
     environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
@@ -268,7 +268,7 @@ def run_cases(path: Path, **variables: str) -> Path:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory) -> Path:
-    return run_cases(tmp_path_factory.mktemp("stored") / "results.json")
+    return run_cases(tmp_path_factory.mktemp("stored") / "results.json", "test_scaling.py", "test_host.py")
 
 
 def test_a_run_leaves_times_and_what_they_depend_on(stored):
@@ -286,7 +286,7 @@ def test_a_run_leaves_times_and_what_they_depend_on(stored):
 
 def test_a_deliberate_slow_down_fails_the_comparison(stored, tmp_path, capsys):
     assert compare(stored, stored) == 0
-    slow = run_cases(tmp_path / "slow.json", **{SLOWDOWN: "10"})
+    slow = run_cases(tmp_path / "slow.json", "test_scaling.py", **{SLOWDOWN: "10"})
     assert compare(slow, stored, threshold=3) == 1
     worse = [line for line in capsys.readouterr().out.splitlines() if line.startswith("worse")]
     assert len(worse) == 1

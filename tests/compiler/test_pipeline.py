@@ -1,11 +1,10 @@
 """From a call to what runs it: plans are made once, and a statement without a kernel still runs, loudly."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from children import in_child
 from process_caches import forget
 from tolerances import TOLERANCE
 
@@ -16,6 +15,7 @@ from insum_ops.compiler.language.errors import SettingError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import GroupCOO
+from insum_ops.formats.torch_state import rounds_float32, uses_tensor_cores
 
 pytestmark = pytest.mark.every_route
 
@@ -115,27 +115,20 @@ def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
     assert statement.runners
 
 
-NEWER_SETTINGS = """
-import torch
-from insum_ops import insum
-from insum_ops.formats.torch_state import uses_tensor_cores
-from insum_ops.formats.torch_state import rounds_float32
-
-matmul, seen = torch.backends.cuda.matmul, [rounds_float32()]
-for owner, word in ((matmul, "tf32"), (matmul, "ieee"), (matmul, "none"), (torch.backends, "tf32")):
-    owner.fp32_precision = word
-    assert insum("C[i] = A[i]", A=torch.ones(3)).tolist() == [1.0] * 3
-    assert uses_tensor_cores(torch.float32) == rounds_float32()
-    seen.append(rounds_float32())
-print(*seen)
-"""
-
-
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has no such setting")
 def test_torchs_newer_settings_of_precision_are_obeyed():
-    """Its older function raises once they are used, so they have a process of their own."""
-    answer = subprocess.run([sys.executable, "-c", NEWER_SETTINGS], capture_output=True, text=True)
-    assert answer.stdout.split() == ["False", "True", "False", "False", "True"], answer.stderr
+    """Torch's older function raises once they are used, so they have a process of their own."""
+
+    def obeyed():
+        matmul, seen = torch.backends.cuda.matmul, [rounds_float32()]
+        for owner, word in ((matmul, "tf32"), (matmul, "ieee"), (matmul, "none"), (torch.backends, "tf32")):
+            owner.fp32_precision = word
+            assert insum("C[i] = A[i]", A=torch.ones(3)).tolist() == [1.0] * 3
+            assert uses_tensor_cores(torch.float32) == rounds_float32()
+            seen.append(rounds_float32())
+        assert seen == [False, True, False, False, True]
+
+    in_child(obeyed)
 
 
 def test_a_misspelt_mode_is_an_error_and_no_slow_path(monkeypatch):

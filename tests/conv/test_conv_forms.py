@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -57,10 +58,32 @@ def _precision():
     torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def rounding():
+    """Torch's flags let sums be rounded on the way, so that groups are a choice."""
+    matmul, names = (
+        torch.backends.cuda.matmul,
+        [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")],
+    )
+    before = [getattr(matmul, name) for name in names]
+    for name in names:
+        setattr(matmul, name, True)
+    yield
+    for name, value in zip(names, before):
+        setattr(matmul, name, value)
+
+
 @pytest.fixture
-def _rounds(monkeypatch):
-    """Sums may be rounded on the way, so that groups are a choice."""
-    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
+def _rounds():
+    with rounding():
+        yield
+
+
+@pytest.fixture
+def _deterministic():
+    """May be set in a test."""
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)
@@ -89,19 +112,19 @@ def capture(monkeypatch):
 
 @pytest.mark.usefixtures("_precision")
 @by_host
-def test_which_form_a_convolution_takes_over_a_map_that_is_used_often(monkeypatch):
+def test_which_form_a_convolution_takes_over_a_map_that_is_used_often():
     full, few, large = use(cube()), use(cube(apart=9)), use(cube(kernel_size=5))
     assert form_of(few, 64, HALF, GPU) is TILED  # where sums must not be rounded on the way, as in these tests
-    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
-    assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
-    assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is TILED
-    assert form_of(large, 64, HALF, GPU) is form_of(large, 256, HALF, GPU) is STATIONARY
-    with described_as(QUICK):
-        assert form_of(large, 256, HALF, GPU) is GROUPED
-    assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
-    assert form_of(full, 64, HALF, CPU) is GROUPED
-    torch.set_float32_matmul_precision("high")
-    assert form_of(few, 64, SINGLE, GPU) is TILED
+    with rounding():
+        assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
+        assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is TILED
+        assert form_of(large, 64, HALF, GPU) is form_of(large, 256, HALF, GPU) is STATIONARY
+        with described_as(QUICK):
+            assert form_of(large, 256, HALF, GPU) is GROUPED
+        assert form_of(full, 64, DOUBLE, GPU) is form_of(full, 64, SINGLE, GPU) is GROUPED
+        assert form_of(full, 64, HALF, CPU) is GROUPED
+        torch.set_float32_matmul_precision("high")
+        assert form_of(few, 64, SINGLE, GPU) is TILED
 
 
 @pytest.mark.usefixtures("_precision")
@@ -165,11 +188,11 @@ def test_fewer_voxels_and_slower_hosts_make_no_groups():
     assert not pays(80_000, replace(H200, host_launch=3 * H200.host_launch))
 
 
-def test_sums_in_a_wider_type_cost_groups_more(monkeypatch):
+def test_sums_in_a_wider_type_cost_groups_more():
     room = numbers_of(80_000, 540_000)
     assert not conv_forms.groups_pay(room, 256, HALF, GPU)
-    monkeypatch.setattr(conv_forms, "may_round_sums", lambda dtype: True)
-    assert conv_forms.groups_pay(room, 256, HALF, GPU)
+    with rounding():
+        assert conv_forms.groups_pay(room, 256, HALF, GPU)
 
 
 @pytest.mark.usefixtures("_rounds")
@@ -238,10 +261,11 @@ def test_what_was_never_counted_is_not_grouped_during_a_capture(monkeypatch):
     assert form_of(scattered, CHANNELS, HALF, GPU) is STATIONARY
 
 
+@pytest.mark.usefixtures("_deterministic")
 @by_host
-def test_a_deterministic_form_is_the_same_from_the_first_use_on(monkeypatch):
-    monkeypatch.setattr(conv_forms, "is_deterministic", lambda: True)
+def test_a_deterministic_form_is_the_same_from_the_first_use_on():
     full, large = cube(), cube(kernel_size=5)
+    torch.use_deterministic_algorithms(True)
     for times in (0, PAYS_AFTER):
         use(full, times)
         assert form_of(full, 64, HALF, GPU) is form_of(full, 64, DOUBLE, GPU) is TILED

@@ -7,8 +7,8 @@ from itertools import product as every
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from statements import IS_INTERPRETED, IS_THOROUGH
-from torch.autograd import gradcheck, gradgradcheck
 
 pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402

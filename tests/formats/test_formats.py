@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import DTYPES
@@ -212,10 +213,10 @@ def test_gradients_reach_values_and_the_dense_tensor(kind, shape):
         return pattern.with_values(values).transpose(0, last).regroup(0).regroup(last).to_dense()
 
     values = pattern.values.clone().requires_grad_()
-    torch.autograd.gradcheck(lambda v: pattern.with_values(v).to_dense(), values)
-    torch.autograd.gradcheck(lambda v: pattern.with_values(v).regroup(last).values, values)
-    torch.autograd.gradcheck(back_and_forth, values)
-    torch.autograd.gradgradcheck(lambda v: back_and_forth(v).square(), values)
+    gradcheck(lambda v: pattern.with_values(v).to_dense(), values)
+    gradcheck(lambda v: pattern.with_values(v).regroup(last).values, values)
+    gradcheck(back_and_forth, values)
+    gradgradcheck(lambda v: back_and_forth(v).square(), values)
     (gradient,) = torch.autograd.grad(
         kind.from_dense(dense, **options(kind, len(shape))).to_dense().square().sum(), dense
     )

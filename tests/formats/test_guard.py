@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from entry_points import ENTRY_POINTS, EntryPoint
+from process_caches import forget
 from statements import IS_INTERPRETED
 from tolerances import TOLERANCE
 from torch import Tensor
@@ -91,6 +92,12 @@ WATCHERS: dict[str, Callable[[EntryPoint], object]] = {
     "functionalize": functionalized,
     "inference_mode": inferred,
 }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> None:
+    """What other tests have left behind is neither looked through nor a reason to be right."""
+    forget()
 
 
 def check_after(name: str, watch: Callable[[EntryPoint], object]) -> None:

@@ -9,6 +9,7 @@ from weakref import ref
 
 import pytest
 import torch
+from gradient_checks import gradcheck
 from sparse_inputs import (
     BLOCKS,
     EVERY_KIND,
@@ -24,7 +25,6 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import assert_matches
 from torch import nn
-from torch.autograd import gradcheck
 
 from insum_ops.compiler.language.errors import OperandError, ShapeError
 from insum_ops.formats import COO, ELL, BlockCOO, FormatError, GroupCOO

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from sparse_inputs import (
     BLOCKS,
     FORMATS,
@@ -22,7 +23,6 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import DTYPES, assert_matches
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import sddmm
 from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from sparse_inputs import (
     BLOCKS,
     FORMATS,
@@ -19,7 +20,6 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import assert_matches
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 from insum_ops import spmm
 from insum_ops.formats import GroupCOO

@@ -6,6 +6,7 @@ import numpy
 import pytest
 import scipy.sparse
 import torch
+from gradient_checks import gradcheck
 from sparse_inputs import (
     EVERY_KIND,
     FORMATS,
@@ -21,7 +22,6 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import DTYPES, assert_matches
 from torch import Tensor
-from torch.autograd import gradcheck
 
 from insum_ops import spmm
 from insum_ops.compiler.language.errors import UnsupportedError

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from gradient_checks import gradcheck, gradgradcheck
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import LoopNest, dense, positions
-from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples, random_values, statements
+from statements import DEVICE, FORMATS, Case, Operand, examples, random_values, statements
 from tolerances import DTYPES, assert_matches, assert_within, bound
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum
@@ -36,14 +36,14 @@ def call(case: Case, *bases: Tensor) -> Tensor:
 @settings(max_examples=examples(100, 15))
 @given(statements(DOUBLE, largest=SMALL))
 def test_gradcheck(case: Case) -> None:
-    assert gradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
+    assert gradcheck(lambda *bases: call(case, *bases), leaves(case))
 
 
 @pytest.mark.every_route
 @settings(max_examples=examples(20, 5))
 @given(statements(DOUBLE, largest=TINY))
 def test_gradgradcheck(case: Case) -> None:
-    assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case), fast_mode=IS_INTERPRETED)
+    assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case))
 
 
 @pytest.mark.every_route
@@ -157,8 +157,8 @@ def test_values_of_a_format_pass_gradgradcheck(name: str) -> None:
     def multiply(values: Tensor, B: Tensor) -> Tensor:
         return insum("C[m,n] += A[m,k] * B[k,n]", A=sparse.with_values(values), B=B)
 
-    assert gradcheck(multiply, (values, B), fast_mode=IS_INTERPRETED)
-    assert gradgradcheck(multiply, (values, B), fast_mode=IS_INTERPRETED)
+    assert gradcheck(multiply, (values, B))
+    assert gradgradcheck(multiply, (values, B))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,4 +1,4 @@
-"""`python -m bench report|readme|compare|merge`: what to make of a results file."""
+"""`python -m bench report|readme|compare|merge|time-statements`: what to make of results files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from .compare import compare
 from .readme import write
 from .results import ResultsError, load, merge
+from .statement_times import time_statements
 
 try:
     from .report import report
@@ -35,8 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
     join = commands.add_parser("merge", help="join runs of several experiments into one file")
     join.add_argument("target", type=Path)
     join.add_argument("results", type=Path, nargs="+")
+    timed = commands.add_parser("time-statements", help="time those twenty statements on this GPU")
+    timed.add_argument("--out", type=Path, help="default: bench/results/statements/MACHINE.json")
     given = parser.parse_args(arguments)
     try:
+        if given.command == "time-statements":
+            print(time_statements(given.out))
+            return 0
         if given.command == "merge":
             merge(given.results, given.target)
             return 0

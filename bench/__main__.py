@@ -1,4 +1,4 @@
-"""`python -m bench report|readme|compare|merge|time-statements`: what to make of results files."""
+"""`python -m bench report|readme|compare|merge|statements|time-statements`: what to make of results files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from .compare import compare
 from .readme import write
 from .results import ResultsError, load, merge
+from .statement_page import statement_page
 from .statement_times import time_statements
 
 try:
@@ -36,10 +37,18 @@ def main(arguments: list[str] | None = None) -> int:
     join = commands.add_parser("merge", help="join runs of several experiments into one file")
     join.add_argument("target", type=Path)
     join.add_argument("results", type=Path, nargs="+")
+    shown = commands.add_parser("statements", help="one HTML page: twenty statements, stage by stage")
+    shown.add_argument("--out", type=Path, default=Path("build/docs/statements.html"))
+    shown.add_argument(
+        "--times", type=Path, help="default: the first file of bench/results/statements/, if there is one"
+    )
     timed = commands.add_parser("time-statements", help="time those twenty statements on this GPU")
     timed.add_argument("--out", type=Path, help="default: bench/results/statements/MACHINE.json")
     given = parser.parse_args(arguments)
     try:
+        if given.command == "statements":
+            print(statement_page(given.out, given.times))
+            return 0
         if given.command == "time-statements":
             print(time_statements(given.out))
             return 0

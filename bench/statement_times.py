@@ -35,7 +35,7 @@ LONG_MS = 2.0  # of a call from which on fewer of them are captured at a time
 
 
 def time_statements(target: Path | None = None, seconds: float = SECONDS, is_small: bool = False) -> Path:
-    """Time every statement on this GPU, write one JSON file and return its path, `STORED/MACHINE.json` if none is given.
+    """Time every statement on this GPU and write one JSON file; its path, by default `STORED/MACHINE.json`.
 
     The file is written anew after each statement, so that what was measured is kept whatever happens later.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -200,7 +201,9 @@ def _csr(row: Tensor, col: Tensor, value: Tensor, nodes: int) -> Tensor:
     order = (row * nodes + col).argsort()
     pointers = torch.zeros(nodes + 1, dtype=torch.int64, device=row.device)
     pointers[1:] = torch.bincount(row, minlength=nodes).cumsum(0)
-    return torch.sparse_csr_tensor(pointers, col[order], value[order], (nodes, nodes), check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that they are in beta
+        return torch.sparse_csr_tensor(pointers, col[order], value[order], (nodes, nodes), check_invariants=False)
 
 
 def block_matrix(draw: Draw) -> Given:

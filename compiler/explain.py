@@ -42,7 +42,9 @@ class Explanation:
     why_no_kernel: str = ""
     refused: tuple[tuple[Candidate, str], ...] = ()  # ways for which no kernel could be built, and why
 
-    def __str__(self) -> str:
+    @property
+    def sections(self) -> dict[str, str]:
+        """What is printed of each stage, by its title, in the order of the stages."""
         sections = {"statement": str(self.statement)}
         if self.rewritten is not None:
             sections["rewritten"] = str(self.rewritten)
@@ -56,7 +58,10 @@ class Explanation:
             sections["Triton source"] = self.source.strip()
         if self.refused:
             sections["could not be built"] = "\n".join(f"{way}  {reason}" for way, reason in self.refused)
-        return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in sections.items())
+        return sections
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in self.sections.items())
 
     def __repr__(self) -> str:
         return str(self)

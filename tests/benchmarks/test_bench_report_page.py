@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench_results import every_kind, write
-from browser import CHROMIUM, Browser, Page, browser
+from browser import CHROMIUM, LEGIBLE, Browser, Page, browser
 
 from bench.results import load
 
@@ -26,27 +26,6 @@ pytestmark = [
 
 STORED = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200.json"
 SCREENS = tuple((width, scheme) for width in (320, 390, 1280) for scheme in STYLES)
-# the least contrast of a text and what it stands on, by WCAG's formula, and the least letters
-LEGIBLE = """(() => {
-  const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
-  const light = colour => numbers(colour).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
-  const paper = element => {
-    while (element && numbers(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
-    return getComputedStyle(element).backgroundColor;
-  };
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let contrast = 21, size = 100;
-  while (texts.nextNode()) {
-    if (!texts.currentNode.data.trim()) continue;
-    const element = texts.currentNode.parentElement, style = getComputedStyle(element);
-    const [low, high] = [light(style.color), light(paper(element))].sort((a, b) => a - b);
-    contrast = Math.min(contrast, (high + 0.05) / (low + 0.05));
-    size = Math.min(size, parseFloat(style.fontSize));
-  }
-  return [contrast, size];
-})()"""
 IMAGES = """[...document.querySelectorAll('figure')].map(figure => {
   const image = figure.querySelector('img');
   return [figure.id, image.naturalWidth, image.clientWidth];

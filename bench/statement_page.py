@@ -140,7 +140,9 @@ def _article(shown: Shown, measured: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"</figcaption></figure></div>{_legend(roles)}</section>"
         lines = sections["Triton source"].count("\n") + 1
         yield from _stage(
-            5, "Triton source", f"One kernel of {lines} lines; the comment at its top says which tiles it has."
+            5,
+            "Triton source",
+            f"One kernel of {lines} lines, in the tiles that are ranked first; tuning on a GPU tries others.",
         )
         yield f"{_code(sections['Triton source'], 'Triton source', roles)}</section>"
     yield from _stage(6, "Measured", "Time on the device, of the same operands; shorter is better.")

@@ -32,6 +32,7 @@ IMAGES = """[...document.querySelectorAll('figure')].map(figure => {
 })"""
 DEAD_LINKS = """[...document.links].map(link => link.getAttribute('href'))
   .filter(href => !href.startsWith('#') || !document.getElementById(href.slice(1)))"""
+FIRST_PICTURE = "document.querySelector('.overview').getBoundingClientRect().bottom"
 FIGURES_WITHOUT_ROWS = """[...document.querySelectorAll('figure')].filter(figure => {
   const links = [...figure.querySelectorAll('a')];
   return !links.length || links.some(link => !document.querySelector(link.getAttribute('href') + ' tr[id]'));
@@ -59,6 +60,7 @@ def test_the_page_is_whole_on_phones_and_desks(results: str, tmp_path: Path, chr
     path = report(run, tmp_path)
     names = [plot.name for plot in plots(run)]
     assert len(names) >= 7
+    assert path.stat().st_size < 2_000_000
     if results == "stored":  # README shows some of its plots
         for kept in STORED.with_name("plots").glob("*.png"):
             assert imread(kept).shape == imread(tmp_path / kept.name).shape, f"{kept.name} is of an older report"
@@ -67,6 +69,7 @@ def test_the_page_is_whole_on_phones_and_desks(results: str, tmp_path: Path, chr
         assert page.messages == []
         assert {url for url in page.requests if not url.startswith("data:image/png;")} == {path.as_uri()}
         assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
+        assert page.evaluate(FIRST_PICTURE) < (844 if width == 390 else 900), "the first picture ends below the screen"
         contrast, size = page.evaluate(LEGIBLE)
         assert contrast >= 4.5
         assert size >= 12

@@ -101,7 +101,7 @@ build/docs-pages/measured/report.html: $(wildcard bench/*.py bench/*.css) $(STOR
 	$(RUN) -m bench report $(STORED_RUN) --out build/docs-report
 	@mkdir -p $(@D) && cp build/docs-report/report.html $@
 
-build/docs-pages/statements.html: $(wildcard bench/*.py bench/*.css bench/*.js compiler/*/*.py) | $(BENCH_INSTALLED)
+build/docs-pages/statements.html: $(wildcard bench/*.py bench/*.css bench/*.js bench/results/statements/*.json compiler/*/*.py) | $(BENCH_INSTALLED)
 	@mkdir -p $(@D)
 	$(RUN) -m bench statements --out $@
 

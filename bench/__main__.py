@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     join.add_argument("target", type=Path)
     join.add_argument("results", type=Path, nargs="+")
     shown = commands.add_parser("statements", help="one HTML page: twenty statements, stage by stage")
-    shown.add_argument("--out", type=Path, default=Path("build/docs/statements.html"))
+    shown.add_argument("--out", type=Path, default=Path("build/statements.html"))
     shown.add_argument(
         "--times", type=Path, help="default: the first file of bench/results/statements/, if there is one"
     )

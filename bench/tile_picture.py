@@ -80,7 +80,7 @@ def _lane(schedule: Schedule, config: Config, name: str, role: str, y: int) -> I
 
 
 def tile_picture(schedule: Schedule, config: Config) -> str:
-    """The output cut into tiles, one of them filled; beside it what a turn of the innermost loop reads for it."""
+    """The output, or the products that are scattered into it, in tiles; beside one what a turn of the loop reads."""
     tiles = list(schedule.names("tile"))[-2:]
     rows, columns = tiles if len(tiles) == 2 else ("", tiles[0] if tiles else "")
     steps = [name for name in schedule.names("step") if _block(config, name) > 1]
@@ -108,18 +108,20 @@ def tile_picture(schedule: Schedule, config: Config) -> str:
         parts.append(_text(x - 6, 51, f"{depth} {block}", "role-step", "end"))
     if rows:
         parts.append(_text(70, y + cell_h / 2 + 4, f"{rows} {_block(config, rows):,}", "role-tile", "end"))
-    else:
-        parts.append(_text(70, (top + bottom) / 2 + 4, "one row", "soft", "end"))
     if columns:
         middle = min(max(x + cell_w / 2, 60), WIDTH - 40)
         parts.append(_text(middle, 20, f"{columns} {_block(config, columns):,}", "role-tile", "middle"))
     shape = [f"{schedule.extents[name]:,} {name}" for name in (rows, columns) if name]
-    below = f"{output}: {' x '.join(shape)}" if shape else output
     grid = schedule.names("grid")
-    below += f", for each {', '.join(grid)}" if grid else ""
-    parts.append(_text(right, bottom + 18, below, "soft", "end"))
+    each = f", for each {', '.join(grid)}" if grid else ""
+    where = [access.name for access in schedule.output.indirections]
+    made = "products" if where else output
+    parts.append(_text(right, bottom + 18, f"{made}: {' x '.join(shape)}{each}", "soft", "end"))
+    if where:  # what is made is not where it goes
+        bottom += 18
+        parts.append(_text(right, bottom + 18, f"added to {output} where {', '.join(where)} says", "soft", "end"))
     words = " by ".join(f"{_block(config, name)} of {name}" for name in (rows, columns) if name)
-    return _svg(WIDTH, bottom + 26, f"A program makes a tile of {output}: {words or 'one element'}", parts)
+    return _svg(WIDTH, bottom + 26, f"A program makes a tile of {made}: {words or 'one element'}", parts)
 
 
 def _cells(schedule: Schedule, config: Config, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from bench.results import ResultsError
 from bench.statement_page import statement_page
 from bench.statement_times import STORED, stored_times, time_statements
 from bench.statements import EXAMPLES, Draw, Example
-from bench.tile_picture import programs
+from bench.tile_picture import programs, tile_picture
 from insum_ops import explain, insum
 
 pytestmark = pytest.mark.cpu
@@ -198,3 +199,21 @@ def test_the_command_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.C
 def test_timing_needs_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"^timing the statements needs a GPU that torch can use$"):
         time_statements(tmp_path / "times.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bmm", ["m 128", "n 128", "k 64", "C: 512 m x 512 n, for each b"]),
+        ("histogram", ["i 1,024", "products: 1,000,000 i", "added to H where BIN says"]),
+        ("spmm", ["r 4", "n 128", "C: 50,000 r x 128 n"]),
+    ],
+)
+def test_the_tile_picture_names_blocks_and_where_they_go(name: str, words: list[str]) -> None:
+    example = next(example for example in EXAMPLES if example.name == name)
+    given = example.make(Draw(is_blank=True))
+    stages = explain(example.expr, size=given.size, **given.operands)
+    assert stages.schedule is not None
+    assert stages.config is not None
+    drawn = ElementTree.fromstring(tile_picture(stages.schedule, stages.config))
+    assert set(words) <= {text.text for text in drawn.iter("text")}

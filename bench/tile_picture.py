@@ -103,7 +103,7 @@ def tile_picture(schedule: Schedule, config: Config) -> str:
         block = _block(config, depth)
         if rows:
             parts.append(f'<rect x="78" y="{y:.1f}" width="34" height="{cell_h:.1f}" class="on role-step"/>')
-            parts.append(_text(95, y + cell_h + 14, f"{depth} {block}", "role-step", "middle"))
+            parts.append(_text(95, y - 5, f"{depth} {block}", "role-step", "middle"))
         parts.append(f'<rect x="{x:.1f}" y="30" width="{cell_w:.1f}" height="34" class="on role-step"/>')
         parts.append(_text(x - 6, 51, f"{depth} {block}", "role-step", "end"))
     if rows:

@@ -21,6 +21,8 @@ from bench.statement_times import STORED, stored_times, time_statements
 from bench.statements import EXAMPLES, Draw, Example
 from bench.tile_picture import programs, tile_picture
 from insum_ops import explain, insum
+from insum_ops.compiler.codegen import Config
+from insum_ops.compiler.planning import Schedule
 
 pytestmark = pytest.mark.cpu
 
@@ -85,17 +87,26 @@ def test_there_are_twenty_and_no_two_share_a_name() -> None:
     assert len({example.name for example in EXAMPLES}) == len({example.title for example in EXAMPLES}) == 20
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("bmm", 64 * 4 * 4), ("outer-product", 2048 * 32), ("embedding-bag", 4096)]
-)
-def test_programs_are_counted_by_tiles(name: str, count: int) -> None:
-    """Tiles of 128 x 128, 4 x 256 and 4 x 128."""
+def planned(name: str, **blocks: int) -> tuple[Schedule, Config]:
+    """The schedule of a statement, and a config of these blocks."""
     example = next(example for example in EXAMPLES if example.name == name)
     given = example.make(Draw(is_blank=True))
-    stages = explain(example.expr, size=given.size, **given.operands)
-    assert stages.schedule is not None
-    assert stages.config is not None
-    assert programs(stages.schedule, stages.config) == count
+    schedule = explain(example.expr, size=given.size, **given.operands).schedule
+    assert schedule is not None
+    assert set(blocks) == set(schedule.axes)
+    return schedule, Config(tuple(blocks.items()))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "count"),
+    [
+        ("bmm", dict(m=128, n=64, k=32), 64 * 4 * 8),
+        ("outer-product", dict(i=4, j=256), 2048 * 32),
+        ("histogram", dict(i=1024), 977),
+    ],
+)
+def test_programs_are_counted_by_tiles(name: str, blocks: dict[str, int], count: int) -> None:
+    assert programs(*planned(name, **blocks)) == count
 
 
 def test_the_page_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
@@ -202,18 +213,13 @@ def test_timing_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "blocks", "words"),
     [
-        ("bmm", ["m 128", "n 128", "k 64", "C: 512 m x 512 n, for each b"]),
-        ("histogram", ["i 1,024", "products: 1,000,000 i", "added to H where BIN says"]),
-        ("spmm", ["r 4", "n 128", "C: 50,000 r x 128 n"]),
+        ("bmm", dict(m=128, n=64, k=32), ["m 128", "n 64", "k 32", "C: 512 m x 512 n, for each b"]),
+        ("histogram", dict(i=1024), ["i 1,024", "products: 1,000,000 i", "added to H where BIN says"]),
+        ("outer-product", dict(i=4, j=256), ["i 4", "j 256", "C: 8,192 i x 8,192 j"]),
     ],
 )
-def test_the_tile_picture_names_blocks_and_where_they_go(name: str, words: list[str]) -> None:
-    example = next(example for example in EXAMPLES if example.name == name)
-    given = example.make(Draw(is_blank=True))
-    stages = explain(example.expr, size=given.size, **given.operands)
-    assert stages.schedule is not None
-    assert stages.config is not None
-    drawn = ElementTree.fromstring(tile_picture(stages.schedule, stages.config))
+def test_the_tile_picture_names_blocks_and_where_they_go(name: str, blocks: dict[str, int], words: list[str]) -> None:
+    drawn = ElementTree.fromstring(tile_picture(*planned(name, **blocks)))
     assert set(words) <= {text.text for text in drawn.iter("text")}

@@ -1,4 +1,4 @@
-"""`python -m bench report|readme|compare|merge`: what to make of a results file."""
+"""`python -m bench report|readme|compare|merge|statements|time-statements`: what to make of results files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from .compare import compare
-from .readme import write
+from .readme import TARGETS, write, write_pictures
 from .results import ResultsError, load, merge
+from .statement_page import statement_page
+from .statement_times import time_statements
 
 try:
     from .report import report
@@ -22,9 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     make = commands.add_parser("report", help="one HTML page and PNG plots")
     make.add_argument("results", type=Path)
     make.add_argument("--out", type=Path, default=Path("build/bench/report"), help="folder of the page and the plots")
-    text = commands.add_parser("readme", help="rewrite the marked block of README.md")
+    text = commands.add_parser("readme", help="rewrite the marked blocks of README.md and docs/, and the picture")
     text.add_argument("results", type=Path)
-    text.add_argument("--readme", type=Path, default=Path("README.md"))
+    text.add_argument("--readme", type=Path, help="this file alone, instead of those and the picture")
     text.add_argument("--check", action="store_true", help="change nothing; fail if the block disagrees")
     ratio = commands.add_parser(
         "compare", help="fail if a ratio to a peer shrank, or a row of ours is gone, since a stored run"
@@ -35,8 +37,21 @@ def main(arguments: list[str] | None = None) -> int:
     join = commands.add_parser("merge", help="join runs of several experiments into one file")
     join.add_argument("target", type=Path)
     join.add_argument("results", type=Path, nargs="+")
+    shown = commands.add_parser("statements", help="one HTML page: twenty statements, stage by stage")
+    shown.add_argument("--out", type=Path, default=Path("build/statements.html"))
+    shown.add_argument(
+        "--times", type=Path, help="default: the first file of bench/results/statements/, if there is one"
+    )
+    timed = commands.add_parser("time-statements", help="time those twenty statements on this GPU")
+    timed.add_argument("--out", type=Path, help="default: bench/results/statements/MACHINE.json")
     given = parser.parse_args(arguments)
     try:
+        if given.command == "statements":
+            print(statement_page(given.out, given.times))
+            return 0
+        if given.command == "time-statements":
+            print(time_statements(given.out))
+            return 0
         if given.command == "merge":
             merge(given.results, given.target)
             return 0
@@ -44,7 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
             return compare(given.results, given.stored, given.threshold)
         run = load(given.results)
         if given.command == "readme":
-            return write(given.results, given.readme, run, given.check)
+            if given.readme:
+                return write(given.results, given.readme, run, given.check)
+            wrong = [write(given.results, target, run, given.check) for target in TARGETS]
+            return max(*wrong, write_pictures(given.results, run, given.check))
         if report is None:
             raise ResultsError(f"the report needs matplotlib ({MISSING}); pip install '.[bench]'")
         print(report(run, given.out))

@@ -1,4 +1,4 @@
-"""Speed-up bars: to the right of 1 ours is faster, to the left it is slower, and a halving is as long as a doubling."""
+"""Speed-ups as bars, or dots where there are many: right of 1 ours is faster; a halving is as long as a doubling."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from .case import OURS
-from .drawing import LOSES, SMALL, Plot, colour, literal, logarithmic, one
+from .drawing import LEGEND_LINE, LOSES, SMALL, TALLEST, Plot, colour, literal, logarithmic, one
+from .harness import geomean
 from .results import Row, Run
 
 __all__ = ["bars", "slug"]
 
-MOST = 60  # bars in one figure
+MOST = 60  # comparisons in one figure
+MOST_BARS = 26  # more of them are drawn as dots, a line for each input
+MOST_LINES = 14  # of dots
 LINE = 0.155  # inches: a bar, or a line of a label
 GAP = 0.09  # between two cases
 WRAPPED = 22  # letters of a label's line
@@ -36,11 +39,89 @@ def bars(run: Run, experiment: str, title: str) -> Iterator[Plot]:
     if not ratios:
         return
     if len(ratios) <= MOST:
-        yield _bars(ratios, experiment, f"speedup-{experiment}", title)
+        yield from _figures(ratios, experiment, f"speedup-{experiment}", title)
         return
     for series in dict.fromkeys(ours.series for ours, _, _ in ratios):
         some = [entry for entry in ratios if entry[0].series == series]
-        yield _bars(some, experiment, slug(f"speedup-{experiment}-{series}"), f"{title}, {series}")
+        yield from _figures(some, experiment, slug(f"speedup-{experiment}-{series}"), f"{title}, {series}")
+
+
+def _figures(ratios: Sequence[Ratio], experiment: str, name: str, title: str) -> Iterator[Plot]:
+    """A figure that is not too tall: bars if there are few, else dots; else bars in several figures."""
+    if len(ratios) <= MOST_BARS:
+        yield _bars(ratios, experiment, name, title)
+        return
+    lines = dict.fromkeys(_input(ours.case) for ours, _, _ in ratios)
+    if len(lines) <= MOST_LINES:
+        yield _dots(ratios, experiment, name, title)
+        return
+    cases = list(dict.fromkeys(ours.case for ours, _, _ in ratios))
+    parts = -(-len(ratios) // MOST_BARS)
+    for part in range(parts):
+        taken = cases[len(cases) * part // parts : len(cases) * (part + 1) // parts]
+        some = [entry for entry in ratios if entry[0].case in taken]
+        yield _bars(some, experiment, name, f"{title}, part {part + 1} of {parts}")
+
+
+def _input(case: str) -> str:
+    """
+    >>> _input("s3dis_room, 5 cm, 64 channels")
+    's3dis_room'
+    """
+    return case.split(", ")[0]
+
+
+def _dots(ratios: Sequence[Ratio], experiment: str, name: str, title: str) -> Plot:
+    """A line for each input, a dot for each of its cases, a stroke for their geometric mean."""
+    peers = list(dict.fromkeys(peer.provider for _, peer, _ in ratios))
+    found: dict[str, dict[str, list[float]]] = {}
+    for ours, peer, ratio in ratios:
+        found.setdefault(_input(ours.case), {}).setdefault(peer.provider, []).append(ratio)
+    labels = {line: _lines(line) for line in found}
+    step = LINE * max(1.4 * len(peers), *map(len, labels.values()))
+    least, most = (bound(ratio for _, _, ratio in ratios) for bound in (min, max))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        logarithmic(axes.xaxis)
+        for number, own in enumerate(found.values()):
+            for peer, values in own.items():
+                place = number * (step + GAP) + step * (peers.index(peer) + 0.5) / len(peers)
+                shade = colour(peer, [OURS, *peers])
+                axes.plot(values, [place] * len(values), "o", ms=4, alpha=0.55, mew=0, color=shade)
+                mean = geomean(values)
+                axes.plot([mean, mean], [place - LINE / 2, place + LINE / 2], lw=1.6, color=shade)
+                worst = min(values)
+                if worst < 1:
+                    axes.annotate(
+                        _times(worst),
+                        (worst, place),
+                        (-4, 0),
+                        textcoords="offset points",
+                        va="center",
+                        ha="right",
+                        color=LOSES,
+                        weight="bold",
+                    )
+        one(axes, vertical=True)
+        room = (max(most, 2) / min(least, 0.8)) ** 0.12
+        axes.set_xlim(min(0.8, least / room**2 if least < 1 else 1), max(most, 2) * room)
+        axes.set_ylim(len(found) * (step + GAP), -GAP)
+        middles = [number * (step + GAP) + step / 2 for number in range(len(found))]
+        axes.set_yticks(middles, [literal("\n".join(label)) for label in labels.values()], linespacing=1.0)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        figure.supxlabel("times faster than the peer; below 1: slower", fontsize=SMALL)
+        for peer in peers:
+            axes.plot([], [], "o", ms=4, color=colour(peer, [OURS, *peers]), label=literal(f"over {peer}"))
+        figure.legend(loc="outside upper left", ncols=_columns(peers))
+
+    legend = LEGEND_LINE * -(-len(peers) // _columns(peers))
+    words = (
+        f"{_measured(ratios)}. A dot is a case, a stroke the geometric mean; the least is written where it is below 1."
+    )
+    height = 0.62 + legend + len(found) * (step + GAP)
+    return Plot(name, experiment, title, words, min(height, TALLEST), draw)
 
 
 def _bars(ratios: Sequence[Ratio], experiment: str, name: str, title: str) -> Plot:
@@ -85,10 +166,10 @@ def _bars(ratios: Sequence[Ratio], experiment: str, name: str, title: str) -> Pl
             axes.barh(0, 0, color=colour(name, [OURS, *peers]), label=literal(f"over {name}"))
         figure.legend(loc="outside upper left", ncols=_columns(peers))
 
-    legend = 0.16 * -(-len(peers) // _columns(peers))
+    legend = LEGEND_LINE * -(-len(peers) // _columns(peers))
     told = [part for part in common if part not in title.split(", ")]
     shared = f" In every case: {', '.join(told)}." if told else ""
-    return Plot(name, experiment, title, f"{_measured(ratios)}.{shared}", 0.62 + legend + end, draw)
+    return Plot(name, experiment, title, f"{_measured(ratios)}.{shared}", min(0.62 + legend + end, TALLEST), draw)
 
 
 def _labels(cases: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

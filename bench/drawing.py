@@ -16,9 +16,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from PIL import Image
 
 __all__ = [
+    "LEGEND_LINE",
     "LOSES",
     "SMALL",
     "STYLES",
+    "TALLEST",
     "WIDTH",
     "Plot",
     "colour",
@@ -31,7 +33,10 @@ __all__ = [
 ]
 
 WIDTH = 3.6  # inches: letters of SMALL points are 11 pixels high in 357, and a page narrower than that scrolls a plot
-DPI = 200
+TALLEST = 6.0  # inches: what a screen shows at once, or little more
+LEGEND_LINE = 0.16  # inches
+DPI = 180
+COLOURS_KEPT = 64  # of an image
 SMALL = 8.0
 # Okabe and Ito's colours, which colour-blind readers tell apart; ours is always the first
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999", "#f0e442")
@@ -77,9 +82,9 @@ def png(plot: Plot, style: str) -> bytes:
         plot.draw(figure)
         canvas.draw()
         image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
-    # a few hundred colours are in it, and 256 of them take a third of the bytes
+    # a few hundred colours are in it, most of them edges of letters: 64 of them take a quarter of the bytes
     file = BytesIO()
-    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "png")
+    image.convert("RGB").quantize(COLOURS_KEPT, dither=Image.Dither.NONE).save(file, "png", optimize=True)
     return file.getvalue()
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from .bars import bars, slug
 from .case import OURS
-from .drawing import Plot, colour, decades, literal, logarithmic, marker, one
+from .drawing import LEGEND_LINE, TALLEST, Plot, colour, decades, literal, logarithmic, marker, one
 from .results import TITLES, Row, Run, better, is_positive
 
 __all__ = ["plots"]
@@ -96,12 +96,13 @@ def _crossovers(run: Run, experiment: str, title: str, baseline: str) -> Iterato
             axes.set_xlabel(f"{against}, %")
             axes.set_ylabel(literal(f"times faster than {baseline}"))
             axes.grid(alpha=0.5)
-            axes.legend()
+            figure.legend(loc="outside upper left", ncols=2)
 
+        legend = LEGEND_LINE * -(-sum(map(bool, curves.values())) // 2)
         pays = "sparse pays" if baseline == "dense" else f"{baseline} is slower"  # without dense there is no crossover
         caption = f"Speed over {baseline} for blocks of {series}; {pays} where a curve is above 1."
         name = f"crossover-{series}" if experiment == "structured_spmm" else f"crossover-{experiment}-{series}"
-        yield Plot(slug(name), experiment, f"{title}, {series} blocks", caption, 2.6, draw)
+        yield Plot(slug(name), experiment, f"{title}, {series} blocks", caption, 2.6 + legend, draw)
 
 
 def _curve(run: Run, experiment: str, series: str, provider: str, baseline: str) -> list[tuple[float, float]]:
@@ -166,7 +167,7 @@ def _group_sizes(run: Run, title: str) -> Iterator[Plot]:
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=1)
 
     caption = "Each point is a group size, written beside it: time against F(g), then against the format's bytes."
-    yield Plot("group-size", "group_size", title, caption, 4.8 + 0.16 * len(graphs), draw)
+    yield Plot("group-size", "group_size", title, caption, min(4.6 + LEGEND_LINE * len(graphs), TALLEST), draw)
 
 
 def _fact(row: Row, name: str) -> float:
@@ -191,9 +192,10 @@ def _scaling(run: Run, title: str) -> Iterator[Plot]:
         axes.set_xlabel("entries of the matrix")
         axes.set_ylabel("time, ms")
         axes.grid(alpha=0.5)
-        axes.legend()
+        figure.legend(loc="outside upper left", ncols=2)
 
-    yield Plot("scaling", "scaling", title, "Time against the number of entries, eight a row.", 2.6, draw)
+    height = 2.6 + LEGEND_LINE * -(-len(providers) // 2)
+    yield Plot("scaling", "scaling", title, "Time against the number of entries, eight a row.", height, draw)
 
 
 def _roofline(run: Run) -> Iterator[Plot]:
@@ -232,5 +234,5 @@ def _roofline(run: Run) -> Iterator[Plot]:
         figure.legend(loc="outside upper left", ncols=1)
 
     caption = "Every case of ours; the lines are this machine's own copy and dense product, measured as the rows are."
-    height = 2.8 + 0.16 * len(experiments)
+    height = min(2.8 + LEGEND_LINE * len(experiments), TALLEST)
     yield Plot("roofline", "roof", "Roofline", caption, height, draw, tuple(experiments))

@@ -6,12 +6,13 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape as escaped
+from math import log
 from pathlib import Path
 
 from .bars import slug
 from .case import OURS, is_ours, ours_beside
 from .drawing import STYLES, Plot, png
-from .glance import Group, Pair, every_pair, groups
+from .glance import Group, Pair, every_pair, groups, pairs
 from .harness import geomean
 from .paper import REPORTED
 from .plots import plots
@@ -71,19 +72,85 @@ def _head(run: Run) -> Iterator[str]:
     yield f'<p class="lead">{where}. Above 1 ours is faster.</p>'
     if not known:
         return
-    peers = list(dict.fromkeys(pair.peer.provider for pair in known))
-    listed = escape("; ".join(peers))
-    yield f"<p>Sparse operators for deep learning, each beside what else computes the same: {listed}.</p>"
+    yield from _overview(run)
+    yield f"<p>{_told(run, known)}</p>"
     yield '<ul class="verdict">'
     for kind, words in (("device", "by device time"), ("called", "as called, with Python")):
-        timed = (pair for pair in known if pair.is_timed and pair.ours.provider == OURS)
-        ratios = [ratio for ratio in (getattr(pair, kind) for pair in timed) if ratio is not None]
+        ratios = _ratios(known, kind)
         if ratios:
             wins = sum(ratio >= 1 for ratio in ratios)
             yield f"<li><b>{wins} of {len(ratios)}</b>are no slower {words}</li>"
     losing = len(_behind(run))
     yield f'<li><b{_mark(0 if losing else 1)}>{losing}</b><a href="#losses">cases where ours is behind</a></li>'
     yield f'<li><b>{len(run.rows)}</b><a href="#rows">rows; results checked, then timed</a></li></ul>'
+
+
+def _ratios(known: Sequence[Pair], kind: str) -> list[float]:
+    """Ours itself over every peer, on one basis, where times were compared."""
+    timed = (pair for pair in known if pair.is_timed and pair.ours.provider == OURS)
+    return [ratio for ratio in (getattr(pair, kind) for pair in timed) if ratio is not None]
+
+
+def _told(run: Run, known: Sequence[Pair]) -> str:
+    """How it went on the whole, where ours is furthest ahead and where furthest behind, in sentences."""
+    kind, words = ("device", "by time on the GPU") if _ratios(known, "device") else ("called", "by the time of a call")
+    ratios = _ratios(known, kind)
+    if not ratios:
+        return "No times were compared."
+    share = 100 * sum(ratio >= 1 for ratio in ratios) / len(ratios)
+    text = (
+        f"This run compares ours with other implementations of the same operators {len(ratios)} times {words}: ours is "
+        f"no slower in {share:.0f} % of them, and {_times(geomean(ratios))} as fast in the geometric mean."
+    )
+    worst = _behind(run)[:1]
+    for pair in worst:
+        title = _words(TITLES.get(pair.ours.experiment, pair.ours.experiment))
+        text += (
+            f' It is furthest behind {escape(pair.peer.provider)} in <a href="#row-{pair.peer.number}">'
+            f"{escape(pair.ours.case)}</a> ({title}): {_times(pair.worst)}."
+        )
+    return text
+
+
+# what the first picture shows: whole applications, no conversions, ablations or costs
+HEADLINES = (
+    *("structured_spmm", "unstructured_spmm", "linear", "convolution", "tensor_product", "equivariant"),
+    *("unet", "mixture_of_experts", "graph_attention"),
+)
+
+
+def _overview(run: Run) -> Iterator[str]:
+    """A bar for each application: the geometric mean of its speed-ups over the peer that comes closest."""
+    closest = {name: found for name in HEADLINES if (found := _closest(run, name)) is not None}
+    if not closest:
+        return
+    low = min(0.5, *(ratio for _, ratio in closest.values()))
+    high = max(2.0, *(ratio for _, ratio in closest.values()))
+    one = 100 * log(1 / low) / log(high / low)
+    lines = [f"{TITLES[name].replace('`', '')}: {ratio:.2f} over {peer}" for name, (peer, ratio) in closest.items()]
+    yield f'<div class="overview" role="img" aria-label="{escape("Speed-up. " + "; ".join(lines))}">'
+    for name, (peer, ratio) in closest.items():
+        end = 100 * log(ratio / low) / log(high / low)
+        left, width = min(one, end), max(abs(end - one), 0.4)
+        kind = "behind" if ratio < 1 else "ahead"
+        yield f'<div class="name">{_words(TITLES[name])} <span class="soft">over {escape(peer)}</span></div>'
+        yield f'<div class="track"><i style="left:{one:.1f}%"></i>'
+        yield f'<b class="{kind}" style="left:{left:.1f}%;width:{width:.1f}%"></b></div>'
+        yield f'<div class="ratio"><b{_mark(ratio)}>{ratio:.2f}x</b></div>'
+    yield '</div><p class="soft">Times faster than the peer that comes closest, geometric mean over its cases; '
+    yield "the thin line is 1, the scale is logarithmic.</p>"
+
+
+def _closest(run: Run, experiment: str) -> tuple[str, float] | None:
+    """The peer over which ours gains least, of those with half as many cases as any, and how much that is."""
+    found: dict[str, list[float]] = {}
+    for pair in pairs(run, experiment):
+        ratio = pair.device if pair.device is not None else pair.called
+        if pair.is_timed and ratio is not None:
+            found.setdefault(pair.peer.provider, []).append(ratio)
+    most = max(map(len, found.values()), default=0)
+    means = {peer: geomean(ratios) for peer, ratios in found.items() if 2 * len(ratios) >= most}
+    return min(means.items(), key=lambda item: item[1]) if means else None
 
 
 def _glance(run: Run) -> Iterator[str]:
@@ -201,6 +268,9 @@ def _how(run: Run) -> Iterator[str]:
         "what <i>as called</i> compares, <i>wall</i> one alone and its end, <i>cold</i> starts with an empty L2. Where "
         "a peer can't be captured, queued calls of both are compared. What is red is slower than the peer.</p>"
     )
+    known = [pair.peer.provider for name in run.experiments for pair in every_pair(run, name)]
+    if known:
+        yield f'<p class="soft">Compared with: {escape("; ".join(dict.fromkeys(known)))}.</p>'
     yield f'<p class="soft">{escape(" · ".join(facts))}</p></section>'
 
 

@@ -50,7 +50,9 @@ class Explanation:
     route: str = KERNEL  # or several statements, or torch operations
     split: Split | None = None  # the statements that it may be evaluated by in turn
 
-    def __str__(self) -> str:
+    @property
+    def sections(self) -> dict[str, str]:
+        """What is printed of each stage, by its title, in the order of the stages."""
         sections = {"statement": str(self.statement)}
         if self.rewritten is not None:
             sections["rewritten"] = str(self.rewritten)
@@ -66,7 +68,10 @@ class Explanation:
             sections["Triton source"] = self.source.strip()
         if self.refused:
             sections["could not be built"] = "\n".join(f"{way}  {reason}" for way, reason in self.refused)
-        return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in sections.items())
+        return sections
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{title}\n{indent(text, '    ')}" for title, text in self.sections.items())
 
     def __repr__(self) -> str:
         return str(self)

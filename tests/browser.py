@@ -36,6 +36,27 @@ LAUNCH = (
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
 SECONDS = 60.0  # for one answer, on a busy machine
+# the least contrast of a text and what it stands on, by WCAG's formula, and the least letters
+LEGIBLE = """(() => {
+  const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
+  const light = colour => numbers(colour).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const paper = element => {
+    while (element && numbers(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
+    return getComputedStyle(element).backgroundColor;
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let contrast = 21, size = 100;
+  while (texts.nextNode()) {
+    if (!texts.currentNode.data.trim()) continue;
+    const element = texts.currentNode.parentElement, style = getComputedStyle(element);
+    const [low, high] = [light(style.color), light(paper(element))].sort((a, b) => a - b);
+    contrast = Math.min(contrast, (high + 0.05) / (low + 0.05));
+    size = Math.min(size, parseFloat(style.fontSize));
+  }
+  return [contrast, size];
+})()"""
 
 
 class Pipes:

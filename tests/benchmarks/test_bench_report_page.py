@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_results import every_kind, write
-from browser import CHROMIUM, Browser, Page, browser
+from browser import CHROMIUM, LEGIBLE, Browser, Page, browser
 from statements import IS_THOROUGH
 
 from bench.results import load
@@ -29,33 +29,13 @@ pytestmark = [
 STORED = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200.json"
 SCREENS = tuple((width, scheme) for width in (320, 390, 1280) for scheme in STYLES)
 PICTURED = ((390, "light"), (1280, "dark"))  # a picture of each plot takes its time
-# the least contrast of a text and what it stands on, by WCAG's formula, and the least letters
-LEGIBLE = """(() => {
-  const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
-  const light = colour => numbers(colour).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
-  const paper = element => {
-    while (element && numbers(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
-    return getComputedStyle(element).backgroundColor;
-  };
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let contrast = 21, size = 100;
-  while (texts.nextNode()) {
-    if (!texts.currentNode.data.trim()) continue;
-    const element = texts.currentNode.parentElement, style = getComputedStyle(element);
-    const [low, high] = [light(style.color), light(paper(element))].sort((a, b) => a - b);
-    contrast = Math.min(contrast, (high + 0.05) / (low + 0.05));
-    size = Math.min(size, parseFloat(style.fontSize));
-  }
-  return [contrast, size];
-})()"""
 IMAGES = """[...document.querySelectorAll('figure')].map(figure => {
   const image = figure.querySelector('img');
   return [figure.id, image.naturalWidth, image.clientWidth];
 })"""
 DEAD_LINKS = """[...document.links].map(link => link.getAttribute('href'))
   .filter(href => !href.startsWith('#') || !document.getElementById(href.slice(1)))"""
+FIRST_PICTURE = "document.querySelector('.overview').getBoundingClientRect().bottom"
 FIGURES_WITHOUT_ROWS = """[...document.querySelectorAll('figure')].filter(figure => {
   const links = [...figure.querySelectorAll('a')];
   return !links.length || links.some(link => !document.querySelector(link.getAttribute('href') + ' tr[id]'));
@@ -83,6 +63,7 @@ def test_the_page_is_whole_on_phones_and_desks(results: str, tmp_path: Path, chr
     path = report(run, tmp_path)
     names = [plot.name for plot in plots(run)]
     assert len(names) >= 7
+    assert path.stat().st_size < 2_000_000
     if results == "stored":  # README shows some of its plots
         for kept in STORED.with_name("plots").glob("*.png"):
             assert imread(kept).shape == imread(tmp_path / kept.name).shape, f"{kept.name} is of an older report"
@@ -92,6 +73,7 @@ def test_the_page_is_whole_on_phones_and_desks(results: str, tmp_path: Path, chr
         assert page.messages == []
         assert {url for url in page.requests if not url.startswith("data:image/png;")} == {path.as_uri()}
         assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
+        assert page.evaluate(FIRST_PICTURE) < (844 if width == 390 else 900), "the first picture ends below the screen"
         contrast, size = page.evaluate(LEGIBLE)
         assert contrast >= 4.5
         assert size >= 12

@@ -87,12 +87,23 @@ bench-report: $(BENCH_INSTALLED)
 	$(RUN) -m bench report $(RESULTS)
 
 # The documentation site, as a folder that opens without a server: build/docs/index.html. A broken link fails it.
-docs: $(DOCS_INSTALLED)
+STORED_RUN := bench/results/nvidia-h200.json
+DOCS_PAGES := build/docs-pages/measured/report.html $(if $(wildcard bench/statement_page.py),build/docs-pages/statements.html)
+docs: $(DOCS_INSTALLED) $(DOCS_PAGES)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 # The same while it is written: each change is shown at http://127.0.0.1:8000.
-docs-serve: $(DOCS_INSTALLED)
+docs-serve: $(DOCS_INSTALLED) $(DOCS_PAGES)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+
+# Pages that are whole files by themselves, made anew where what they are made of has changed.
+build/docs-pages/measured/report.html: $(wildcard bench/*.py bench/*.css) $(STORED_RUN) | $(BENCH_INSTALLED)
+	$(RUN) -m bench report $(STORED_RUN) --out build/docs-report
+	@mkdir -p $(@D) && cp build/docs-report/report.html $@
+
+build/docs-pages/statements.html: $(wildcard bench/*.py bench/*.css bench/*.js compiler/*/*.py) | $(BENCH_INSTALLED)
+	@mkdir -p $(@D)
+	$(RUN) -m bench statements --out $@
 
 # formats/ and compiler/ are imported as insum_ops.formats and insum_ops.compiler: mypy reads them where they are imported.
 lint: $(INSTALLED)

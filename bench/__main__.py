@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from .compare import compare
-from .readme import write
+from .readme import TARGETS, write, write_pictures
 from .results import ResultsError, load, merge
 
 try:
@@ -22,9 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     make = commands.add_parser("report", help="one HTML page and PNG plots")
     make.add_argument("results", type=Path)
     make.add_argument("--out", type=Path, default=Path("build/bench/report"), help="folder of the page and the plots")
-    text = commands.add_parser("readme", help="rewrite the marked block of README.md")
+    text = commands.add_parser("readme", help="rewrite the marked blocks of README.md and docs/, and the picture")
     text.add_argument("results", type=Path)
-    text.add_argument("--readme", type=Path, default=Path("README.md"))
+    text.add_argument("--readme", type=Path, help="this file alone, instead of those and the picture")
     text.add_argument("--check", action="store_true", help="change nothing; fail if the block disagrees")
     ratio = commands.add_parser(
         "compare", help="fail if a ratio to a peer shrank, or a row of ours is gone, since a stored run"
@@ -44,7 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
             return compare(given.results, given.stored, given.threshold)
         run = load(given.results)
         if given.command == "readme":
-            return write(given.results, given.readme, run, given.check)
+            if given.readme:
+                return write(given.results, given.readme, run, given.check)
+            wrong = [write(given.results, target, run, given.check) for target in TARGETS]
+            return max(*wrong, write_pictures(given.results, run, given.check))
         if report is None:
             raise ResultsError(f"the report needs matplotlib ({MISSING}); pip install '.[bench]'")
         print(report(run, given.out))

@@ -1,9 +1,10 @@
-"""README's figures, written from a results file: a marked block, so that text and file can't disagree."""
+"""Figures of README and the documentation, written from a results file: marked blocks, so that they can't disagree."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from configparser import ConfigParser
 from math import ceil, floor
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from .case import OURS
 from .generate import GENERATED, SMALL
 from .glance import Group, Pair, groups
 from .harness import geomean
+from .headlines import headlines
 from .paper import FLEX_GEMM_MS, REPORTED
+from .picture import PICTURES, picture
 from .results import TITLES, ResultsError, Run, crossover
 
-__all__ = ["BEGIN", "CURVES", "END", "block", "rewrite"]
+__all__ = ["BEGIN", "CURVES", "END", "TARGETS", "block", "pictures_block", "rewrite", "write", "write_pictures"]
 
 # written without a library: README has one where it is the strongest peer, the report has them all
 PLAIN = (
@@ -25,6 +28,7 @@ PLAIN = (
 )
 NAMES = {"PyG": "PyTorch Geometric"}
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TARGETS = (Path("README.md"), Path("docs/measured/index.md"))  # the files that have such blocks
 SKIPPED = ("roof", "group_size", "conversion", "cost", "host", "memory")  # not a speed-up over a peer
 EDGES = ("32x32", "64x64", "128x128")
 DENSITIES = (1.0, 0.5, 0.3, 0.1, 0.05, 0.01)
@@ -40,11 +44,38 @@ READ = {"NVIDIA H200": 4.3}  # TB/s that reading alone reaches
 
 
 def rewrite(text: str, run: Run, source: str) -> str:
-    """README's text with the block between the marks made anew."""
-    pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
+    """The text with what is between each pair of marks made anew: `measured`, `headlines` or `picture`."""
+    makers: dict[str, Callable[[], str]] = {
+        "measured": lambda: block(run, source),
+        "headlines": lambda: headlines(run, source),
+        "picture": pictures_block,
+    }
+    found = 0
+    for name, make in makers.items():
+        begin, end = (mark.replace("measured", name) for mark in (BEGIN, END))
+        pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
+        blocks = len(pattern.findall(text))
+        if blocks > 1:
+            raise ResultsError(f"the text has {blocks} blocks between {begin} and {end}, and may have one")
+        if blocks:
+            before, after = pattern.split(text)
+            text, found = f"{before}{begin}\n{make()}\n{end}{after}", found + 1
+    if not found:
         raise ResultsError(f"the text needs one block between {BEGIN} and {END}, each on a line of its own")
-    return pattern.sub(lambda _: f"{BEGIN}\n{block(run, source)}\n{END}", text)
+    return text
+
+
+def pictures_block() -> str:
+    """README's picture in light and dark, by the address that setup.cfg's `[readme] images` gives: relative without."""
+    settings = ConfigParser()
+    settings.read("setup.cfg")
+    address = settings.get("readme", "images", fallback="").strip()
+    light, dark = (f"{address}{path}" for path in PICTURES.values())
+    words = "A sparse matrix product as a statement, the Triton kernel it becomes, and its time beside other libraries'"
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img width="900" alt="{words}" src="{light}"></picture>'
+    )
 
 
 def block(run: Run, source: str) -> str:
@@ -260,12 +291,25 @@ def _floor(run: Run) -> list[str]:
     ]
 
 
-def write(results: Path, readme: Path, run: Run, is_check: bool) -> int:
+def write(results: Path, target: Path, run: Run, is_check: bool) -> int:
     """Rewrite a file, or say whether it agrees already."""
-    before = readme.read_text(encoding="utf-8")
+    before = target.read_text(encoding="utf-8")
     after = rewrite(before, run, results.as_posix())
     if is_check:
-        print(f"{readme} {'agrees' if before == after else 'disagrees'} with {results}")
+        print(f"{target} {'agrees' if before == after else 'disagrees'} with {results}")
         return 0 if before == after else 1
-    readme.write_text(after, encoding="utf-8")
+    target.write_text(after, encoding="utf-8")
     return 0
+
+
+def write_pictures(results: Path, run: Run, is_check: bool) -> int:
+    """Draw README's picture in both styles, or say whether the files agree already."""
+    wrong = 0
+    for style, name in PICTURES.items():
+        path, drawn = Path(name), picture(run, style)
+        if not is_check:
+            path.write_text(drawn, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != drawn:
+            print(f"{path} disagrees with {results}")
+            wrong = 1
+    return wrong

@@ -1,4 +1,4 @@
-"""Reading and joining runs and writing README's figures, on small results files."""
+"""Reading and joining runs and writing the figures of README and the documentation, on small results files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import bench.results
 from bench.__main__ import main
 from bench.case import OURS
 from bench.glance import groups
+from bench.headlines import headlines
 from bench.paper import FLEX_GEMM_MS
-from bench.readme import BEGIN, CURVES, END, rewrite
+from bench.picture import PICTURES, picture
+from bench.readme import BEGIN, CURVES, END, TARGETS, pictures_block, rewrite
 from bench.results import ResultsError, called_ratio, load
 
 pytestmark = pytest.mark.cpu
@@ -252,11 +254,44 @@ def test_a_readme_without_marks_is_refused(tmp_path, readme, capsys):
     )
 
 
-def test_the_readme_and_the_committed_run_agree():
-    text, path = (ROOT / "README.md").read_text(encoding="utf-8"), ROOT / COMMITTED
-    assert (BEGIN in text) == path.exists(), "the marked block of README comes with the run that it was written from"
-    if path.exists():
-        assert rewrite(text, load(path), COMMITTED) == text, f"run: python -m bench readme {COMMITTED}"
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_what_is_written_of_the_committed_run_agrees_with_it(target):
+    text = (ROOT / target).read_text(encoding="utf-8")
+    assert rewrite(text, load(ROOT / COMMITTED), COMMITTED) == text, f"run: python -m bench readme {COMMITTED}"
+
+
+@pytest.mark.parametrize(("style", "path"), PICTURES.items())
+def test_readmes_picture_is_of_the_committed_run_and_of_the_kernel_that_runs(style, path):
+    drawn = picture(load(ROOT / COMMITTED), style)
+    assert (ROOT / path).read_text(encoding="utf-8") == drawn, f"run: python -m bench readme {COMMITTED}"
+
+
+def test_readmes_picture_has_the_address_that_a_setting_gives(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert 'src="docs/assets/statement.svg"' in pictures_block()
+    Path("setup.cfg").write_text("[readme]\nimages = https://example.org/files/\n")
+    assert 'src="https://example.org/files/docs/assets/statement.svg"' in pictures_block()
+    assert 'srcset="https://example.org/files/docs/assets/statement-dark.svg"' in pictures_block()
+
+
+def test_readme_says_what_it_is_in_eight_kilobytes():
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+def test_headlines_are_the_means_and_ends_of_their_cases_and_name_the_losses(tmp_path):
+    rows = [
+        entry("unstructured_spmm", case, provider, ms, series="float32, N = 128")
+        for case, theirs in (("cora", 2.0), ("DD", 8.0))
+        for provider, ms in ((OURS, 1.0), ("torch.sparse", theirs))
+    ]
+    run = load(write(tmp_path / "results.json", rows))
+    row = "| torch.sparse (cuSPARSE) | **4.00x** (2.00x to 8.00x, 2 cases) | `test_unstructured_spmm.py` |"
+    assert row in headlines(run, "")
+    host = [noted("host", "format", name, us, "us") for name, us in (("insum_ops", 8.0), ("torch.mm", 4.0))]
+    assert "host up to 2.0 times as long as `torch.mm`" in headlines(
+        load(write(tmp_path / "host.json", rows + host)), ""
+    )
+    assert "Where others are faster" not in headlines(run, "")
 
 
 def made(tmp_path: Path, readme: Path, entries: list[dict], machine: dict = H200) -> str:
@@ -327,11 +362,11 @@ def test_a_peer_without_a_library_is_shown_where_it_is_the_strongest(tmp_path, r
     assert gather not in text
 
 
-def test_readmes_prose_has_no_figure_of_the_run():
+def test_the_prose_of_measured_has_no_figure_of_the_run():
     """Those are between the marks; what is outside is not in the file, and says so."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    after = text.split(END)[1].split("\n## ")[0]
-    told = [line for line in after.split("\n- ")[1:] if not line.startswith("Not part of these runs:")]
+    text = (ROOT / "docs" / "measured" / "index.md").read_text(encoding="utf-8")
+    told = text.split("## How to read the rows")[1].split("\n- ")[1:]
+    told = [line for line in told if not line.startswith("Not part of these runs:")]
     assert len(told) >= 3
     found = {figure for line in told for figure in re.findall(r"\d[\d.]*x\b(?! 32)", line)}
     assert found == {"1.8x", "1.00x", "1.05x"}  # the host's noise, and what a draw is

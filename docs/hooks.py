@@ -22,7 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "build" / "docs-sources"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 GENERATED = ROOT / "build" / "docs-pages"  # whole HTML pages, which `make docs` has made before
-ROWS = """# Every time
+ROWS = """---
+hide: [toc]
+---
+
+# Every time
 
 Each case beside each library, in milliseconds unless the row says otherwise. "Times faster" is the other library's time
 over that of insum_ops, by device time where both have one and as called elsewhere. Type words to see their rows alone;

@@ -1,22 +1,32 @@
-"""What the site takes from outside docs/ when it is built: the package's docstrings, and what was measured."""
+"""What is made when the site is built: reference pages of docstrings, tables of what was measured, and pictures."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
 from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from bench.glance import every_pair
 from bench.results import TITLES, load
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pictures import picture
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "build" / "docs-sources"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
 GENERATED = ROOT / "build" / "docs-pages"  # whole HTML pages, which `make docs` has made before
-ROWS = """# Every time
+ROWS = """---
+hide: [toc]
+---
+
+# Every time
 
 Each case beside each library, in milliseconds unless the row says otherwise. "Times faster" is the other library's time
 over that of insum_ops, by device time where both have one and as called elsewhere. Type words to see their rows alone;
@@ -51,6 +61,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in sorted(GENERATED.rglob("*.html")):
         files.append(File.generated(config, page.relative_to(GENERATED).as_posix(), abs_src_path=str(page)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw the pictures of formats where a page asks for them."""
+    return re.sub(r"<!-- format: (\w+) -->", lambda found: picture(found[1]), markdown)
 
 
 def rows() -> list[str]:

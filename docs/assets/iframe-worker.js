@@ -27,13 +27,12 @@ if (location.protocol === "file:") {
       this.inside.frameElement.remove()
     }
   }
-  function load(inside, address) {
-    return new Promise((done, failed) => {
+  const load = (inside, address) =>
+    new Promise((done, failed) => {
       const script = inside.document.createElement("script")
       script.src = address
       script.onload = () => done()
       script.onerror = failed
       inside.document.documentElement.appendChild(script)
     })
-  }
 }

@@ -37,7 +37,7 @@ def run(page: str, text: str) -> None:
         if reason is not None:
             continue
         if ">>>" not in code:
-            exec(compile("\n" * line + code, page, "exec"), names)
+            exec(compile("\n" * line + code, page, "exec", dont_inherit=True), names)
             continue
         test = doctest.DocTestParser().get_doctest(code, names, page, page, line)
         printed: list[str] = []
@@ -47,6 +47,9 @@ def run(page: str, text: str) -> None:
         names = test.globs
 
 
+# torch's own: of its tracer, and of a layout that pages show
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

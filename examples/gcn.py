@@ -42,7 +42,7 @@ class GCN(nn.Module):
 def plain_product(A: Graph) -> Callable[[Tensor], Tensor]:
     """The same product as torch has it: a CSR matrix and torch.sparse.mm."""
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-    csr = torch.sparse_coo_tensor(A[0].flip(0), A[1], (A[2], A[2])).to_sparse_csr()
+    csr = torch.sparse_coo_tensor(A[0].flip(0), A[1], (A[2], A[2]), check_invariants=True).to_sparse_csr()
     return lambda X: torch.sparse.mm(csr, X)
 
 

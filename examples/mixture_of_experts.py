@@ -1,4 +1,4 @@
-"""A mixture of experts, each token's two experts in two statements: `python examples/mixture_of_experts.py --steps 150`.
+"""A mixture of experts, two for each token, in two statements: `python examples/mixture_of_experts.py --steps 150`.
 
 The data come from 16 clusters, each with a function of its own. A router sends every token to two of 16 experts; tokens
 of one expert stand in groups, so that a group meets its expert's weights in one matrix product. Beside it learns a

@@ -20,7 +20,7 @@ from insum_ops.nn import sparsify
 
 GROUPS, WIDTH, CLASSES = 32, 16, 8  # groups of inputs, numbers in each, classes
 RELEVANT = 4  # groups that the labels depend on
-BLOCK, DENSITY = 16, 0.1
+BLOCK, DENSITY = (32, 16), 0.1  # outputs and inputs of a block, share of blocks that stay
 DEVICES = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
 
 

@@ -6,7 +6,7 @@ from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
 from .language import IndexRangeError, OperandError, ShapeError, UnsupportedError, parse, terms, walk
 from .pipeline import evaluate
-from .planning import MOST_ENTRIES, SHORT, Device, device_of
+from .planning import LARGEST_TILE, MOST_ENTRIES, ON_CHIP_EXTENT, SHORT, Device, device_of
 from .prepared import has_kernels, refuse_freed
 from .runtime import (
     INTERPRETED,
@@ -29,7 +29,9 @@ from .tuning import Key, device_name, fastest, generator_version, host_milliseco
 __all__ = [
     "INDEX_DTYPES",
     "INTERPRETED",
+    "LARGEST_TILE",
     "MOST_ENTRIES",
+    "ON_CHIP_EXTENT",
     "SHORT",
     "TRITON_VERSION",
     "Device",

@@ -44,6 +44,7 @@ def build(folder: Path) -> Path:
 
 def try_under(python: str, wheel: Path) -> bool:
     """Unpack, byte-compile and run the wheel under one Python; print what came of it."""
+    python = os.path.abspath(python) if os.sep in python else python
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(wheel).extractall(folder)
         environment = {**os.environ, "PYTHONPATH": folder, "INSUM_CACHE_DIR": str(Path(folder, "cache"))}
@@ -52,7 +53,12 @@ def try_under(python: str, wheel: Path) -> bool:
             ["-c", SCRIPT, folder],
             ["-m", "insum_ops", "doctor", "--probe", "cpu"],
         ):
-            command = [os.path.abspath(python) if os.sep in python else python, "-W", "error::SyntaxWarning", *arguments]
+            command = [
+                os.path.abspath(python) if os.sep in python else python,
+                "-W",
+                "error::SyntaxWarning",
+                *arguments,
+            ]
             answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             print(answer.stdout, end="", flush=True)
             if answer.returncode != 0:

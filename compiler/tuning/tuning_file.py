@@ -58,6 +58,8 @@ def tuned(folder: Path | None = None, watch: Watch = iter) -> Iterator[Tuned]:
 
 def export_tuned(path: Path, watch: Watch = iter) -> int:
     """Write the tuned statements of the cache folder that this version can use to one file; return how many."""
+    if path.is_dir():
+        raise UnsupportedError(f"{path} is a folder; name a file to write")
     found = [_encoded(each) for each in tuned(watch=watch) if each.is_usable]
     if not found:
         raise UnsupportedError(
@@ -112,9 +114,7 @@ def _read(path: Path) -> list[Tuned]:
     except (ValueError, RecursionError):
         raise UnsupportedError(f"{path} is no file of tuned configs, or only a part of one: it is not JSON") from None
     if not isinstance(content, dict) or content.get("title") != TITLE:
-        raise UnsupportedError(
-            f"{path} is no file of tuned configs; `python -m insum_ops cache export FILE` writes one"
-        )
+        raise UnsupportedError(f"{path} is no file of tuned configs, as `python -m insum_ops cache export` writes them")
     if content.get("schema") != SCHEMA:
         raise UnsupportedError(
             f"{path} was written by another version of insum_ops (layout {content.get('schema')}, here {SCHEMA}); "
@@ -140,9 +140,9 @@ def _decoded(content: Any) -> Tuned:
     values = {field.name: content["key"][field.name] for field in fields(Key)}
     pairs = tuple((str(name), int(extent)) for name, extent in values["extents"])
     key = Key(**{**values, "dtypes": tuple(map(str, values["dtypes"])), "extents": pairs})
-    kinds = {field.name: {"str": str, "bool": bool}.get(str(field.type), tuple) for field in fields(Key)}
     for name, value in asdict(key).items():
-        if not isinstance(value, kinds[name]):
+        kind = {"dtypes": tuple, "extents": tuple, "deterministic": bool}.get(name, str)
+        if not isinstance(value, kind):
             raise TypeError(f"{name} of a key is {value!r}")
     return Tuned(key, TuningCache.decode(json.dumps(content).encode(), key))
 

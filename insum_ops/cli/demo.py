@@ -32,8 +32,8 @@ right result and not speed. On a GPU the same line becomes one fused Triton kern
 first call, and this demo then shows its speed beside plain torch and beside the memory's bandwidth."""
 ON_A_GPU = """\
 Each statement is one fused Triton kernel, tuned at its first call. The floor is the time in which
-the memory's bandwidth would pass every operand and the result once; operands that stay in the L2
-cache from call to call may beat it."""
+the memory's bandwidth would pass every operand and the result once. Times are of whole calls from
+Python, so that small problems wait for the host."""
 
 
 @dataclass(frozen=True)

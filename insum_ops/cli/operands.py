@@ -41,7 +41,7 @@ class Sparse:
     def read(cls, text: str) -> Sparse:
         kind, *rest = text.split(":")
         if kind not in FORMATS:
-            raise CommandError(f"{kind!r} is no format{_closest(kind, FORMATS)}; there are {', '.join(FORMATS)}")
+            raise CommandError(f"{kind!r} is no format; {_closest(kind, FORMATS)}there are {', '.join(FORMATS)}")
         if len(rest) > 2:
             raise CommandError(f"{text!r} has too many parts; write FORMAT:DENSITY:BLOCK, as in {kind}:0.05")
         density = _density(rest[0]) if rest else DENSITY
@@ -163,9 +163,7 @@ class Requested:
                     raise CommandError(f"{option} names {name}, which {self.statement} has not; it has {listed}")
         for name in self.shapes:
             if name not in tensors and len(self.shapes[name]) != 1:
-                raise CommandError(
-                    f"{name} is an index, so it has one extent, but {_times(self.shapes[name])} is given"
-                )
+                raise CommandError(f"{name} is an index and has one extent, but {_times(self.shapes[name])} is given")
 
     def make(self, device: torch.device, seed: int = 0) -> Operands:
         """Draw the operands on a device; the same seed draws the same ones."""
@@ -311,4 +309,4 @@ def _times(shape: Sequence[int]) -> str:
 
 def _closest(name: str, known: Sequence[str]) -> str:
     found = get_close_matches(name.lower(), [each.lower() for each in known], 1)
-    return f"; did you mean {next(each for each in known if each.lower() == found[0])}?" if found else ""
+    return f"did you mean {next(each for each in known if each.lower() == found[0])}? " if found else ""

@@ -18,7 +18,16 @@ from .language import (
     walk,
 )
 from .pipeline import evaluate
-from .planning import DEVICES, MOST_ENTRIES, SHORT, Device, described_as, device_of
+from .planning import (
+    DEVICES,
+    LARGEST_TILE,
+    MOST_ENTRIES,
+    ON_CHIP_EXTENT,
+    SHORT,
+    Device,
+    described_as,
+    device_of,
+)
 from .prepared import has_kernels, refuse_freed
 from .runtime import (
     INTERPRETED,
@@ -54,7 +63,9 @@ __all__ = [
     "DEVICES",
     "INDEX_DTYPES",
     "INTERPRETED",
+    "LARGEST_TILE",
     "MOST_ENTRIES",
+    "ON_CHIP_EXTENT",
     "SHORT",
     "TRITON_VERSION",
     "Access",

@@ -251,7 +251,7 @@ def _best_seconds(run: Callable[[], Tensor], is_quick: bool) -> float:
 
 def _floor_seconds(application: Application, result: Tensor) -> float:
     """How long the memory of the result's device takes to pass each operand and the result once."""
-    passed = [result]
+    passed: list[Tensor | None] = [result]
     for operand in application.operands.values():
         passed += [operand] if isinstance(operand, Tensor) else [operand.values, *operand.coords]
     size = sum(tensor.numel() * tensor.element_size() for tensor in passed if tensor is not None)

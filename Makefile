@@ -18,7 +18,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -57,6 +57,11 @@ GPU_JOBS ?= $(shell nproc)
 test-gpu: $(SET_UP)
 	@$(RUN) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU that torch can use")'
 	INSUM_TESTS=thorough INSUM_TUNE=off OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(GPU_JOBS) --dist worksteal -q -p no:cacheprovider tests --ignore=tests/cross
+
+# The wheel under other Pythons that have torch: make test-wheel PYTHONS='python3.10 python3.12'
+PYTHONS ?= $(RUN)
+test-wheel: $(INSTALLED)
+	$(RUN) tests/try_wheel.py $(PYTHONS)
 
 # Random statements built for GPUs that need not be there; the last line counts. FUZZ_SEED=1 draws others.
 FUZZ_KERNELS ?= 2000

@@ -4,9 +4,30 @@ from .autograd import gradients_of, one_by_one, run_plain
 from .binding import INDEX_DTYPES, bind, bucket, check_pattern, is_sparse, pattern_of, power_of_two
 from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
-from .language import IndexRangeError, OperandError, ShapeError, UnsupportedError, parse, terms, walk
+from .language import (
+    Access,
+    IndexRangeError,
+    InsumError,
+    OperandError,
+    ShapeError,
+    Statement,
+    UnsupportedError,
+    Var,
+    parse,
+    terms,
+    walk,
+)
 from .pipeline import evaluate
-from .planning import LARGEST_TILE, MOST_ENTRIES, ON_CHIP_EXTENT, SHORT, Device, device_of
+from .planning import (
+    DEVICES,
+    LARGEST_TILE,
+    MOST_ENTRIES,
+    ON_CHIP_EXTENT,
+    SHORT,
+    Device,
+    described_as,
+    device_of,
+)
 from .prepared import has_kernels, refuse_freed
 from .runtime import (
     INTERPRETED,
@@ -24,9 +45,22 @@ from .runtime import (
     remember_segments,
     remembered_range,
 )
-from .tuning import Key, device_name, fastest, generator_version, host_milliseconds, tuning_mode
+from .tuning import (
+    Key,
+    Tuned,
+    clear_cache,
+    device_name,
+    export_tuned,
+    fastest,
+    generator_version,
+    host_milliseconds,
+    import_tuned,
+    tuned,
+    tuning_mode,
+)
 
 __all__ = [
+    "DEVICES",
     "INDEX_DTYPES",
     "INTERPRETED",
     "LARGEST_TILE",
@@ -34,30 +68,39 @@ __all__ = [
     "ON_CHIP_EXTENT",
     "SHORT",
     "TRITON_VERSION",
+    "Access",
     "Device",
     "Explanation",
     "IndexRangeError",
+    "InsumError",
     "Key",
     "OperandError",
     "ShapeError",
+    "Statement",
+    "Tuned",
     "Tuning",
     "UnsupportedError",
+    "Var",
     "active",
     "bind",
     "bucket",
     "cache_dir",
     "cache_size",
     "check_pattern",
+    "clear_cache",
+    "described_as",
     "device_name",
     "device_of",
     "evaluate",
     "explanation_of",
+    "export_tuned",
     "fastest",
     "followed",
     "generator_version",
     "gradients_of",
     "has_kernels",
     "host_milliseconds",
+    "import_tuned",
     "is_sparse",
     "on_device",
     "one_by_one",
@@ -75,6 +118,7 @@ __all__ = [
     "run_in_place",
     "run_plain",
     "terms",
+    "tuned",
     "tuning_mode",
     "tuning_of",
     "walk",

@@ -19,7 +19,7 @@ from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shap
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import placeholders, program_for
-from .runtime import INTERPRETED, active, check_ranges, paused, remembered_range, segment_lengths
+from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_range, segment_lengths
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
@@ -250,6 +250,12 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def has_kernels(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda":
         return INTERPRETED and device.type != "meta"  # where there is nothing to interpret
+    if TRITON_VERSION == "none":
+        remedy = "a torch for Linux brings it, with CUDA as triton and with ROCm as triton-rocm"
+        warnings.warn(
+            f"Triton is not installed, so statements run as separate torch operations; {remedy}", stacklevel=2
+        )
+        return False
     capability = _capability(device)
     if capability < OLDEST_GPU:
         name = torch.cuda.get_device_name(device)

@@ -1,11 +1,17 @@
 """insum_ops: a sparse operator is one line, `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`."""
 
+from importlib import metadata
 from pathlib import Path
 
 # In a checkout formats/ and compiler/ lie beside this folder, not in it (`package_dir` in setup.cfg). Unless insum_ops
 # is installed editable, Python would find neither them nor those of the installed package, which this folder hides.
 if not Path(__file__).with_name("compiler").is_dir():
     __path__ = [*__path__, str(Path(__file__).parents[1])]
+
+try:
+    __version__ = metadata.version("insum_ops")
+except metadata.PackageNotFoundError:  # a checkout that is on the path, but not installed
+    __version__ = "0+unknown"
 
 from .conv.functional import sparse_conv3d
 from .equivariant import tensor_product

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +12,15 @@ import tarfile
 import warnings
 import zipfile
 from configparser import ConfigParser
+from email.message import Message
 from email.parser import Parser
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+import insum_ops
 
 pytestmark = pytest.mark.cpu
 
@@ -25,6 +31,7 @@ COPIED = (
     "formats",
     "compiler",
     "setup.cfg",
+    "setup.py",
     "pyproject.toml",
     "README.md",
     "LICENSE",
@@ -64,9 +71,13 @@ def wheel(tree, tmp_path_factory) -> zipfile.ZipFile:
 
 
 @pytest.fixture(scope="session")
-def requirements(wheel) -> dict[str, Requirement]:
+def metadata(wheel) -> Message:
     (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = Parser().parsestr(wheel.read(path).decode())
+    return Parser().parsestr(wheel.read(path).decode())
+
+
+@pytest.fixture(scope="session")
+def requirements(metadata) -> dict[str, Requirement]:
     found = [Requirement(line) for line in metadata.get_all("Requires-Dist") or []]
     return {r.name: r for r in found if "extra" not in str(r.marker)}
 
@@ -109,15 +120,106 @@ runpy.run_module("insum_ops", run_name="__main__", alter_sys=True)
     assert answer.stdout == f"{parts}\n"
 
 
-def test_the_sdist_holds_the_sources(tree, tmp_path):
-    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=tree, check=True, capture_output=True)
-    (path,) = tmp_path.iterdir()
+@pytest.fixture(scope="session")
+def sources() -> set[str]:
+    """Every file of this tree that is not ignored, by its path: what git tracks, or what an unpacked sdist has."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+        return {path for path in listed if (ROOT / path).is_file()}
+    (listing,) = ROOT.glob("*.egg-info/SOURCES.txt")
+    return {path for path in listing.read_text().splitlines() if ".egg-info" not in path}
+
+
+@pytest.fixture(scope="session")
+def sdist(sources, tmp_path_factory) -> Path:
+    """The folder that an sdist of this tree unpacks to."""
+    copy, built = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("sdist")
+    for path in sources:
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, copy / path)
+    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(built)!r}))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=copy, check=True, capture_output=True)
+    (path,) = built.iterdir()
     with tarfile.open(path) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.cfg", "pyproject.toml", "README.md", "LICENSE", "insum_ops/py.typed"} <= held
-    for folder in PACKAGES.values():
-        assert {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*.py")} <= held
+        archive.extractall(built, filter="data")
+    (folder,) = (entry for entry in built.iterdir() if entry.is_dir())
+    return folder
+
+
+def test_the_sdist_holds_every_tracked_file(sources, sdist):
+    held = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
+    assert sources - held <= {".gitignore"}
+    assert {path for path in held - sources if ".egg-info/" not in path} <= {"PKG-INFO", "setup.cfg"}
+
+
+def test_tests_pass_in_an_unpacked_sdist(sdist):
+    """A small part of them: where formats/ and compiler/ are found, a statement, files beside the tests, the docs."""
+    parts = ["tests/test_lru_cache.py", "tests/test_pickled.py", "tests/test_support.py", "tests/compiler/language"]
+    others = [entry for entry in sys.path if entry and ROOT not in (Path(entry), Path(entry).parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(sdist), *others]), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-S", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *parts]
+    answer = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert " passed" in answer.stdout
+
+
+def test_the_package_says_who_made_it_and_what_it_is_for(metadata):
+    assert metadata["Author"] == "The insum_ops project"
+    assert {"sparse", "einsum", "pytorch", "triton"} <= set(metadata["Keywords"].split(","))
+    classifiers = metadata.get_all("Classifier")
+    pythons = {
+        line.rpartition(" ")[2] for line in classifiers if line.startswith("Programming Language :: Python :: 3.")
+    }
+    assert pythons == {"3.10", "3.11", "3.12", "3.13"}
+    assert metadata["Requires-Python"] == ">=3.10"
+
+
+def test_no_address_is_told_until_one_is_given(metadata):
+    assert metadata.get_all("Project-URL") is None
+    assert metadata["Home-page"] is None
+    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_one_setting_gives_every_address():
+    spec = spec_from_file_location("insum_ops_setup", ROOT / "setup.py")
+    setup = module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    address = "https://example.org/insum_ops"
+    assert setup.links("") == {}
+    assert set(setup.links(address)) == {"Homepage", "Issues", "Changelog", "Support table"}
+    assert all(link.startswith(address) for link in setup.links(address).values())
+    text = '![bars](docs/a.png) [start](docs/start/) [top](#top) [peer](https://peer.org) <img src="b.svg">'
+    assert setup.page(text, "") == text
+    assert setup.page(text, address) == (
+        f"![bars]({address}/raw/main/docs/a.png) [start]({address}/blob/main/docs/start/) [top](#top) "
+        f'[peer](https://peer.org) <img src="{address}/raw/main/b.svg">'
+    )
+
+
+def test_the_version_is_that_of_the_metadata(metadata):
+    assert insum_ops.__version__ == metadata["Version"] == importlib.metadata.version("insum_ops")
+
+
+def test_a_checkout_without_metadata_has_a_version_all_the_same(tree):
+    script = "import importlib.metadata as m\n" + (
+        "def missing(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = missing\nimport insum_ops\nprint(insum_ops.__version__)"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], cwd=tree, capture_output=True, text=True, check=True)
+    assert answer.stdout == "0+unknown\n"
+
+
+def test_the_wheel_brings_a_command(wheel):
+    (path,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert wheel.read(path).decode() == "[console_scripts]\ninsum_ops = insum_ops.__main__:main\n"
+
+
+def test_every_extra_says_what_it_is_for():
+    lines = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0].splitlines()
+    extras = [at for at, line in enumerate(lines) if re.fullmatch(r"\w+ =", line)]
+    assert len(extras) > 5
+    assert [lines[at] for at in extras if not lines[at - 1].startswith("# ")] == []
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.11.0", "2.13.0+cpu", "2.13.0+cu130"])
@@ -125,11 +227,18 @@ def test_an_installed_torch_is_kept(requirements, version):
     assert requirements["torch"].specifier.contains(version)
 
 
-@pytest.mark.parametrize(("system", "is_needed"), [("Linux", True), ("Darwin", False), ("Windows", False)])
-def test_triton_is_for_linux_only(requirements, system, is_needed):
-    marker = requirements["triton"].marker
-    assert marker is not None
-    assert marker.evaluate({"platform_system": system}) is is_needed
+def test_triton_is_left_to_torch(requirements, metadata):
+    """ROCm builds of torch bring one under another name, whose files those of `triton` would replace."""
+    assert "triton" not in requirements
+    optional = [Requirement(line) for line in metadata.get_all("Requires-Dist") if line.startswith("triton")]
+    for system, extras in (("Linux", {"interpreter", "test"}), ("Darwin", set()), ("Windows", set())):
+        asking = {
+            extra
+            for extra in metadata.get_all("Provides-Extra")
+            for each in optional
+            if each.marker.evaluate({"platform_system": system, "extra": extra})
+        }
+        assert asking == extras
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])

@@ -11,7 +11,7 @@ A file imports only from those above it.
 
 from .batch import batched
 from .differentiate import Term, fresh_name, tangent_terms, terms, winners
-from .errors import IndexRangeError, OperandError, SettingError, ShapeError, UnsupportedError
+from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError
 from .ir import Access, Const, Index, Number, Statement, Var, walk
 from .parse import parse
 
@@ -20,6 +20,7 @@ __all__ = [
     "Const",
     "Index",
     "IndexRangeError",
+    "InsumError",
     "Number",
     "OperandError",
     "SettingError",

@@ -14,12 +14,13 @@ A file imports only from those above it.
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
-from .device import Device, device_of, line_of
+from .device import DEVICES, Device, described_as, device_of, line_of
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
 
 __all__ = [
+    "DEVICES",
     "LARGEST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
@@ -38,6 +39,7 @@ __all__ = [
     "Strides",
     "Sum",
     "beside_each_other",
+    "described_as",
     "device_of",
     "dots",
     "is_varying",

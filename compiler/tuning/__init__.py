@@ -9,6 +9,7 @@ A file imports only from those above it.
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it
+    tuning_file   all tuned configs as one file for another machine, and such a file read
     autotune      which strategy, schedule and config runs a statement fastest
 """
 
@@ -16,22 +17,29 @@ from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
 from .settings import tuning_mode
 from .tuning_cache import Key
+from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
     "Candidate",
+    "Imported",
     "Key",
     "Problem",
     "Timing",
+    "Tuned",
     "candidates",
     "choose",
+    "clear_cache",
     "device_name",
+    "export_tuned",
     "fastest",
     "generator_version",
     "host_milliseconds",
+    "import_tuned",
     "is_uneven",
     "known_launcher",
     "recall",
     "refusals",
     "tune",
+    "tuned",
     "tuning_mode",
 ]

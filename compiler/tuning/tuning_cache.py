@@ -77,7 +77,7 @@ class TuningCache:
             return entry
         path = self._path(key)
         try:
-            entry = self._memory[key] = _decode(path.read_bytes(), key)
+            entry = self._memory[key] = self.decode(path.read_bytes(), key)
             return entry
         except FileNotFoundError:
             pass
@@ -90,10 +90,8 @@ class TuningCache:
     def put(self, key: Key, entry: Entry) -> None:
         """Keep the entry in memory and, if the folder lets us, on disk."""
         self._memory[key] = entry
-        content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
-        content["refused"] = entry.refused
         try:
-            replace_file(self._path(key), json.dumps(content, indent=1).encode())
+            replace_file(self._path(key), self.encode(key, entry))
         except OSError as error:
             warn_unusable(self.folder, error)
         else:
@@ -111,6 +109,21 @@ class TuningCache:
                 warn_unusable(self.folder, error)
             yield
 
+    @staticmethod
+    def encode(key: Key, entry: Entry) -> bytes:
+        """The content of a key's file."""
+        content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
+        return json.dumps({**content, "refused": entry.refused}, indent=1).encode()
+
+    @staticmethod
+    def decode(data: bytes, key: Key) -> Entry:
+        """The entry in a file's content; KeyError, TypeError or ValueError unless it is this very key's."""
+        content = json.loads(data)
+        if content["schema"] != SCHEMA or content["key"] != json.loads(json.dumps(asdict(key))):
+            raise ValueError("another version or another key")
+        times = tuple((config, ms) for config, ms in content["times"])
+        return Entry(content["config"], times, tuple((config, str(why)) for config, why in content.get("refused", ())))
+
     def _path(self, key: Key) -> Path:
         return self.folder / "tuning" / f"{key.digest()}.json"
 
@@ -123,12 +136,3 @@ def _take_a_new_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_take_a_new_lock)
-
-
-def _decode(data: bytes, key: Key) -> Entry:
-    """The entry in a file's content; KeyError, TypeError or ValueError unless it is this very key's."""
-    content = json.loads(data)
-    if content["schema"] != SCHEMA or content["key"] != json.loads(json.dumps(asdict(key))):
-        raise ValueError("another version or another key")
-    times = tuple((config, ms) for config, ms in content["times"])
-    return Entry(content["config"], times, tuple((config, str(why)) for config, why in content.get("refused", ())))

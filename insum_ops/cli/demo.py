@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.benchmark import Timer
 
+from insum_ops.cli.progress import progress, say
+from insum_ops.compiler import device_of
 from insum_ops.formats import BlockGroupCOO, GroupCOO
 from insum_ops.functional import explain, insum
 
@@ -20,6 +24,16 @@ __all__ = ["Application", "Outcome", "applications", "demo", "examine"]
 
 TOLERANCE = 1e-5  # fp32 sums of at most a few thousand products, relative to the largest element
 STEPS = 5
+REPEATS = 5  # timings of each, of which the best counts
+SECONDS = 0.1  # of each timing
+ON_A_CPU = """\
+A CPU is the reference route: it runs each statement as a few torch operations, whose purpose is a
+right result and not speed. On a GPU the same line becomes one fused Triton kernel, tuned at its
+first call, and this demo then shows its speed beside plain torch and beside the memory's bandwidth."""
+ON_A_GPU = """\
+Each statement is one fused Triton kernel, tuned at its first call. The floor is the time in which
+the memory's bandwidth would pass every operand and the result once. Times are of whole calls from
+Python, so that small problems wait for the host."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,12 @@ class Outcome:
     plain_name: str
     plain_seconds: float
     losses: tuple[float, ...]  # before the first step, then after each
+    floor_seconds: float | None = None  # on a GPU, every byte passed once; None on a CPU
+
+    @property
+    def speedup(self) -> float:
+        """How many times as long plain torch takes."""
+        return self.plain_seconds / self.seconds
 
     @property
     def verdict(self) -> str:
@@ -67,11 +87,11 @@ class Outcome:
         return "ok" if is_falling else "not learning"
 
 
-def structured_spmm(random: torch.Generator, size: int) -> Application:
+def structured_spmm(random: torch.Generator, size: int, columns: int = 256) -> Application:
     """C = A B, where A consists of 32 x 32 blocks, 90 % of them zero."""
     kept = torch.rand(size // 32, size // 32, generator=random, device=random.device) < 0.1
     A = _normal(random, size, size) * kept.repeat_interleave(32, 0).repeat_interleave(32, 1)
-    B = _normal(random, size, 256)
+    B = _normal(random, size, columns)
     return Application(
         title="structured SpMM",
         statement="C[m,n] += A[m,k] * B[k,n]",
@@ -83,9 +103,9 @@ def structured_spmm(random: torch.Generator, size: int) -> Application:
     )
 
 
-def unstructured_spmm(random: torch.Generator, size: int) -> Application:
+def unstructured_spmm(random: torch.Generator, size: int, degree: int = 8) -> Application:
     """C = A B, where A is the adjacency matrix of a random graph: few nodes have most of the edges."""
-    edges = 8 * size
+    edges = degree * size
     heads = (size * torch.rand(edges, generator=random, device=random.device) ** 3).long()
     tails = torch.randint(size, (edges,), generator=random, device=random.device)
     A = torch.zeros(size, size, device=random.device).index_put((heads, tails), _normal(random, edges))
@@ -194,21 +214,23 @@ def _kernel_map(room: Tensor) -> Tensor:
 
 
 def applications(device: torch.device, is_quick: bool = False) -> Iterator[Application]:
-    """The four, one at a time; the same numbers on every run."""
+    """The four, one at a time, larger on a GPU; the same numbers on every run."""
     random = torch.Generator(device).manual_seed(0)
-    yield structured_spmm(random, 256 if is_quick else 1024)
-    yield unstructured_spmm(random, 256 if is_quick else 2048)
-    yield point_cloud_convolution(random, 12 if is_quick else 32)
-    yield tensor_product(random, 64 if is_quick else 1024)
+    is_large = device.type == "cuda" and not is_quick
+    yield structured_spmm(random, 256 if is_quick else 1024) if not is_large else structured_spmm(random, 4096, 1024)
+    yield unstructured_spmm(random, 256 if is_quick else 2048) if not is_large else unstructured_spmm(random, 8192, 64)
+    yield point_cloud_convolution(random, 12 if is_quick else 96 if is_large else 32)
+    yield tensor_product(random, 64 if is_quick else 10_000 if is_large else 1024)
 
 
 def examine(application: Application, is_quick: bool = False) -> Outcome:
     """Check, then time, then train."""
     expected = application.reference()
     with torch.no_grad():
-        difference = application.run().double() - expected
-        seconds = _median_seconds(application.run, is_quick)
-        plain_seconds = _median_seconds(application.plain, is_quick)
+        result = application.run()
+        difference = result.double() - expected
+        seconds = _best_seconds(application.run, is_quick)
+        plain_seconds = _best_seconds(application.plain, is_quick)
     return Outcome(
         title=application.title,
         error=(difference.abs().max() / expected.abs().max()).item(),
@@ -216,12 +238,24 @@ def examine(application: Application, is_quick: bool = False) -> Outcome:
         plain_name=application.plain_name,
         plain_seconds=plain_seconds,
         losses=tuple(_train(application, expected.float())),
+        floor_seconds=_floor_seconds(application, result) if result.is_cuda else None,
     )
 
 
-def _median_seconds(run: Callable[[], Tensor], is_quick: bool) -> float:
+def _best_seconds(run: Callable[[], Tensor], is_quick: bool) -> float:
+    """Of several timings the best: whatever else the machine does makes a timing longer and never shorter."""
     timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=0.02 if is_quick else 0.5).median
+    times = [timer.blocked_autorange(min_run_time=0.01 if is_quick else SECONDS) for _ in range(REPEATS)]
+    return min(time for timing in times for time in timing.times)
+
+
+def _floor_seconds(application: Application, result: Tensor) -> float:
+    """How long the memory of the result's device takes to pass each operand and the result once."""
+    passed: list[Tensor | None] = [result]
+    for operand in application.operands.values():
+        passed += [operand] if isinstance(operand, Tensor) else [operand.values, *operand.coords]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in passed if tensor is not None)
+    return size / device_of(result.device).bandwidth
 
 
 def _train(application: Application, target: Tensor) -> Iterator[float]:
@@ -240,30 +274,56 @@ def _train(application: Application, target: Tensor) -> Iterator[float]:
 def demo(device: torch.device, is_quick: bool = False) -> int:
     """Go through the four applications; the exit status is 1 if one of them fails a check."""
     started = time.perf_counter()
-    print(f"Four sparse operators, one line each, on {_machine(device)}.")
+    print(f"Four sparse operators, one line each, on {_machine(device)}.\n")
+    print(ON_A_GPU if device.type == "cuda" else ON_A_CPU)
     outcomes = []
-    for number, application in enumerate(applications(device, is_quick), start=1):
-        print(f"\n{number}. {application.title}\n\n     {application.statement}")
-        print(f"     {explain(application.statement, size=None, **application.operands).rewritten}\n")
-        for name, operand in application.operands.items():
-            print(f"   {name:<8}{_description(operand)}")
+    for number, application in enumerate(progress(applications(device, is_quick), "demo", 4), start=1):
+        lines = [f"\n{number}. {application.title}\n\n     {application.statement}"]
+        lines.append(f"     {explain(application.statement, size=None, **application.operands).rewritten}\n")
+        lines += [f"   {name:<8}{_description(operand)}" for name, operand in application.operands.items()]
         outcome = examine(application, is_quick)
         outcomes.append(outcome)
-        print(f"   check   {outcome.error:.0e} away from dense float64, {TOLERANCE:.0e} allowed")
-        losses = " ".join(f"{loss:.2f}" for loss in outcome.losses)
-        times = _milliseconds(outcome.seconds), _milliseconds(outcome.plain_seconds)
-        print(f"   time    {times[0]}; {outcome.plain_name}: {times[1]}")
-        print(f"   train   {application.trained} from zero; loss {losses}")
+        say("\n".join([*lines, *_findings(application, outcome)]))
     print(f"\n{table(outcomes)}\n")
+    if sys.stdout.isatty():
+        print(f"{bars(outcomes, shutil.get_terminal_size().columns)}\n")
     failed = [outcome.title for outcome in outcomes if outcome.verdict != "ok"]
     verdict = f"failed: {', '.join(failed)}" if failed else "all checks passed"
     print(f"{verdict}, {time.perf_counter() - started:.0f} s")
     return 1 if failed else 0
 
 
+def _findings(application: Application, outcome: Outcome) -> Iterator[str]:
+    yield f"   check   {outcome.error:.0e} away from dense float64, {TOLERANCE:.0e} allowed"
+    times = _milliseconds(outcome.seconds), _milliseconds(outcome.plain_seconds)
+    yield f"   time    {times[0]}; {outcome.plain_name}: {times[1]}; the best of several"
+    if outcome.floor_seconds is not None:
+        floor = f"the floor is {_milliseconds(outcome.floor_seconds)}, {_share(outcome)} of the time"
+        yield f"   speed   {outcome.speedup:.1f} times that of plain torch; {floor}"
+    losses = " ".join(f"{loss:.2f}" for loss in outcome.losses)
+    yield f"   train   {application.trained} from zero; loss {losses}"
+
+
+def bars(outcomes: Sequence[Outcome], width: int) -> str:
+    """The times as bars of plain characters, a pair to each application, the longer one as long as there is room."""
+    lines = []
+    room = max(width - max(len(outcome.title) for outcome in outcomes) - len("  insum    12345.67 ms"), 8)
+    for outcome in outcomes:
+        longest = max(outcome.seconds, outcome.plain_seconds)
+        for title, name, seconds in (
+            (outcome.title, "insum", outcome.seconds),
+            ("", "torch", outcome.plain_seconds),
+        ):
+            bar = "#" * max(round(room * seconds / longest), 1)
+            wide = max(len(outcome.title) for outcome in outcomes)
+            lines.append(f"{title:<{wide}}  {name}  {bar} {_milliseconds(seconds)}")
+    return "\n".join(lines)
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """One row per application."""
-    rows = [("", "error", "insum", "plain torch", "", "loss", "")]
+    is_on_gpu = any(outcome.floor_seconds is not None for outcome in outcomes)
+    rows = [("", "error", "insum", "plain torch", "", *(("speed-up", "floor") if is_on_gpu else ()), "loss", "")]
     for outcome in outcomes:
         rows.append(
             (
@@ -272,6 +332,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 _milliseconds(outcome.seconds),
                 _milliseconds(outcome.plain_seconds),
                 outcome.plain_name,
+                *((f"{outcome.speedup:.1f}x", _share(outcome)) if is_on_gpu else ()),
                 f"{outcome.losses[0]:.2f} -> {outcome.losses[-1]:.2f}",
                 outcome.verdict,
             )
@@ -279,7 +340,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = zip(row, "<>>><><", widths, strict=True)
+        cells = zip(row, "<>>><>>><" if is_on_gpu else "<>>><><", widths, strict=True)
         lines.append("  ".join(f"{cell:{align}{width}}" for cell, align, width in cells).rstrip())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
@@ -292,8 +353,13 @@ def _description(operand: Tensor | GroupCOO | BlockGroupCOO) -> str:
     return f"{shape}, {type(operand).__name__}: {operand.nnz} nonzeros, groups of {operand.group_size}{blocks}"
 
 
+def _share(outcome: Outcome) -> str:
+    """How much of the time the floor is; 100 % would be a kernel that reads and writes each byte once."""
+    return "" if outcome.floor_seconds is None else f"{outcome.floor_seconds / outcome.seconds:.0%}"
+
+
 def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e3 * seconds:.3f} ms"
 
 
 def _machine(device: torch.device) -> str:

@@ -11,7 +11,8 @@ from importlib import metadata
 
 import torch
 
-from insum_ops.compiler import cache_dir, cache_size
+from insum_ops.cli.progress import progress
+from insum_ops.compiler import TRITON_VERSION, cache_dir, cache_size
 from insum_ops.formats.torch_state import is_deterministic, may_round_sums, rounds_float32
 from insum_ops.functional import insum
 
@@ -31,12 +32,12 @@ def doctor() -> int:
         ("settings", _settings()),
     ):
         _print_section(title, facts)
-    routes = dict(_routes())
+    routes = dict(progress(_routes(), "trying routes", 3))
     _print_section("routes", routes.items())
     return 1 if any(state.startswith("fails") for state in routes.values()) else 0
 
 
-def probe(device: str) -> int:
+def probe(device: torch.device) -> int:
     """Run one small statement on a device; 1 if its result is wrong, and errors are left to be seen."""
     C = insum(
         "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]",
@@ -63,7 +64,13 @@ def _versions() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
     installed = {name: _version(name) for name in PACKAGES}
     installed["torch"] = torch.__version__  # which also tells the build
+    installed["triton"] = _triton()
     yield from installed.items()
+
+
+def _triton() -> str:
+    """The version that is imported: with a ROCm build of torch the package has another name."""
+    return "not installed" if TRITON_VERSION == "none" else TRITON_VERSION
 
 
 def _version(package: str) -> str:
@@ -79,7 +86,8 @@ def _machine() -> Iterator[tuple[str, str]]:
         "processor",
         f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
     )
-    yield "CUDA of torch", torch.version.cuda or "none, a CPU build"
+    built = torch.version.cuda, torch.version.hip and f"ROCm {torch.version.hip}"
+    yield "CUDA of torch", next(filter(None, built), "none, a CPU build")
     yield "NVIDIA driver", _driver()
     if not torch.cuda.is_available():
         yield "GPU", "none"
@@ -118,7 +126,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 def _routes() -> Iterator[tuple[str, str]]:
     """Each route in a process of its own: a crash is an answer, and the interpreter is chosen at start."""
     yield "torch.fx on CPU", _try("cpu", {"TRITON_INTERPRET": "0"})
-    if _version("triton") == "not installed":
+    if _triton() == "not installed":
         yield "triton", "not installed"
         return
     yield "triton interpreter", _try("cpu", {"TRITON_INTERPRET": "1"})

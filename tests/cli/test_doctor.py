@@ -50,15 +50,35 @@ def test_the_fx_route_works_in_a_process_of_its_own():
 
 
 def test_a_crash_is_reported_by_its_last_line():
+    assert doctor_module._try("cpu", {"INSUM_CACHE_DIR": "", "PYTHONSTARTUP": "", "PYTHONHOME": "nowhere"}).startswith(
+        "fails: "
+    )
     state = doctor_module._try("nowhere", {})
-    assert state.startswith("fails: RuntimeError: Expected one of cpu, cuda, ")
-    assert state.endswith("at start of device string: nowhere")
+    assert state.endswith("error: argument --probe: 'nowhere' is no device; name cpu, cuda or cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu", "'gpu' is no device; name cpu, cuda or cuda:1"),
+        ("mps", "this command runs on cpu and cuda, and not on 'mps'"),
+        ("meta", "this command runs on cpu and cuda, and not on 'meta'"),
+        ("cpu:1", "'cpu:1' asked for, but there is one cpu; name cpu"),
+        ("cuda", "'cuda' asked for, but torch sees 0 GPUs here; name cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_words(name, message, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "--probe", name])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument --probe: {message}\n")
 
 
 def test_the_probe_notices_a_wrong_result(capsys, monkeypatch):
-    assert probe("cpu") == 0
+    assert probe(torch.device("cpu")) == 0
     monkeypatch.setattr(doctor_module, "insum", lambda expr, **tensors: torch.zeros(tensors["size"]))
-    assert probe("cpu") == 1
+    assert probe(torch.device("cpu")) == 1
     expected = "got [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]] instead of [[5.0, 50.0], [0.0, 0.0], [6.0, 60.0]]\n"
     assert capsys.readouterr().err == expected
 

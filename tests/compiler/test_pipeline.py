@@ -159,3 +159,15 @@ def test_more_programs_than_a_launch_can_have_are_refused():
         UnsupportedError, match=r"^C\[i,j\] = A\[i,j,k\] needs \d+ programs, more than one launch can have$"
     ):
         problem.launcher(narrow)
+
+
+@pytest.mark.cpu
+def test_a_gpu_without_triton_runs_torch_operations(monkeypatch):
+    monkeypatch.setattr(prepared, "TRITON_VERSION", "none")
+    monkeypatch.setattr(prepared, "INTERPRETED", False)
+    words = (
+        "Triton is not installed, so statements run as separate torch operations; a torch for Linux brings it, with "
+        "CUDA as triton and with ROCm as triton-rocm"
+    )
+    with pytest.warns(UserWarning, match=f"^{words}$"):
+        assert not prepared.has_kernels(torch.device("cuda"))

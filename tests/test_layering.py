@@ -17,7 +17,10 @@ pytestmark = pytest.mark.cpu
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"insum_ops": "insum_ops", "formats": "insum_ops.formats", "compiler": "insum_ops.compiler"}
 WITHOUT_TORCH = {
-    *(f"insum_ops.compiler.language.{name}" for name in ("errors", "ir", "parse", "differentiate", "batch")),
+    *(
+        f"insum_ops.compiler.language.{name}"
+        for name in ("errors", "ir", "other_notations", "parse", "differentiate", "batch")
+    ),
     "insum_ops.compiler.binding.rewrite",
 }
 # the files that turn text into code: text that codegen, torch.fx and plans wrote

@@ -2,11 +2,12 @@
 
 A file imports only from those above it.
 
-    ir             statements as data
-    errors         what the compiler says when it is handed something it will not run
-    parse          text to a `Statement`, with Python's `ast`
-    differentiate  the gradient of a statement is a statement
-    batch          a batch of statements is a statement
+    ir               statements as data
+    errors           what the compiler says when it is handed something it will not run
+    other_notations  what einsum's and einops' texts are in this language
+    parse            text to a `Statement`, with Python's `ast`
+    differentiate    the gradient of a statement is a statement
+    batch            a batch of statements is a statement
 """
 
 from .batch import batched

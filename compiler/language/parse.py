@@ -28,7 +28,7 @@ _REDUCTIONS = ("max", "min")
 _PRODUCTS = "factors are joined by '*' alone"
 _OPERATIONS: dict[type[ast.operator], str] = {
     ast.Add: "for a sum, pass the first result to a second call, whose += adds to it",
-    ast.Sub: "for a difference, pass the first result to a second call, whose += adds to it with the factor -1",
+    ast.Sub: "for a difference, pass the first result to a second call, with += and a factor of -1",
     ast.Div: "for a quotient, pass the reciprocals of the divisor",
     ast.Pow: "for a power, write the factor several times",
     ast.MatMult: "the indices say what is summed over",

@@ -29,7 +29,7 @@ an index has no arithmetic; put the computed positions in an index tensor
     C[i] += A[AK[i] * 2]
                     ^
 
-factors are joined by '*' alone; for a difference, pass the first result to a second call, whose += adds to it with the factor -1
+factors are joined by '*' alone; for a difference, pass the first result to a second call, with += and a factor of -1
     C[i] += A[i] - B[i]
                  ^
 

@@ -4,7 +4,17 @@ from .autograd import gradients_of, one_by_one, run_plain
 from .binding import INDEX_DTYPES, bind, bucket, check_pattern, is_sparse, pattern_of, power_of_two
 from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
-from .language import IndexRangeError, OperandError, ShapeError, UnsupportedError, parse, terms, walk
+from .language import (
+    IndexRangeError,
+    InsumError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    parse,
+    shortened,
+    terms,
+    walk,
+)
 from .pipeline import evaluate
 from .planning import MOST_ENTRIES, SHORT, Device, device_of
 from .prepared import has_kernels, refuse_freed
@@ -35,6 +45,7 @@ __all__ = [
     "Device",
     "Explanation",
     "IndexRangeError",
+    "InsumError",
     "Key",
     "OperandError",
     "ShapeError",
@@ -72,6 +83,7 @@ __all__ = [
     "remembered_range",
     "run_in_place",
     "run_plain",
+    "shortened",
     "terms",
     "tuning_mode",
     "tuning_of",

@@ -12,7 +12,7 @@ A file imports only from those above it.
 
 from .batch import batched
 from .differentiate import Term, fresh_name, tangent_terms, terms, winners
-from .errors import IndexRangeError, OperandError, SettingError, ShapeError, UnsupportedError
+from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError, shortened
 from .ir import Access, Const, Index, Number, Statement, Var, walk
 from .parse import parse
 
@@ -21,6 +21,7 @@ __all__ = [
     "Const",
     "Index",
     "IndexRangeError",
+    "InsumError",
     "Number",
     "OperandError",
     "SettingError",
@@ -32,6 +33,7 @@ __all__ = [
     "batched",
     "fresh_name",
     "parse",
+    "shortened",
     "tangent_terms",
     "terms",
     "walk",

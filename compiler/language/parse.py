@@ -48,8 +48,14 @@ def parse(text: str) -> Statement:
     C[AM[p],n] += AV[p,q] * B[AK[p,q],n]
     """
     if not isinstance(text, str):
-        raise ParseError(f"the expression is of type {type(text).__name__}, not a string; {_LANGUAGE}")
+        raise _not_text(text)
     return _parse(text)
+
+
+def _not_text(given: object) -> ParseError:
+    own = getattr(given, "EXPR", None)  # a layer's statement
+    remedy = _LANGUAGE if own is None else f"pass its EXPR, which is {own}"
+    return ParseError(f"the expression is of type {type(given).__name__}, not a string; {remedy}")
 
 
 @lru_cache(maxsize=1024)

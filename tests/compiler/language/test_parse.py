@@ -668,6 +668,14 @@ def test_an_expression_is_a_string(text: object, kind: str) -> None:
     assert message(text) == f"the expression is of type {kind}, not a string; {LANGUAGE}"  # type: ignore[arg-type]
 
 
+def test_a_layer_is_told_to_pass_its_statement() -> None:
+    class Layer:
+        EXPR = "C[i] = A[i]"
+
+    expected = "the expression is of type Layer, not a string; pass its EXPR, which is C[i] = A[i]"
+    assert message(Layer()) == expected  # type: ignore[arg-type]
+
+
 def test_no_statement_is_that_long() -> None:
     text = "C[i] += " + "*".join(["A[i]"] * LONGEST)
     assert message(text) == f"the expression has {len(text)} characters; at most {LONGEST} are read"

@@ -5,6 +5,7 @@ RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
 MUTATION_INSTALLED := $(VENV)/installed-mutation
+DOCS_INSTALLED := $(VENV)/installed-docs
 TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
@@ -15,7 +16,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -85,6 +86,14 @@ bench-compare: bench
 bench-report: $(BENCH_INSTALLED)
 	$(RUN) -m bench report $(RESULTS)
 
+# The documentation site, as a folder that opens without a server: build/docs/index.html. A broken link fails it.
+docs: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+# The same while it is written: each change is shown at http://127.0.0.1:8000.
+docs-serve: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+
 # formats/ and compiler/ are imported as insum_ops.formats and insum_ops.compiler: mypy reads them where they are imported.
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .
@@ -112,6 +121,10 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 $(MUTATION_INSTALLED): $(INSTALLED)

@@ -16,7 +16,7 @@ from .language import (
     walk,
 )
 from .pipeline import evaluate
-from .planning import MOST_ENTRIES, SHORT, Device, device_of
+from .planning import LARGEST_TILE, MOST_ENTRIES, ON_CHIP_EXTENT, SHORT, Device, device_of
 from .prepared import has_kernels, refuse_freed
 from .runtime import (
     INTERPRETED,
@@ -39,7 +39,9 @@ from .tuning import Key, device_name, fastest, generator_version, host_milliseco
 __all__ = [
     "INDEX_DTYPES",
     "INTERPRETED",
+    "LARGEST_TILE",
     "MOST_ENTRIES",
+    "ON_CHIP_EXTENT",
     "SHORT",
     "TRITON_VERSION",
     "Device",

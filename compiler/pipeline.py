@@ -42,13 +42,13 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     call = None if is_compiling() else arguments(expr, operands, size)
     if call is None:  # a tracer; or no tensor, no size, of which `check` says so
         return anew()
-    cache, marks, form, tensors, numbers, learns = call
-    if learns and is_free() and is_sum(expr):
-        return differentiable(evaluate, expr, operands, None if size is None else numbers, check=check)
-    if learns:
-        return anew()
-    owned = () if form is None else form.coords
-    return planned(cache, marks, anew, tensors, numbers, varies=form is None, owned=owned)  # type: ignore[no-any-return]
+    cache, marks, owned, tensors, numbers, learns = call
+    if not learns:
+        return planned(cache, marks, anew, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
+    if is_free() and is_sum(expr):
+        forward = lambda: planned(cache, marks, anew, tensors, numbers, owned is None, owned or ())
+        return differentiable(evaluate, expr, operands, None if size is None else numbers, forward=forward)
+    return anew()
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:

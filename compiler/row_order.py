@@ -56,7 +56,7 @@ def _width(form: SparseFormat, group_dim: int) -> int:
     blocks = form.block_size
     if blocks is None or len(form.shape) != 2 or form.value_axes != ("p",):
         return 0
-    return rows_of_a_set(blocks[group_dim], form.values.element_size())
+    return rows_of_a_set(blocks[group_dim], form.values.dtype, device_of(form.device))
 
 
 def _is_captured(form: SparseFormat) -> bool:

@@ -4,6 +4,7 @@
     ChangeGuards        several tensors, which it holds; those made in inference mode are compared with a copy
     SparseChangeGuard   one torch sparse tensor, which it does not hold
     change_expression   what a launch plan asks about a pinned tensor, as text
+    guard_expression    what a launch plan asks about an input that has a ChangeGuard, as text
     may_keep, is_real   whether something may outlive the call that works it out
 
 torch counts changes in place by the version of a tensor. `x.data = ...` counts none, but moves the tensor to other
@@ -31,6 +32,7 @@ __all__ = [
     "address_expression",
     "address_of",
     "change_expression",
+    "guard_expression",
     "is_freed",
     "is_real",
     "may_keep",
@@ -262,6 +264,16 @@ def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> s
     """
     has_moved = f"{address_expression(name)} != {address_of(tensor)}"
     return f"{name}._version != {tensor._version} or {has_moved}" if is_version_compared else has_moved
+
+
+def guard_expression(guard: str, name: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    """Return the text of `guard.holds_for(name)` for who knows dtype, shape and strides of what it calls `name`.
+
+    A call of a guard would cost three times as much.
+    """
+    is_unchanged = f"{name}._version == {guard}.version and {address_expression(name)} == {guard}.address"
+    is_like = f"{guard}.shape == {shape} and {guard}.strides == {strides} and {guard}.dtype is {dtype}"
+    return f"{is_unchanged} and {is_like}"
 
 
 def address_expression(name: str) -> str:

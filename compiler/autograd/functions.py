@@ -6,13 +6,13 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import is_compiling, is_grad_enabled
+from ...formats.torch_state import PLAIN, is_compiling, is_grad_enabled
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..runtime import PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, winner_places
@@ -21,11 +21,20 @@ from .operators import run_plain, run_plain_with_winners
 
 __all__ = ["differentiable", "unchecked"]
 
-PARAMETERS, SPARSE_PARAMETERS = 6, 7  # of these functions before the tensors, without and with a format
-NONE = (None,) * PARAMETERS  # their gradients
-
 Evaluate = Callable[..., Tensor]
-Check = Callable[..., Any]
+
+
+class _Call(NamedTuple):
+    """A call that learns, but for its tensors: one argument of an autograd function, each of which costs time."""
+
+    evaluate: Evaluate
+    expr: str
+    names: tuple[str, ...]
+    size: tuple[int, ...] | None
+    fact: Fact | None
+    forward: Callable[[], Tensor] | None  # evaluates it without gradients; None: as any other statement
+    form: SparseFormat | None = None  # what stands for `name`
+    name: str = ""
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -39,80 +48,69 @@ def differentiable(
     operands: Mapping[str, Any],
     size: Sequence[int] | None,
     fact: Fact | None = None,
-    check: Check = unchecked,
+    forward: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """Return the value of a statement, with a gradient for each of its tensors and the values of its format."""
+    """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
+
+    `forward` evaluates it without gradients, for who knows a quicker way than `evaluate`.
+    """
     whole, names = None if size is None else tuple(size), tuple(operands)
     for name, form in operands.items():
-        if is_sparse(form):
+        if type(form) not in PLAIN and is_sparse(form):
+            call = _Call(evaluate, expr, names, whole, fact, forward, form, name)
             dense = [operand for key, operand in operands.items() if key != name]
-            return _SparseSum.apply(evaluate, expr, name, form, whole, names, check, form.values, *dense)  # type: ignore[no-any-return]
+            return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
-    return function.apply(evaluate, expr, names, whole, fact, check, *operands.values())  # type: ignore[no-any-return]
+    return function.apply(_Call(evaluate, expr, names, whole, fact, forward), *operands.values())  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):
     """A sum over plain tensors."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        evaluate: Evaluate,
-        expr: str,
-        names: tuple[str, ...],
-        size: tuple[int, ...] | None,
-        fact: Fact | None,
-        check: Check,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.evaluate, ctx.expr, ctx.names = evaluate, expr, names
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+        ctx.call = call
         ctx.save_for_backward(*tensors)
+        if call.forward is not None:
+            return owned(call.forward())
+        evaluate, expr, names, size, fact, *_ = call
         if fact is not None or is_compiling():
             return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
-
-        return owned(evaluate(expr, dict(zip(names, tensors)), size, check))
+        return owned(evaluate(expr, dict(zip(names, tensors)), size))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        evaluate, expr, names, wanted = ctx.evaluate, ctx.expr, ctx.names, ctx.needs_input_grad[PARAMETERS:]
+        evaluate, expr, names, *_ = ctx.call
+        wanted = ctx.needs_input_grad[1:]
 
         def run(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
             return _gradients(evaluate, expr, names, wanted, dict(zip(names, tensors)), upstream)
 
         tensors = (upstream, *ctx.saved_tensors)
         if is_compiling() or is_grad_enabled():
-            return *NONE, *run(*tensors)
-        return *NONE, *planned(PLAIN_CALLS, ("gradients", expr, names, wanted), run, tensors, varies=True)
+            return None, *run(*tensors)
+        return None, *planned(PLAIN_CALLS, ("gradients", expr, names, wanted), run, tensors, varies=True)
 
 
 class _Extremum(torch.autograd.Function):
     """A `max` or `min` over plain tensors: where its winners are is kept, and the gradients are read there."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        evaluate: Evaluate,
-        expr: str,
-        names: tuple[str, ...],
-        size: tuple[int, ...] | None,
-        fact: Fact | None,
-        check: Check,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.evaluate, ctx.expr, ctx.names = evaluate, expr, names
-        result, won = run_plain_with_winners(expr, ",".join(names), size, list(tensors), fact)
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+        ctx.call = call
+        result, won = run_plain_with_winners(call.expr, ",".join(call.names), call.size, list(tensors), call.fact)
         ctx.save_for_backward(won, *tensors)
         return owned(result)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
+        evaluate, expr, names, *_ = ctx.call
         won, *saved = ctx.saved_tensors
-        tensors = dict(zip(ctx.names, saved))
-        operands = {**tensors, **winner_places(ctx.expr, won, tensors)}
-        wanted = ctx.needs_input_grad[PARAMETERS:]
-        return *NONE, *_gradients(ctx.evaluate, ctx.expr, ctx.names, wanted, operands, upstream)
+        tensors = dict(zip(names, saved))
+        operands = {**tensors, **winner_places(expr, won, tensors)}
+        return None, *_gradients(evaluate, expr, names, ctx.needs_input_grad[1:], operands, upstream)
 
 
 def _gradients(
@@ -136,31 +134,23 @@ class _SparseSum(torch.autograd.Function):
     """A sum with a format in it, differentiated before the format is rewritten away, so that gradients regroup it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        evaluate: Evaluate,
-        expr: str,
-        name: str,
-        form: SparseFormat,
-        size: tuple[int, ...] | None,
-        names: tuple[str, ...],
-        check: Check,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.evaluate = evaluate
-        ctx.expr, ctx.name, ctx.form, ctx.pattern = expr, name, form, pattern_of(form)
-        ctx.names = [other for other in names if other != name]
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+        assert call.form is not None
+        ctx.call, ctx.pattern = call, pattern_of(call.form)
+        ctx.names = [name for name in call.names if name != call.name]
         ctx.save_for_backward(*tensors)
+        if call.forward is not None:
+            return owned(call.forward())
         dense = dict(zip(ctx.names, tensors[1:]))
-        return owned(evaluate(expr, {other: dense.get(other, form) for other in names}, size, check))
+        return owned(call.evaluate(call.expr, {name: dense.get(name, call.form) for name in call.names}, call.size))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        check_pattern(ctx.form, ctx.pattern, ctx.name)
-        given, wanted = (ctx.evaluate, ctx.expr, ctx.name, ctx.form), ctx.needs_input_grad[SPARSE_PARAMETERS:]
-        grads = _sparse_gradients(*given, ctx.names, ctx.saved_tensors, upstream, wanted)
-        return *(None,) * SPARSE_PARAMETERS, *grads
+        call = ctx.call
+        check_pattern(call.form, ctx.pattern, call.name)
+        given, wanted = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
+        return None, *_sparse_gradients(*given, ctx.names, ctx.saved_tensors, upstream, wanted)
 
 
 def _sparse_gradients(

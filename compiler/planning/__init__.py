@@ -14,12 +14,13 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import Device, device_of, line_of
-from .scatter import Factor, Merged, OneHot, Owner, is_varying, strategies
+from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, resized, schedules
 
 __all__ = [
     "LARGEST_TILE",
     "MOST_ENTRIES",
+    "ON_CHIP_EXTENT",
     "SHORT",
     "Device",
     "Dot",

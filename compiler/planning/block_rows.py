@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .device import Device, line_of
+import torch
+
+from .device import HALF_TYPES, Device, line_of
 
 __all__ = ["MEASURED_ROWS", "MeasuredRows", "beside_each_other", "may_be_listed", "rows_of_a_set"]
 
@@ -38,30 +40,31 @@ MEASURED_ROWS = (
     MeasuredRows(128, 0.1, 4096, 0.037, 0.034),
     MeasuredRows(128, 0.3, 1024, 0.023, 0.027),
 )
-LISTED_BYTES = 2  # of an element
-TENSOR_CORE_ROWS = 64  # of wgmma: two blocks of 32 fill them
-LONG_BLOCK = 128  # rows of a block, from which on one is enough for a program
-RESULTS_OF_A_PROGRAM = TENSOR_CORE_ROWS * 512
 LEAST_PROGRAMS = {1: 4, 2: 1}  # for each multiprocessor, by the rows of a set: fewer leave it idle sooner
 LEAST_SHARED = 0.15  # of all blocks, that both rows of a pair have
 LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: what follows its sums costs as much however few
 
 # Neighbouring blocks of a row are taken together from so many a row on, four at a time, and eight at a time in long
 # rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group
-# is a program: of 128 groups of 64 x 64 blocks one H200 made 0.031 ms, of 410 blocks alone 0.038.
+# is a program: 128 groups of 64 x 64 blocks took one H200 0.031 ms, 410 blocks alone 0.038.
 SHORT_ROW, LONG_ROW = 3, 24
 FEW_TOGETHER, MANY_TOGETHER = 4, 8
-WIDEST_TOGETHER = 256  # elements: the columns that one instruction of the tensor cores takes at most
+PART_OF_REGISTERS = 4  # that the sums of a group may take: programs of four warps need the others
 LEAST_GROUPS = 0.75  # for each multiprocessor
 
 
-def rows_of_a_set(block: int, itemsize: int) -> int:
-    """How many rows of blocks a program takes at once where rows are listed; 0: they are better left as they are."""
-    if itemsize != LISTED_BYTES:
+def rows_of_a_set(block: int, dtype: torch.dtype, device: Device) -> int:
+    """Return how many rows of blocks a program takes at once where rows are listed; 0: they are left as they are.
+
+    Two blocks that fill a tensor core's rows together are taken together, and a block of twice as many rows or more is
+    enough for a program. Types wider than half precision were not measured.
+    """
+    rows = device.dot_rows(dtype)
+    if dtype not in HALF_TYPES or rows == 0:
         return 0
-    if block >= LONG_BLOCK:
+    if block >= 2 * rows:
         return 1
-    return 2 if 2 * block == TENSOR_CORE_ROWS else 0
+    return 2 if 2 * block == rows else 0
 
 
 def may_be_listed(width: int, sets: int, columns: int, results: int, device: Device, shared: float = 1.0) -> bool:
@@ -71,7 +74,8 @@ def may_be_listed(width: int, sets: int, columns: int, results: int, device: Dev
     """
     if columns < LEAST_COLUMNS[width] * sets or (width > 1 and shared < LEAST_SHARED):
         return False
-    return results >= LEAST_PROGRAMS[width] * device.wave * RESULTS_OF_A_PROGRAM
+    results_of_a_program = device.registers // 2  # sums in float32, beside what is multiplied and where it lies
+    return results >= LEAST_PROGRAMS[width] * device.wave * results_of_a_program
 
 
 def beside_each_other(block: Sequence[int], itemsize: int, blocks: int, rows: int, device: Device) -> int:
@@ -79,6 +83,8 @@ def beside_each_other(block: Sequence[int], itemsize: int, blocks: int, rows: in
     if max(block) > line_of(itemsize):
         return 0
     average = blocks / max(rows, 1)
-    together = FEW_TOGETHER if average < LONG_ROW else min(MANY_TOGETHER, WIDEST_TOGETHER // max(block))
+    rows_at_most = line_of(itemsize)  # of a block, by the test above
+    widest = device.registers // PART_OF_REGISTERS // rows_at_most
+    together = FEW_TOGETHER if average < LONG_ROW else min(MANY_TOGETHER, widest // max(block))
     is_busy = blocks >= LEAST_GROUPS * device.multiprocessors * together
     return together if average >= SHORT_ROW and is_busy else 0

@@ -28,6 +28,9 @@ __all__ = [
 
 KIB, MIB = 2**10, 2**20
 HALF_TYPES = (torch.float16, torch.bfloat16)
+# The fewest rows that four warps multiply at once: an mma or mfma of each has 16, a wgmma or tcgen05.mma of all has 64
+# (the shapes of these instructions in NVIDIA's PTX ISA and AMD's CDNA 3 ISA).
+DOT_ROWS = {"mma": 4 * 16, "mfma": 4 * 16, "wgmma": 64, "tcgen05": 64}
 TENSOR_CORE_TYPES = (*HALF_TYPES, torch.float32)  # float32 as tf32, where a caller allows it
 
 
@@ -50,8 +53,13 @@ class Device:
     l2_bytes: int
     bandwidth: float  # bytes per second of its memory
     tensor_flops: float  # per second, of one multiprocessor's tensor cores in half precision, of dense operands
+    vector_flops: float  # per second, of one multiprocessor's other cores in float32
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
+    sector_bytes: int = 32  # that memory hands out for one element of them
+    # Seconds of the device between two launches of a stream; reckoned, not measured. A memset that takes no longer than
+    # this is worth less than the launches that would save it.
+    launch_gap: float = 1.75e-6
     # Milliseconds of the host for a call, and for each operation that it puts on the stream. On an H200's host a call
     # of spmm took 0.015 with one launch and 0.025 with a memset before (`make bench CASES=bench/cases/test_host.py`).
     host_call: float = 0.005
@@ -68,6 +76,27 @@ class Device:
         Tuned configs are remembered by the powers of two of lengths, so programs are counted in powers of two as well.
         """
         return 1 << max(round(log2(self.multiprocessors)), 0)
+
+    @property
+    def register_bytes(self) -> int:
+        """Bytes in all registers of a multiprocessor."""
+        return 4 * self.registers
+
+    def dot_rows(self, dtype: torch.dtype) -> int:
+        """Rows that four warps multiply at once by tensor cores, 0 without: a tile with fewer leaves some of them idle.
+
+        >>> H200.dot_rows(torch.float16), A10.dot_rows(torch.float64)
+        (64, 0)
+        """
+        return DOT_ROWS.get(self.tensor_core(dtype) or "", 0)
+
+    def products_per_number(self, itemsize: int) -> float:
+        """Multiply-adds in float32 that all multiprocessors make while memory passes one number.
+
+        >>> [round(device.products_per_number(4)) for device in (A100, H200, MI300X)]
+        [20, 28, 62]
+        """
+        return self.multiprocessors * self.vector_flops / 2 * itemsize / self.bandwidth
 
     def flops(self, itemsize: int) -> float:
         """Floating point operations per second of all tensor cores; wider types pass as many bytes, so fewer numbers.
@@ -103,12 +132,36 @@ def _tensor_cores(instruction: str, *others: tuple[torch.dtype, str]) -> tuple[t
 # L2 of all eight dies.
 WIDE_MMA = (torch.float64, "mma")
 A100 = Device(
-    "NVIDIA A100", "sm_80", 108, 163 * KIB, 164 * KIB, 65536, 40 * MIB, 2.0e12, 2.9e12, _tensor_cores("mma", WIDE_MMA)
+    "NVIDIA A100",
+    "sm_80",
+    108,
+    163 * KIB,
+    164 * KIB,
+    65536,
+    40 * MIB,
+    2.0e12,
+    2.9e12,
+    0.18e12,
+    _tensor_cores("mma", WIDE_MMA),
 )
-A10 = Device("NVIDIA A10", "sm_86", 72, 99 * KIB, 100 * KIB, 65536, 6 * MIB, 0.6e12, 1.7e12, _tensor_cores("mma"))
-L40S = Device("NVIDIA L40S", "sm_89", 142, 99 * KIB, 100 * KIB, 65536, 96 * MIB, 0.86e12, 2.5e12, _tensor_cores("mma"))
+A10 = Device(
+    "NVIDIA A10", "sm_86", 72, 99 * KIB, 100 * KIB, 65536, 6 * MIB, 0.6e12, 1.7e12, 0.43e12, _tensor_cores("mma")
+)
+L40S = Device(
+    "NVIDIA L40S", "sm_89", 142, 99 * KIB, 100 * KIB, 65536, 96 * MIB, 0.86e12, 2.5e12, 0.64e12, _tensor_cores("mma")
+)
 H200 = Device(
-    "NVIDIA H200", "sm_90", 132, 227 * KIB, 228 * KIB, 65536, 50 * MIB, 4.8e12, 7.5e12, _tensor_cores("wgmma", WIDE_MMA)
+    "NVIDIA H200",
+    "sm_90",
+    132,
+    227 * KIB,
+    228 * KIB,
+    65536,
+    50 * MIB,
+    4.8e12,
+    7.5e12,
+    0.508e12,
+    _tensor_cores("wgmma", WIDE_MMA),
 )
 H100 = replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
 B200 = Device(
@@ -121,6 +174,7 @@ B200 = Device(
     126 * MIB,
     8.0e12,
     15e12,
+    0.54e12,
     _tensor_cores("tcgen05", WIDE_MMA),
 )
 MI300X = Device(
@@ -133,11 +187,15 @@ MI300X = Device(
     32 * MIB,
     5.3e12,
     4.3e12,
+    0.54e12,
     _tensor_cores("mfma", (torch.float64, "mfma")),
     warp_width=64,
+    sector_bytes=64,
 )
 # Turing, the oldest that Triton compiles for, has tensor cores for float16 alone
-T4 = Device("NVIDIA T4", "sm_75", 40, 64 * KIB, 64 * KIB, 65536, 4 * MIB, 0.32e12, 1.6e12, ((torch.float16, "mma"),))
+T4 = Device(
+    "NVIDIA T4", "sm_75", 40, 64 * KIB, 64 * KIB, 65536, 4 * MIB, 0.32e12, 1.6e12, 0.2e12, ((torch.float16, "mma"),)
+)
 DEVICES = {device.architecture: device for device in (T4, A100, A10, L40S, H200, B200, MI300X)}
 DEFAULT = H200  # what plans without a GPU are for: golden kernels, the interpreter
 

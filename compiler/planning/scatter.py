@@ -14,6 +14,7 @@ from .constant_tables import is_permutation
 from .device import device_of
 
 __all__ = [
+    "ON_CHIP_EXTENT",
     "Factor",
     "Merged",
     "OneHot",
@@ -26,8 +27,11 @@ __all__ = [
     "strategies",
 ]
 
-ON_CHIP_EXTENT = 64  # a scattered dimension up to this long is held whole by one program: (lmax+1)^2 at lmax 7
-ON_CHIP_PROGRAMS = 2  # and only if at least this many programs remain for each multiprocessor; reckoned, not measured
+# A scattered dimension up to this long is held whole by one program, beside 64 columns as tuning starts with: its sums
+# are 32 registers for each of four warps' threads. And at least so many programs remain for each multiprocessor. Both
+# are reckoned, not measured; a full search looks beyond them.
+ON_CHIP_EXTENT = 32 * 4 * 32 // 64
+ON_CHIP_PROGRAMS = 2
 
 
 @dataclass(frozen=True)

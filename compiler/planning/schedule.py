@@ -42,16 +42,18 @@ __all__ = [
 Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
-SCATTERED = 8  # an element loaded alone costs its whole 32-byte sector
-# A loop this long is shared by several programs, where tiles of this size would leave multiprocessors without one:
-# both are reckoned, not measured.
-SHARED_LOOP, SHARED_TILE = 1024, 64
+# A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
+# four turns at least for each of two programs, of the deepest tiles that are tried; reckoned, not measured.
+SHARED_TILE = 64
+SHARED_LOOP = 2 * 4 * 128
 # A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
 # multiprocessor, and the sum is longer than there are results; reckoned, not measured.
 SPLIT_WARPS = 2
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
-LARGEST_TILE, LEAST_TILE = 4096, 16  # elements of tiles over known tables, and along an axis that is not summed
+# Elements of tiles over known tables, and along an axis that is not summed: 16 registers of each thread of a program
+# with as many warps as are tried, 8 of 32 threads; every result of a table has such a tile, a thread 255 registers.
+LARGEST_TILE, LEAST_TILE = 4096, 16
 
 
 @dataclass(frozen=True)
@@ -388,7 +390,11 @@ def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
 
 
 def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
-    """Elements that all programs load together with tiles of at most 128 along `axes`; scattered ones count more."""
+    """Return the elements that all programs load together with tiles of at most 128 along `axes`.
+
+    An element that is loaded alone counts as many as its sector has of float32.
+    """
+    scattered = device_of(start.bound.device).sector_bytes // torch.float32.itemsize
     blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
     total = 0.0
@@ -402,7 +408,7 @@ def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
             }
             is_scattered = bool(unit) and not unit & axes
             total += (
-                programs * tile * math.prod(start.extents[name] for name in names) * (SCATTERED if is_scattered else 1)
+                programs * tile * math.prod(start.extents[name] for name in names) * (scattered if is_scattered else 1)
             )
     return total
 

@@ -21,11 +21,12 @@ PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
 
 def arguments(
     expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
-) -> tuple[dict[Any, Any], object, SparseFormat | None, list[Tensor], tuple[int, ...], bool] | None:
-    """Return where the plans of a call are kept and by what; its format, tensors and size; whether one learns.
+) -> tuple[dict[Any, Any], object, tuple[Tensor | None, ...] | None, list[Tensor], tuple[int, ...], bool] | None:
+    """Return where the plans of a call are kept and by what; its pattern, tensors and size; whether one learns.
 
-    The tensors are the operands in the caller's order, a format's values in its place. None stands for a call with an
-    operand that is no tensor, or with a size that is none.
+    The pattern is the coordinates of its format, None for a call over plain tensors. The tensors are the operands in
+    the caller's order, a format's values in its place. The result is None for a call with an operand that is no tensor,
+    or with a size that is none.
     """
     form: SparseFormat | None = None
     place = -1
@@ -40,7 +41,7 @@ def arguments(
         learns = wants_gradient(tensors)
         if form is not None:
             marks = (expr, numbers is None, place, *operands)
-            return form.memory, marks, form, tensors, numbers or (), learns
+            return form.memory, marks, form.coords, tensors, numbers or (), learns
     except (AttributeError, TypeError):
         return None
     return PLAIN_CALLS, _marks(expr, tuple(operands), numbers), None, tensors, numbers or (), learns

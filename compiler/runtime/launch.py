@@ -46,9 +46,6 @@ __all__ = [
 ]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# An output that the GPU's memory takes in no longer than this is zeroed whole: one memset, where picking rows is
-# several operations for the host. 8 MB on an H200; reckoned, not measured.
-MEMSET_SECONDS = 1.75e-6
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"
@@ -161,7 +158,8 @@ class Launcher:
         self.size, self.device = self.bound.size, self.bound.device
         self.strides = row_major(self.size)
         output_bytes = math.prod(self.size) * self.sum_dtype.itemsize
-        self.is_small = output_bytes <= MEMSET_SECONDS * device_of(self.device).bandwidth
+        # zeroed whole by one memset, where picking rows would be several operations
+        self.is_small = output_bytes <= device_of(self.device).launch_gap * device_of(self.device).bandwidth
         # of the output beforehand: "" nothing, "zero" one operation over all of it, "fill" picked rows
         picks_rows = self.schedule.strategy == "store-or-atomic" and not (self.is_small or self.bound.is_seeded)
         self.preparation = "" if self.is_covered else "fill" if picks_rows else "zero"

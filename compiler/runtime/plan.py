@@ -51,6 +51,7 @@ class Services:
     has_several_devices: bool
     is_capturing: Callable[[], bool]
     range_of: Callable[[Tensor], tuple[int, int]]
+    range_expression: Callable[..., str]  # the same as text, for an input of known dtype, shape and strides
     rounds_sums: Callable[[torch.dtype], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
@@ -85,6 +86,7 @@ class Steps:
     device: torch.device
     is_for_eager_calls: bool
     filled: frozenset[int]  # the inputs that are not empty: they must have memory
+    ranged: Mapping[int, tuple[Any, ...]]  # inputs whose ranges are asked: dtype, shape and strides
     owned: frozenset[int]  # ids of pinned tensors that the cache's owner guards
 
     @classmethod
@@ -102,7 +104,9 @@ class Steps:
         guarded = frozenset([id(tensor) for tensor in owned])
         filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
         eager = recording.is_for_eager_calls
-        return cls(count, steps, ranges, pinned, result, dtypes, device, eager, filled, guarded)
+        asked = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
+        ranged = {at: (index.dtype, tuple(index.shape), index.stride()) for at, index in asked.items()}
+        return cls(count, steps, ranges, pinned, result, dtypes, device, eager, filled, ranged, guarded)
 
 
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
@@ -266,7 +270,10 @@ class _Writer:
                 self.miss_if(f"n{at} != {length}")
         for known in plan.ranges:
             if known.slot.number < plan.inputs:
-                self.lines.append(f"low, high = {self.constant(services.range_of)}(x{known.slot.number})")
+                name, slow = f"x{known.slot.number}", self.constant(services.range_of)
+                dtype, shape, strides = plan.ranged[known.slot.number]
+                by_text = services.range_expression(name, slow, self.constant(dtype), shape, strides)
+                self.lines.append(f"low, high = {f'{slow}({name})' if lengths else by_text}")
                 self.miss_if(f"high >= {known.extent} or (low < 0) is not {known.is_padded}")
         return True
 

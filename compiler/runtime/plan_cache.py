@@ -34,7 +34,7 @@ from ...formats.torch_state import (
 from ..binding import shape_class
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
-from .ranges import remembered_range
+from .ranges import range_expression, remembered_range
 from .recording import Recording, active
 from .tensor_guard import recogniser
 
@@ -60,7 +60,15 @@ def _empty_on(device: torch.device) -> Callable[..., Tensor]:
 
 
 SERVICES = Services(
-    INTERPRETED, SEVERAL_GPUS, is_capturing, remembered_range, may_round_sums, misaligned, _empty_on, current_device
+    INTERPRETED,
+    SEVERAL_GPUS,
+    is_capturing,
+    remembered_range,
+    range_expression,
+    may_round_sums,
+    misaligned,
+    _empty_on,
+    current_device,
 )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, may_keep
+from ...formats.guard import ChangeGuard, guard_expression, may_keep
 from ...formats.torch_state import is_capturing
 from ..binding import Bound, Pointed
 from ..language import IndexRangeError
@@ -18,6 +18,7 @@ from .recording import paused
 
 __all__ = [
     "check_ranges",
+    "range_expression",
     "remember_range",
     "remembered_range",
     "segment_lengths",
@@ -27,12 +28,15 @@ __all__ = [
 _REMEMBERED, _SEGMENTS = "_insum_value_range", "_insum_segments"
 
 
-class _Read(NamedTuple):
-    """What was read of one tensor; a copy has the tensor's attributes too, but its own versions."""
+class _Range(ChangeGuard):
+    """The smallest and the largest value of one tensor; a copy has the tensor's attributes too, but is another one."""
 
-    owner: ref[Tensor]
-    guard: ChangeGuard
-    values: tuple[int, int]
+    __slots__ = ("owner", "values")
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__(index)
+        self.owner = ref(index)
+        self.values = 0, -1
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
@@ -43,39 +47,48 @@ def value_range(index: Tensor) -> tuple[int, int]:
     known = _known(index)
     if known is not None:
         return known
-    guard = _guard(index)  # before it is read: another thread may write to it
+    fresh = _fresh(index)  # before it is read: another thread may write to it
     if index.numel() == 0:
-        found = (0, -1)
+        values = (0, -1)
     else:
         with paused():
             low, high = torch.aminmax(index)
-            found = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
-    _keep(index, guard, found)
-    return found
+            values = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
+    _keep(index, fresh, values)
+    return values
 
 
 def remember_range(index: Tensor, low: int, high: int) -> None:
     """Every value is known to lie from `low` to `high`: whoever made the tensor says so, and nothing is read."""
     if _known(index) is None:
-        _keep(index, _guard(index), (low, high))
+        _keep(index, _fresh(index), (low, high))
 
 
 def _known(index: Tensor) -> tuple[int, int] | None:
-    known: _Read | None = getattr(index, _REMEMBERED, None)
+    known: _Range | None = getattr(index, _REMEMBERED, None)
     if not known:  # nor what a pickle has of it
         return None
-    owner, guard, values = known
-    return values if owner() is index and guard.holds_for(index) else None
+    return known.values if known.owner() is index and known.holds_for(index) else None
 
 
-def _guard(index: Tensor) -> ChangeGuard | None:
-    """Return the guard of an index tensor, one wrapped by a transform too; None if nothing about it may be kept."""
-    return ChangeGuard(index) if may_keep() and not index.is_inference() else None
+def _fresh(index: Tensor) -> _Range | None:
+    """Return what is to hold the range of an index tensor, one wrapped by a transform too; None if nothing may."""
+    return _Range(index) if may_keep() and not index.is_inference() else None
 
 
-def _keep(index: Tensor, guard: ChangeGuard | None, values: tuple[int, int]) -> None:
-    if guard is not None:
-        setattr(index, _REMEMBERED, _Read(ref(index), guard, values))
+def _keep(index: Tensor, fresh: _Range | None, values: tuple[int, int]) -> None:
+    if fresh is not None:
+        fresh.values = values
+        setattr(index, _REMEMBERED, fresh)
+
+
+def range_expression(name: str, slow: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    """Return the text by which a launch plan asks for the range of an input of this dtype, shape and strides.
+
+    It is what `remembered_range`, which the plan calls `slow`, does where a range is known.
+    """
+    known = f"(known := getattr({name}, {_REMEMBERED!r}, None)) and known.owner() is {name}"
+    return f"known.values if {known} and {guard_expression('known', name, dtype, shape, strides)} else {slow}({name})"
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

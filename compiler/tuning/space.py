@@ -29,7 +29,7 @@ MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 4  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
 FEW_COLUMNS = 16  # fill a warp with several rows
-WIDE = 1024  # results of a program from which on they are too many for one warp
+RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
@@ -99,7 +99,8 @@ class Space:
             widest = min(power_of_two(extents[merged.name]), 4 * 128 // schedule.bound.dtype.itemsize)
             return Traits("neighbours", extents[other], other == tiles[0], widest)
         if schedule.has_table:
-            few = 1 if prod(self.fit(name, 64) for name in tiles) < WIDE else 2
+            most = RESULTS_OF_A_THREAD * self.device.warp_width
+            few = 1 if prod(self.fit(name, 64) for name in tiles) < most else 2
             # a strategy that adds is there beside another: gradients have many statements to tune
             return Traits("table", few_warps=few, is_fallback=schedule.strategy == "atomic")
         rows, *others = tiles
@@ -188,7 +189,7 @@ class Space:
         elements = prod(size for _, size in blocks)
         if schedule.tables and len(schedule.axes) == 2 and elements > LARGEST_TILE:
             return
-        warps = point.warps or max(1, min(elements // (32 * point.each), MOST_WARPS))
+        warps = point.warps or max(1, min(elements // (self.device.warp_width * point.each), MOST_WARPS))
         swap = schedule.uses_dot and self.traits.is_narrow_first != point.is_narrow_rows
         config = Config(blocks, warps, point.stages, swap, point.reverse)
         yield from self.in_turn(config) if point.is_in_turn else (config,)

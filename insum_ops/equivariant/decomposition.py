@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain, groupby
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..compiler import followed, outside_transforms
+from ..compiler import ON_CHIP_EXTENT, followed, outside_transforms
 from ..formats import GroupCOO
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed
 from ..functional import insum
@@ -35,11 +35,35 @@ __all__ = ["Decomposition", "decompose", "takes_one_hot"]
 
 Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
 LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
-MOST_COMPONENTS = 64  # of a slot that paths scatter into: as many as one program holds on chip
-# components of blocks whose columns kernels find one by one; wider ones are put in order before and after. One H200,
-# 10,000 samples, lmax 1, full float32: .028 ms at 16 channels, in order .037, at 64 .164 and .187; lmax 2 at 32: .231
-# and .191. Gradients read such columns more often: 1.2 to 1.3 times as long at 32 and 64 channels, so they never do.
-WIDEST = 3
+MOST_COMPONENTS = ON_CHIP_EXTENT  # of a slot that paths scatter into: as many as one program holds on chip
+
+
+class MeasuredColumns(NamedTuple):
+    """Milliseconds of a product whose kernel finds columns by tables, and of one whose columns were put in order."""
+
+    lmax: int
+    channels: int
+    by_column: float
+    in_order: float
+
+
+# One H200 (torch 2.11, triton 3.6), 10,000 samples in full float32, `python -m bench.path_tables`. Gradients read such
+# columns more often, so they never do.
+MEASURED_COLUMNS = (
+    MeasuredColumns(1, 16, by_column=0.027, in_order=0.034),
+    MeasuredColumns(1, 32, by_column=0.054, in_order=0.065),
+    MeasuredColumns(1, 64, by_column=0.163, in_order=0.193),
+    MeasuredColumns(2, 16, by_column=0.117, in_order=0.113),
+    MeasuredColumns(2, 32, by_column=0.230, in_order=0.189),
+    MeasuredColumns(2, 64, by_column=0.603, in_order=0.625),
+    MeasuredColumns(3, 16, by_column=0.225, in_order=0.219),
+    MeasuredColumns(3, 32, by_column=0.441, in_order=0.363),
+    MeasuredColumns(3, 64, by_column=1.258, in_order=1.181),
+)
+# Components of blocks whose columns kernels find one by one, each by a load of its own: those of the largest lmax at
+# which that was measured to take less with every number of channels. Wider blocks are put in order before and after.
+SLOWER = {row.lmax for row in MEASURED_COLUMNS if row.by_column > row.in_order}
+WIDEST = max(2 * row.lmax + 1 for row in MEASURED_COLUMNS if row.lmax not in SLOWER)
 LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
 
 
@@ -88,7 +112,9 @@ class Decomposition:
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
-    flat: Decomposition | None = None  # the same for `each` where kernels run and nothing learns: tables name columns
+    # The same for `each` where kernels run and nothing learns: tables name columns. By whether a kernel holds the
+    # coefficients, which depends on the device.
+    flat: Mapping[bool, Decomposition] = field(default_factory=dict)
     # by layouts of tensors
     memory: LRUCache[Any] = field(default_factory=partial(LRUCache, LAYOUTS), repr=False, compare=False)
 
@@ -104,8 +130,9 @@ class Decomposition:
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight)
         num_rows = y.shape[0] if dst is None else num_rows
-        if self.flat is not None and self.flat.takes(x, y, weight):
-            return self.flat(x, y, weight, src, dst, num_rows)
+        flat = self.flat_on(x.device) if self.flat else None
+        if flat is not None and flat.takes(x, y, weight):
+            return flat(x, y, weight, src, dst, num_rows)
         if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
             # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
             # where a node would have to run the statement again
@@ -124,6 +151,14 @@ class Decomposition:
             return False
         return not (is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
 
+    def flat_on(self, device: torch.device) -> Decomposition | None:
+        """Return the decomposition whose tables name columns, None where columns are put in order first."""
+        if not self.flat:
+            return None
+        (term,) = self.each.terms
+        assert isinstance(term, TableTerm)
+        return self.flat.get(term.tables.is_held("Z", torch.float32, device))
+
     def work(self, weight: Tensor | None) -> Terms:
         return self.shared if weight is None or weight.dim() == 1 else self.each
 
@@ -134,8 +169,9 @@ class Decomposition:
             work.order.on(device)
         for term in work.terms:
             term.prepare(device, dtype)
-        if self.flat is not None and work is self.each:
-            self.flat.prepare(weight, device, dtype)
+        flat = self.flat_on(device)
+        if flat is not None and work is self.each:
+            flat.prepare(weight, device, dtype)
 
     def composed(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
@@ -209,26 +245,31 @@ def _decompose(
     slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
     scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
     each = _terms(paths, irreps, slots, False)
-    return Decomposition(
-        slots, None, _terms(paths, irreps, slots, True), scalars, each, _decompose_flat(irreps, slots, each)
-    )
+    flat = {is_held: _decompose_flat(irreps, slots, each, is_held) for is_held in (False, True)}
+    flat_ones = {is_held: own for is_held, own in flat.items() if own is not None}
+    return Decomposition(slots, None, _terms(paths, irreps, slots, True), scalars, each, flat_ones)
 
 
 def _decompose_flat(
-    irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], each: Terms
+    irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], each: Terms, is_held: bool
 ) -> Decomposition | None:
-    """For columns that are out of order, if one term over tables reads all of x and writes all of z."""
+    """For columns that are out of order, if one term over tables reads all of x and writes all of z.
+
+    `is_held`: by a kernel whose source holds the coefficients. None: there is no such kernel, or it would not pay.
+    """
     first, second, out = slots
     if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
         return None
-    is_held = each.terms[0].tables.is_held("Z", torch.float32)
+    tables = each.terms[0].tables
+    if (tables.known if is_held else tables.in_memory) is None:
+        return None
     reads, writes = (
         slot.order is not None and (is_held or max(ir.dim for mul, ir in own if mul) <= WIDEST)
         for own, slot in ((irreps[0], first), (irreps[2], out))
     )
     if not reads and not writes:
         return None
-    term = by_column(each.terms[0], first if reads else None, out if writes else None)
+    term = by_column(each.terms[0], first if reads else None, out if writes else None, is_held)
     columns = flat_slots(first.sizes[0]) if reads else first, second, flat_slots(out.sizes[0]) if writes else out
     return Decomposition(columns, None, Terms((), None), (), Terms((term,), each.order))
 

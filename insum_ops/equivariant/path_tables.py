@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, owned, power_of_two
+from ..compiler import device_of, one_by_one, owned, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may_autocast
@@ -30,9 +30,11 @@ from .channels import Channels
 from .constants import Constants, Memory, cast_from
 
 __all__ = [
-    "HELD_BYTES",
+    "HELD_PARTS",
+    "MEASURED_HELD",
     "TEXTS",
     "InMemory",
+    "MeasuredHeld",
     "PathTables",
     "Side",
     "Tables",
@@ -45,15 +47,39 @@ __all__ = [
 CALLS = 64  # over the tables of one device that are kept
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
-# One H200, 10,000 samples, microseconds of Z, dX, dY and dW by kernels that hold the coefficients:
-#     channels   lmax 1            lmax 2             lmax 3               Z by tables, put in order before and after
-#     16         10 9 10 13        36 34 36 34        72 122 96 69         27, 113, 219
-#     32         50 43 50 47       139 118 147 124    301 495 762 257      55, 192, 363
-#     64         179 158 - 185     573 491 - 501      1376 1548 - 1030     162, 544, 1136
-# Reckoned from whole steps of training, less the rest: by tables dX and dY take .97 and .60 ms at lmax 3 with 32
-# channels, with 64 together 2.1 at lmax 2 and 4.4 at lmax 3.
-HELD_BYTES = {"Z": 4096, "X": 16384, "Y": 4096, "W": math.inf}  # at most, see `held_bytes`
-HELD_ENTRIES, BYTES_OF_MANY = 128, 1024  # with more coefficients than that Y runs out of registers beyond so few bytes
+
+
+Pair = tuple[float, float]
+
+
+class MeasuredHeld(NamedTuple):
+    """Milliseconds of each of the four, by a kernel that holds the coefficients and by tables in memory."""
+
+    lmax: int
+    channels: int
+    Z: Pair
+    X: Pair
+    Y: Pair
+    W: Pair
+
+
+# One H200 (torch 2.11, triton 3.6), 10,000 samples in full float32, `python -m bench.path_tables`.
+MEASURED_HELD = (
+    MeasuredHeld(1, 16, Z=(0.010, 0.022), X=(0.010, 0.030), Y=(0.010, 0.025), W=(0.012, 0.035)),
+    MeasuredHeld(1, 32, Z=(0.049, 0.050), X=(0.043, 0.085), Y=(0.049, 0.065), W=(0.047, 0.083)),
+    MeasuredHeld(1, 64, Z=(0.185, 0.160), X=(0.160, 0.250), Y=(0.251, 0.159), W=(0.176, 0.218)),
+    MeasuredHeld(2, 16, Z=(0.037, 0.098), X=(0.033, 0.200), Y=(0.039, 0.111), W=(0.034, 0.161)),
+    MeasuredHeld(2, 32, Z=(0.141, 0.164), X=(0.117, 0.369), Y=(0.148, 0.266), W=(0.125, 0.309)),
+    MeasuredHeld(2, 64, Z=(0.584, 0.525), X=(0.480, 1.325), Y=(0.742, 0.832), W=(0.475, 0.688)),
+    MeasuredHeld(3, 16, Z=(0.085, 0.195), X=(0.100, 0.407), Y=(0.094, 0.228), W=(0.068, 0.333)),
+    MeasuredHeld(3, 32, Z=(0.361, 0.329), X=(0.386, 0.757), Y=(0.917, 0.533), W=(0.256, 0.644)),
+    MeasuredHeld(3, 64, Z=(1.419, 1.121), X=(1.963, 2.757), Y=(5.556, 1.664), W=(1.062, 1.454)),
+)
+# A kernel holds the coefficients where a path's weights take at most this part of a multiprocessor's registers, so that
+# enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to make so at every size.
+HELD_PARTS = {"Z": 1 / 64, "X": 1 / 16, "Y": 1 / 64, "W": math.inf}
+# With more coefficients than this, sums for Y take registers as well, and leave its weights so small a part of them.
+HELD_ENTRIES, PART_OF_MANY = 128, 1 / 256
 
 
 def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
@@ -63,6 +89,14 @@ def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
     True
     """
     return power_of_two(u) * power_of_two(w) * max(dtype.itemsize, torch.float32.itemsize)
+
+
+def _has_registers(held: int, part: float, device: torch.device) -> bool:
+    """Whether so many bytes are at most a part of a multiprocessor's registers."""
+    return held <= part * device_of(device).register_bytes
+
+
+setattr(_has_registers, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 class Texts(NamedTuple):
@@ -183,15 +217,16 @@ class PathTables:
     known: Channels | None  # None: they are too many to be held
     shapes: Mapping[str, tuple[int, ...]]  # of a row of X, Y, W and Z
 
-    def is_held(self, name: str, dtype: torch.dtype) -> bool:
-        """A kernel whose source holds the coefficients makes it."""
+    def is_held(self, name: str, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether a kernel whose source holds the coefficients makes one of Z, X, Y and W on a device."""
         if self.known is None:
             return False
         if self.in_memory is None:
             return True
         _, u, w = self.shapes["W"]
         is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
-        return held_bytes(u, w, dtype) <= min(HELD_BYTES[name], BYTES_OF_MANY if is_many else math.inf)
+        part = min(HELD_PARTS[name], PART_OF_MANY) if is_many else HELD_PARTS[name]
+        return _has_registers(held_bytes(u, w, dtype), part, device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """All tables at once: a tracer can make none, and may meet those of gradients first."""
@@ -210,7 +245,7 @@ class PathTables:
         first = next(iter(given.values()))
         size = (len(given["W"] if name == "Y" else given["Y"]), *self.shapes[name])
         self.prepare(first.device, first.dtype)
-        if self.is_held(name, first.dtype):
+        if self.is_held(name, first.dtype, first.device):
             assert self.known is not None
             if self.known.on(first.device, first.dtype) is not None:
                 return self.known.run(name, given if seed is None else {**given, name: seed}, SRC, None, size)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..compiler import device_of
 from .clebsch_gordan import Irreps, read_irreps
 from .constants import Constants
 from .multilinear import Multilinear
@@ -34,9 +35,6 @@ __all__ = ["KindsTerm", "kinds_term"]
 FUSED = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,v]", "W": "W[l,u,v,w]"}
 GROUP_DIMS = {"Z": 0, "X": 1, "Y": 0, "W": 0}
 
-# products that take as long as to write a number and read it again: an H200 takes about 25 in full float32 while one
-# passes through memory; reckoned, not measured
-MOVED = 50
 MOST_BYTES = 1 << 30  # of the samples' matrices at a time
 
 
@@ -45,15 +43,20 @@ class KindsTerm(Beside):
     """`Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]`, in the order that takes the fewest products."""
 
     fused: Multilinear
-    each: TableTerm | None  # where matrices for each sample come first: the product with those
+    each: TableTerm | None  # the product with matrices for each sample, where these may come first
+    products: tuple[int, int]  # of each channel of a sample: as one statement, and with such matrices
     one: Constants  # what each matrix is multiplied by there
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
         self.fused.on(device, dtype)
         self.one.on(device, dtype)
-        if self.each is not None:
+        if self.each is not None and self.has_matrices(device):
             self.each.prepare(device, dtype)
+
+    def has_matrices(self, device: torch.device) -> bool:
+        """Whether a device makes matrices for each sample first."""
+        return self.each is not None and _moving_pays(*self.products, self.num_paths, device)
 
     def __call__(
         self,
@@ -69,7 +72,7 @@ class KindsTerm(Beside):
         assert W is not None
         X = X.unsqueeze(2) if X.dim() == 2 else X
         weights = W.view(self.num_paths, *self.plain.weight_shape)
-        if self.each is not None:
+        if self.each is not None and self.has_matrices(Y.device):
             return self.with_matrices(self.each, X, Y.flatten(1), weights, Z, size, SRC)
         return self.fused({"X": gathered(X, SRC, size[0]), "Y": Y.flatten(1), "W": weights}, Z, size)
 
@@ -107,10 +110,22 @@ def kinds_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps],
     CG = scalar_coefficients(key[3], paths, irreps, slots)
     fused = Multilinear.grouped(FUSED, GROUP_DIMS, "CG[i,j,l]", CG)
     components, matrices, kinds = sum(irreps[0][path.i_in1].ir.dim for path in paths), len(paths), key[1][1]
-    is_cheaper = matrices * (kinds + MOVED) + components < components * kinds
-    each = _with_own_matrices(key, paths, irreps, slots) if is_cheaper else None
+    products = components * kinds, matrices * kinds + components
+    each = _with_own_matrices(key, paths, irreps, slots) if products[1] < products[0] else None
     one = Constants({"one": torch.ones(1, 1, dtype=torch.float64)})
-    return KindsTerm(path_term(key, paths, irreps, slots), fused, each, one)
+    return KindsTerm(path_term(key, paths, irreps, slots), fused, each, products, one)
+
+
+def _moving_pays(fused: int, with_matrices: int, matrices: int, device: torch.device) -> bool:
+    """Whether matrices save more products than a device makes while it writes one number of each and reads it again.
+
+    Reckoned for float32, not measured: one H200 makes 56 products meanwhile.
+    """
+    moved = 2 * device_of(device).products_per_number(torch.float32.itemsize)
+    return with_matrices + matrices * moved < fused
+
+
+setattr(_moving_pays, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def _with_own_matrices(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..compiler import MOST_ENTRIES, SHORT, has_kernels
+from ..compiler import LARGEST_TILE, MOST_ENTRIES, SHORT, has_kernels, power_of_two
 from ..formats import ELL
 from ..formats.torch_state import (
     as_autocast,
@@ -25,7 +25,7 @@ from ..formats.torch_state import (
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
-from .path_tables import HELD_BYTES, InMemory, PathTables, Side, Tables, held_bytes, held_texts, made, product_texts
+from .path_tables import InMemory, PathTables, Side, Tables, held_texts, made, product_texts
 from .paths import Instruction
 from .slots import Slots
 from .terms import Beside, PathTerm, coefficients
@@ -154,9 +154,10 @@ def with_tables(
 
 
 def with_known(term: PathTerm) -> PathTerm | TableTerm:
-    """The term with kernels that hold its coefficients, where they are the best for all that it makes."""
+    """Return the term with kernels that hold its coefficients, if a tile holds a path's weights; else as it is."""
     mode, (mul1, mul2, mul3), is_weighted, _ = term.key
-    if mode != "uvw" or mul2 != 1 or not is_weighted or held_bytes(mul1, mul3, torch.float32) > HELD_BYTES["X"]:
+    is_large = power_of_two(mul1) * power_of_two(mul3) > LARGEST_TILE
+    if mode != "uvw" or mul2 != 1 or not is_weighted or is_large:
         return term
     known = _known(term)
     return term if known is None else TableTerm(term, PathTables(None, known, _shapes(term)))
@@ -179,12 +180,15 @@ def _shapes(term: PathTerm) -> dict[str, tuple[int, ...]]:
     return {"X": (X, u), "Y": (Y,), "W": (term.num_paths, u, w), "Z": (Z, w)}
 
 
-def by_column(term: TableTerm, first: Slots | None, out: Slots | None) -> ColumnTerm:
-    """The same for the columns of x, or of z, or of both, as they are; None: in order. Each has one slot."""
+def by_column(term: TableTerm, first: Slots | None, out: Slots | None, is_held: bool) -> ColumnTerm:
+    """Return the term for the columns of x, or of z, or of both, as they are; None: in order. Each has one slot.
+
+    `is_held`: a kernel's source holds the coefficients, else tables in memory do.
+    """
     sides = {"CGJ": first, "ROW": out}
     columns = {name: _columns(slots) for name, slots in sides.items() if slots is not None}
     row = term.tables.shapes["Z"] if out is None else (columns["ROW"].numel(),)
-    if term.tables.is_held("Z", torch.float32):
+    if is_held:
         assert term.tables.known is not None
         form = term.tables.known.CG
         names = dict(zip(("ROW", "CGJ", "CGK", "CGL"), form.coords))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
@@ -12,6 +14,7 @@ from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
+from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
 from insum_ops.equivariant import shared_weights as shared  # noqa: E402
 from insum_ops.equivariant import species as kinds  # noqa: E402
 from insum_ops.equivariant import tables  # noqa: E402
@@ -268,7 +271,14 @@ NATURAL = "{0}x0e + {0}x1o + {0}x2e"
 def test_matrices_come_first_where_that_saves_more_than_it_moves(irreps, second, comes_first):
     (term,) = terms_of(FullyConnectedTensorProduct(irreps, second, irreps, internal_weights=False))
     assert isinstance(term, KindsTerm)
-    assert (term.each is not None) == comes_first
+    with described_as(H200):
+        assert term.has_matrices(torch.device(DEVICE)) == comes_first
+
+
+def test_where_memory_is_slow_nothing_is_moved():
+    (term,) = terms_of(FullyConnectedTensorProduct(NATURAL.format(128), "89x0e", NATURAL.format(128)))
+    with described_as(replace(H200, bandwidth=H200.bandwidth / 4)):
+        assert not term.has_matrices(torch.device(DEVICE))
 
 
 @pytest.mark.every_route

@@ -32,8 +32,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     for module in (singles, tables):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
     if request.param is SingleTerm:
-        for name in path_tables.HELD_BYTES:
-            monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)
+        for name in path_tables.HELD_PARTS:
+            monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
+        monkeypatch.setattr(tables, "LARGEST_TILE", 0)
     decompose.cache_clear()
     torch.manual_seed(0)
     yield request.param

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from irreps import dense_product, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler.planning import scatter  # noqa: E402
+from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables, tables  # noqa: E402
 from insum_ops.equivariant.decomposition import decompose  # noqa: E402
@@ -38,7 +40,7 @@ def terms_of(ours: TensorProduct) -> tuple[object, ...]:
 
 def flat_of(ours: TensorProduct) -> object:
     """The plan that finds columns by tables, without a gather of its own."""
-    return ours._product.plan.flat  # type: ignore[union-attr]
+    return ours._product.plan.flat_on(torch.device(DEVICE))  # type: ignore[union-attr]
 
 
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -72,8 +74,9 @@ def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Coefficients in the source of kernels, or in tables that these read."""
     decompose.cache_clear()  # nothing is known, nor which terms have run with tables
     if request.param != "held":
-        for name in path_tables.HELD_BYTES:
-            monkeypatch.setitem(path_tables.HELD_BYTES, name, 0)
+        for name in path_tables.HELD_PARTS:
+            monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
+        monkeypatch.setattr(tables, "LARGEST_TILE", 0)
     return bool(request.param == "held")
 
 
@@ -336,3 +339,32 @@ def test_compiled_under_autocast_after_a_call_without():
     with torch.autocast(torch.device(DEVICE).type, torch.bfloat16):
         z = torch.compile(ours, backend="aot_eager")(*tensors)
     assert_within(z, dense_product(ours, *wide).detach(), allowed(ours, wide, torch.bfloat16))
+
+
+@pytest.mark.parametrize("row", path_tables.MEASURED_HELD, ids=lambda row: f"lmax {row.lmax}, {row.channels} channels")
+def test_coefficients_are_held_where_that_was_measured_to_take_less(row, are_held):
+    """Or about as long: within a sixth of the faster way, wherever it was measured."""
+    if not are_held:
+        pytest.skip("the rule is switched off")
+    degrees = [f"{degree}{'eo'[degree % 2]}" for degree in range(row.lmax + 1)]
+    irreps = " + ".join(f"{row.channels}x{degree}" for degree in degrees)
+    (term,) = terms_of(product((irreps, " + ".join(degrees), irreps)))
+    for name in "ZXYW":
+        held, by_tables = getattr(row, name)
+        with described_as(H200):
+            is_held = term.tables.is_held(name, torch.float32, torch.device("cpu"))
+        assert (held if is_held else by_tables) < 7 / 6 * min(held, by_tables)
+
+
+def test_a_gpu_with_more_registers_holds_more(are_held):
+    """Columns of such paths are found by the kernel that a device would take."""
+    if not are_held:
+        pytest.skip("the rule is switched off")
+    ours = product(("48x0e + 48x1o", "0e + 1o", "48x1o + 48x0e"))
+    (term,) = terms_of(ours)
+    cpu = torch.device("cpu")
+    for registers, holds_all in ((65536, False), (4 * 65536, True)):
+        with described_as(replace(H200, registers=registers)):
+            assert term.tables.is_held("Z", torch.float32, cpu) == holds_all
+            (flat,) = ours._product.plan.flat_on(cpu).each.terms
+        assert flat.side.is_known == holds_all

@@ -164,8 +164,10 @@ def test_programs_share_a_sum_where_results_do_not_fill_the_gpu(multiprocessors:
 
 
 def test_rows_are_listed_where_their_programs_fill_the_gpu() -> None:
-    assert [rows_of_a_set(block, 2) for block in (16, 32, 64, 128, 256)] == [0, 2, 0, 1, 1]
-    assert rows_of_a_set(32, 4) == 0
+    for device in (A10, H200):
+        assert [rows_of_a_set(block, torch.float16, device) for block in (16, 32, 64, 128, 256)] == [0, 2, 0, 1, 1]
+    assert rows_of_a_set(32, torch.float32, H200) == 0
+    assert rows_of_a_set(32, torch.bfloat16, replace(H200, tensor_cores=())) == 0
     assert may_be_listed(2, sets=64, columns=2000, results=4096 * 1024, device=H200)
     assert not may_be_listed(2, sets=64, columns=2000, results=4096 * 512, device=H200)
     assert may_be_listed(2, sets=64, columns=2000, results=4096 * 512, device=A10)
@@ -176,7 +178,7 @@ def test_rows_are_listed_where_their_programs_fill_the_gpu() -> None:
 
 @pytest.mark.parametrize("row", MEASURED_ROWS, ids=lambda row: f"{row.block} {row.density} {row.columns}")
 def test_rows_are_listed_where_that_was_measured_to_take_less(row: MeasuredRows) -> None:
-    edge, width = 4096 // row.block, rows_of_a_set(row.block, 2)
+    edge, width = 4096 // row.block, rows_of_a_set(row.block, torch.float16, H200)
     rows, columns = (torch.rand(edge, edge, generator=torch.Generator().manual_seed(0)) < row.density).nonzero().T
     found = walk(rows, columns, (edge, edge), width)
     listed = may_be_listed(width, edge // width, len(found.sets), 4096 * row.columns, H200, found.shared)

@@ -36,6 +36,7 @@ class Surroundings:
             has_several_devices,
             lambda: self.is_capturing,
             lambda index: (int(index.min()), int(index.max())),
+            lambda name, slow, *layout: f"{slow}({name})",
             lambda dtype: self.rounds,
             misaligned,
             lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),

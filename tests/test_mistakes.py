@@ -10,11 +10,12 @@ pytest.importorskip("e3nn")
 pytest.importorskip("scipy")
 
 from mistakes import MISTAKES, PAGE, Mistake, outcome_of, page
+from sparse_inputs import SPARSE_WARNINGS
 
 ROOT = Path(__file__).parent.parent
 RAW = ("KeyError", "IndexError", "AssertionError", "NotImplementedError", "UnboundLocalError")
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, SPARSE_WARNINGS]
 
 
 def test_the_page_shows_what_each_mistake_gets() -> None:

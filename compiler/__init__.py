@@ -14,6 +14,7 @@ from .language import (
     UnsupportedError,
     Var,
     parse,
+    shortened,
     terms,
     walk,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "remembered_range",
     "run_in_place",
     "run_plain",
+    "shortened",
     "terms",
     "tuned",
     "tuning_mode",

@@ -1,5 +1,6 @@
 """Sparse tensors as plain tensors of coordinates and values, for statements to index."""
 
+from ..close_names import refuser
 from .block_coo import BlockCOO
 from .block_group_coo import BlockGroupCOO
 from .coo import COO
@@ -21,3 +22,14 @@ __all__ = [
     "group_size",
     "kernel_map",
 ]
+
+__getattr__ = refuser(
+    "insum_ops.formats",
+    __all__,
+    {
+        "CSR": "GroupCOO.from_torch(A), which takes torch's CSR tensors",
+        "CSC": "GroupCOO.from_torch(A, group_dim=1), which takes torch's CSC tensors",
+        "BSR": "BlockGroupCOO.from_torch(A), which takes torch's BSR tensors",
+    },
+    f"it offers {', '.join(__all__)}",
+)

@@ -78,7 +78,7 @@ class FromTensors(ABC):
             ([0, 2], [[1, -1], [0, 1]])
         """
         if not isinstance(A, Tensor):
-            raise FormatError(f"A is a {type(A).__name__}; from_dense takes a dense tensor")
+            raise _not_dense(A)
         if A.layout != torch.strided:
             raise FormatError(f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one")
         check_dtype("A", A)
@@ -267,3 +267,9 @@ class FromTensors(ABC):
         check_block_size(cls.__name__, cls.is_blocked, blocks, size)
         check_group_size(cls.__name__, cls.takes_group_size, group_size, size)
         return size, normal_dim("group_dim", group_dim, size), blocks
+
+
+def _not_dense(given: object) -> FormatError:
+    kind = type(given).__name__
+    remedy = "; pass torch.from_numpy(A)" if kind == "ndarray" else ""
+    return FormatError(f"A is a {kind}; from_dense takes a dense tensor{remedy}")

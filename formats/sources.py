@@ -80,7 +80,8 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
 def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
     """The coords [ndim, E] and values [E] of a scipy sparse array, each once; BSR lists blocks."""
     if not hasattr(A, "tocoo"):
-        raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix")
+        remedy = ", from_dense or from_torch a tensor" if isinstance(A, Tensor) else ""
+        raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix{remedy}")
     if A.format == "bsr":
         bsr = cast(ScipyBSR, A)
         rows = _pointed_rows(torch.tensor(bsr.indptr))

@@ -16,6 +16,7 @@ from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
+from .not_tensors import NotTensor
 from .pattern_cache import Known, Regrouped
 from .regrouped_view import Along, facts_of
 from .row_order import Walked, walk
@@ -28,7 +29,7 @@ Format = TypeVar("Format", bound="SparseFormat")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseFormat(FromTensors):
+class SparseFormat(NotTensor, FromTensors):
     """A[coords] += values over the axes p (and q), with one tensor of coordinates per dimension.
 
     Where a coordinate is -1 there is no entry, whatever the value there (conversion puts a 0). A blocked

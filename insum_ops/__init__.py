@@ -13,6 +13,8 @@ try:
 except metadata.PackageNotFoundError:  # a checkout that is on the path, but not installed
     __version__ = "0+unknown"
 
+from . import formats, nn
+from .close_names import refuser
 from .conv.functional import sparse_conv3d
 from .equivariant import tensor_product
 from .functional import Insum, explain, insum, tune
@@ -22,3 +24,14 @@ from .moved import know_moved_modules
 __all__ = ["Insum", "explain", "insum", "sddmm", "sparse_conv3d", "spmm", "tensor_product", "tune"]
 
 know_moved_modules()
+
+__getattr__ = refuser(
+    "insum_ops",
+    [*__all__, "formats", "nn"],
+    {
+        **{name: f"insum_ops.nn.{name}" for name in nn.__all__},
+        **{name: f"insum_ops.formats.{name}" for name in formats.__all__},
+        "einsum": "insum, with statements such as C[i,k] += A[i,j] * B[j,k]",
+    },
+    f"it offers {', '.join(__all__)}, nn and formats",
+)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from .compiler import (
     Explanation,
+    InsumError,
     OperandError,
     ShapeError,
     Tuning,
@@ -21,9 +22,11 @@ from .compiler import (
     parse,
     planned,
     run_plain,
+    shortened,
     tuning_of,
     walk,
 )
+from .formats.errors import FormatError
 from .formats.facts import Fact
 from .formats.torch_state import is_compiling, is_free, wants_gradient
 
@@ -33,7 +36,7 @@ INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long
 
 
-def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
+def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
     """`C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: evaluate an indirect Einsum.
 
     Indices that the left side lacks are summed over; an access as an index reads positions from an integer tensor, on
@@ -50,6 +53,7 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
 
     Args:
         expr: the statement, one output and a product of factors; a factor is an access such as `A[i,k]` or a number.
+        *unnamed: refused, since every tensor is passed by its name.
         size: the output's size, a number for each dimension; needed where the left side scatters and no output is
             given.
         **tensors: each tensor or format of the statement by its name there; values are float16, bfloat16, float32 or
@@ -82,9 +86,13 @@ def insum(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) ->
         tensor([40., 80.])
     """
     try:
+        if unnamed:
+            _refuse_unnamed(expr, unnamed, tensors)
         return evaluate(expr, tensors, size, _checked)
+    except (InsumError, FormatError) as error:
+        raise shortened(error) from error.__cause__
     except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
-        bind(parse(expr), tensors, size)
+        _refuse_unfit(expr, tensors, size)
         raise
 
 
@@ -118,7 +126,7 @@ def insum_pinned(
     return planned(cache, marks, run, list(tensors.values()))  # type: ignore[no-any-return]
 
 
-def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:
+def explain(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:
     """Return what `insum` would do with the same arguments, from the statement to the Triton kernel; nothing runs.
 
     The result prints every stage. On CPU tensors, which `insum` evaluates by the torch program, the kernel shown is the
@@ -126,6 +134,7 @@ def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) 
 
     Args:
         expr: the statement, as `insum` takes it.
+        *unnamed: refused, since every tensor is passed by its name.
         size: the output's size, as `insum` takes it.
         **tensors: each tensor or format of the statement by its name there; tensors on the meta device will do.
 
@@ -146,16 +155,24 @@ def explain(expr: str, /, *, size: Sequence[int] | None = None, **tensors: Any) 
         >>> "@triton.jit" in explanation.source
         True
     """
-    return explanation_of(expr, tensors, _checked(expr, tensors, size))
+    try:
+        if unnamed:
+            _refuse_unnamed(expr, unnamed, tensors)
+        return explanation_of(expr, tensors, _checked(expr, tensors, size))
+    except (InsumError, FormatError) as error:
+        raise shortened(error) from error.__cause__
 
 
-def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False, **tensors: Any) -> Tuning:
+def tune(
+    expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, full: bool = False, **tensors: Any
+) -> Tuning:
     """Time the ways to run `insum` with the same arguments, on their GPU; later calls of this kind take the best.
 
     The times are kept on disk, so that other processes on the same machine start from them.
 
     Args:
         expr: the statement, as `insum` takes it.
+        *unnamed: refused, since every tensor is passed by its name.
         size: the output's size, as `insum` takes it.
         full: whether to try a whole grid of configs, which takes minutes, instead of a short list.
         **tensors: each tensor or format of the statement by its name there, on a CUDA device.
@@ -178,9 +195,34 @@ def tune(expr: str, /, *, size: Sequence[int] | None = None, full: bool = False,
             ...
         insum_ops.compiler.language.errors.UnsupportedError: tuning needs CUDA tensors, but these are on cpu; ...
     """
-    if not isinstance(full, bool):
-        raise OperandError(f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor")
-    return tuning_of(expr, tensors, _checked(expr, tensors, size), full)
+    try:
+        if unnamed:
+            _refuse_unnamed(expr, unnamed, tensors)
+        if not isinstance(full, bool):
+            raise OperandError(
+                f"full is True or False here, but it is of type {type(full).__name__}; rename the tensor"
+            )
+        return tuning_of(expr, tensors, _checked(expr, tensors, size), full)
+    except (InsumError, FormatError) as error:
+        raise shortened(error) from error.__cause__
+
+
+def _refuse_unnamed(expr: str, unnamed: Sequence[Any], tensors: Mapping[str, Any]) -> NoReturn:
+    """Raise for tensors that are passed as einsum takes them: by their places."""
+    statement = parse(expr)
+    first = next((name for name in statement.tensor_names if name not in tensors), None)
+    number = "a tensor was" if len(unnamed) == 1 else f"{len(unnamed)} tensors were"
+    names = ", ".join(f"{name}=..." for name in statement.tensor_names)
+    place = None if first is None else _place(expr, first)
+    raise OperandError(f"{number} given without a name; pass each by its name, as in {names}", statement.text, place)
+
+
+def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> None:
+    """Raise if torch failed because of what the tensors are."""
+    try:
+        bind(parse(expr), tensors, size)
+    except InsumError as error:
+        raise shortened(error) from None
 
 
 def _checked(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -209,6 +251,12 @@ def _kind(name: str, operand: Any) -> tuple[str, str]:
         return kind, f"insum_ops.formats.COO.from_scipy({name}), or another format"
     if type(operand).__name__ == "ndarray":
         return kind, f"torch.from_numpy({name})"
+    if isinstance(operand, (int, float)):
+        return kind, f"torch.tensor({name}), or write the number in the expression"
+    if isinstance(operand, list):
+        return kind, f"torch.tensor({name})"
+    if isinstance(operand, tuple):
+        return kind, f"a tensor; where only the shape counts, as in explain, torch.empty({name}, device='meta') will do"
     return kind, "a torch.Tensor or a format of insum_ops.formats"
 
 

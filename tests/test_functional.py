@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -9,10 +10,12 @@ import pytest
 import scipy.sparse
 import torch
 from messages import messages
+from sparse_inputs import SPARSE_WARNINGS
 
-from insum_ops import explain, insum, tune
+from insum_ops import explain, insum, sddmm, spmm, tune
 from insum_ops.compiler.language.errors import InsumError, OperandError, ParseError, ShapeError
 from insum_ops.formats import COO, GroupCOO
+from insum_ops.nn import BlockSparseLinear
 
 V, M = torch.rand(4), torch.rand(3, 4)
 I = torch.tensor([0, 2, 1, 0])  # noqa: E741 - as in the statements below
@@ -31,7 +34,7 @@ A is of type ndarray; pass torch.from_numpy(A)
         OperandError,
         {"A": M, "B": [1.0, 2.0]},
         """
-B is of type list; pass a torch.Tensor or a format of insum_ops.formats
+B is of type list; pass torch.tensor(B)
     C[i] = A[i,k] * B[k]
                     ^
 """,
@@ -49,7 +52,7 @@ I is of type NoneType; pass a torch.Tensor or a format of insum_ops.formats
         OperandError,
         {"A": V, "B": 2.0},
         """
-B is of type float; pass a torch.Tensor or a format of insum_ops.formats
+B is of type float; pass torch.tensor(B), or write the number in the expression
     C[i] = A[i] * B[()]
                   ^
 """,
@@ -259,3 +262,67 @@ def test_numbers_alone_have_the_default_dtype_of_the_call():
                 assert insum("C[I[i]] = 1", I=places, size=(3,)).dtype == dtype
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("function", [insum, explain, tune])
+def test_tensors_are_given_by_name(function: Any) -> None:
+    expr = "C[i] = A[i,k] * B[k]"
+    words = "given without a name; pass each by its name, as in A=..., B=..."
+    expected = f"2 tensors were {words}\n    {expr}\n           ^"
+    with pytest.raises(OperandError) as caught:
+        function(expr, M, V)
+    assert str(caught.value) == expected
+    expected = f"a tensor was {words}\n    {expr}\n                    ^"
+    with pytest.raises(OperandError) as caught:
+        function(expr, V, A=M)
+    assert str(caught.value) == expected
+    with pytest.raises(OperandError) as caught:
+        function(expr, V, A=M, B=V)
+    assert str(caught.value) == f"a tensor was {words}"
+    with pytest.raises(ParseError) as parsed:
+        function("ik,k->i", M, V)
+    einsums = "this is einsum's notation; write C[i] += A[i,k] * B[k] and pass each tensor by its name"
+    assert str(parsed.value) == f"{einsums}\n    ik,k->i\n    ^"
+
+
+def test_a_shape_is_no_tensor() -> None:
+    remedy = "a tensor; where only the shape counts, as in explain, torch.empty(A, device='meta') will do"
+    expected = f"A is of type tuple; pass {remedy}\n    C[i] = A[i]\n           ^"
+    assert refusal(explain, OperandError, "C[i] = A[i]", A=(4,)) == expected
+    assert explain("C[i] = A[i]", A=torch.empty((4,), device="meta")).extents == {"i": 4}
+
+
+def test_a_layer_is_no_expression() -> None:
+    class Layer:
+        EXPR = "C[i] = A[i]"
+
+    expected = "the expression is of type Layer, not a string; pass its EXPR, which is C[i] = A[i]"
+    assert refusal(explain, ParseError, Layer(), A=V) == expected
+
+
+MISTAKEN: list[Callable[[], Any]] = [
+    lambda: insum("C[i] = A[i", A=V),
+    lambda: insum("C[i] = A[i]", A=M),
+    lambda: insum("C[I[i]] = A[i]", A=V, I=I, size=(1,)),
+    lambda: insum("C[m] = A[m,k]", A=M.to_sparse_csr()),
+    lambda: explain("C[i] = A[i]", A=M),
+    lambda: tune("C[i] = A[i]", A=V),
+    lambda: spmm(COO.from_dense(M), M),
+    lambda: sddmm(COO.from_dense(M), M, M),
+    lambda: BlockSparseLinear(32, 32, block_size=16)(M),
+]
+
+
+@SPARSE_WARNINGS
+@pytest.mark.parametrize("call", MISTAKEN)
+def test_a_traceback_ends_at_the_door_of_the_package(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_frames() -> list[str]:
+        with pytest.raises(InsumError) as caught:
+            call()
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
+        return [frame.path.name for frame in caught.traceback if "insum_ops" in frame.frame.f_globals["__name__"]]
+
+    assert len(own_frames()) in (1, 2)
+    monkeypatch.setenv("INSUM_TRACEBACK", "full")
+    assert len(own_frames()) > 2

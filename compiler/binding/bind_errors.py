@@ -7,6 +7,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from ...close_names import close_name
 from ..language import Access, Const, IndexRangeError, OperandError, ShapeError, Statement, Var, walk
 
 __all__ = ["INDEX_DTYPES", "VALUE_DTYPES", "TensorLike", "refuse"]
@@ -65,14 +66,20 @@ class _Misfit:
                 self.fail_operand(f"{output.name} is both an index and the output; rename one of them", access.at)
         for name in self.statement.tensor_names:
             if name not in self.tensors:
-                remedy = (
-                    "size=... gives the output's size, so rename it" if name == "size" else f"pass it as {name}=..."
-                )
+                unused = [given for given in self.tensors if given not in self.first]
+                close = close_name(name, unused)
+                if name == "size":
+                    remedy = "size=... gives the output's size, so rename it"
+                elif close is not None:
+                    remedy = f"{close} was given, which the expression does not use; pass it as {name}=..."
+                else:
+                    remedy = f"pass it as {name}=..."
                 self.fail_operand(f"no tensor was given for {name}; {remedy}", self.first[name].at)
         for name in self.tensors:
             if name not in self.first:
                 known = ", ".join(sorted(self.first))
-                self.fail_operand(f"{name} was given but the expression does not use it; it uses {known}", None)
+                remedy = f"pass the output as {output.name}=..." if name == "out" else f"it uses {known}"
+                self.fail_operand(f"{name} was given but the expression does not use it; {remedy}", None)
         if not self.tensors:
             self.fail_operand(f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at)
 
@@ -98,18 +105,23 @@ class _Misfit:
             tensor = self.tensors[access.name]
             is_dense = isinstance(tensor, torch.Tensor)  # rewriting refuses a sparse index
             if is_dense and tensor.dtype not in INDEX_DTYPES:
+                remedy = f"convert it with {access.name}.long()"
+                if tensor.dtype is torch.bool:
+                    remedy = f"pass the positions where it is True, as {access.name}.nonzero()"
+                    remedy += ".squeeze(1)" * (len(tensor.shape) == 1)
                 self.fail_operand(
-                    f"{access.name} is an index, so it must be int32 or int64, not {_short(tensor.dtype)}; "
-                    f"convert it with {access.name}.long()",
+                    f"{access.name} is an index, so it must be int32 or int64, not {_short(tensor.dtype)}; {remedy}",
                     access.at,
                 )
         values = list(self.statement.accesses)
         if self.statement.output.name in self.tensors:
             values.append(self.statement.output)
         for access in values:
-            dtype = self.tensors[access.name].dtype
+            tensor, dtype = self.tensors[access.name], self.tensors[access.name].dtype
             if dtype not in VALUE_DTYPES:
                 convert = f"convert it with {access.name}.float()"
+                if dtype in INDEX_DTYPES and len(tensor.shape) == 2 and tensor.shape[0] == 2:  # as an edge_index
+                    convert += f", or if it lists coordinates, pass formats.COO.from_coo({access.name}, values, shape)"
                 self.fail_operand(
                     f"{access.name} holds values, so it must be float16, bfloat16, float32 or float64, "
                     f"not {_short(dtype)}; {'view it as real' if dtype.is_complex else convert}",

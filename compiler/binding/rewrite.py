@@ -56,6 +56,7 @@ def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
     names, output = set(sparse), statement.output
     if output.name in names:
         problem = f"{output.name} is the output, which can't be sparse; pass {output.name}.to_dense()"
+        problem += ", or use insum_ops.sddmm for products at its entries alone"
         raise OperandError(problem, statement.text, output.at)
     for access in statement.index_accesses:
         if access.name in names:
@@ -64,8 +65,12 @@ def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
     found = [access for access in statement.accesses if access.name in names]
     if len(found) != 1:
         one, other = found[:2]
-        both = f"{one.name} and {other.name}" if one.name != other.name else f"{one.name} twice"
-        problem = f"one sparse factor per statement, but it has {both}; make one dense with to_dense()"
+        if one.name != other.name:
+            both, remedy = f"{one.name} and {other.name}", f"pass {other.name}={other.name}.to_dense()"
+        else:
+            dense = fresh_name(f"{one.name}D", {*statement.tensor_names, output.name})
+            both, remedy = f"{one.name} twice", f"name one of them {dense} and pass {dense}={one.name}.to_dense()"
+        problem = f"one sparse factor per statement, but it has {both}; {remedy}"
         raise UnsupportedError(problem, statement.text, other.at)
     return found[0]
 

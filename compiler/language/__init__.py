@@ -2,16 +2,17 @@
 
 A file imports only from those above it.
 
-    ir             statements as data
-    errors         what the compiler says when it is handed something it will not run
-    parse          text to a `Statement`, with Python's `ast`
-    differentiate  the gradient of a statement is a statement
-    batch          a batch of statements is a statement
+    ir               statements as data
+    errors           what the compiler says when it is handed something it will not run
+    other_notations  what einsum's and einops' texts are in this language
+    parse            text to a `Statement`, with Python's `ast`
+    differentiate    the gradient of a statement is a statement
+    batch            a batch of statements is a statement
 """
 
 from .batch import batched
 from .differentiate import Term, fresh_name, tangent_terms, terms, winners
-from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError
+from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError, shortened
 from .ir import Access, Const, Index, Number, Statement, Var, walk
 from .parse import parse
 
@@ -32,6 +33,7 @@ __all__ = [
     "batched",
     "fresh_name",
     "parse",
+    "shortened",
     "tangent_terms",
     "terms",
     "walk",

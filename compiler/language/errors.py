@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import TypeVar
+
 __all__ = [
     "IndexRangeError",
     "InsumError",
@@ -10,7 +13,10 @@ __all__ = [
     "SettingError",
     "ShapeError",
     "UnsupportedError",
+    "shortened",
 ]
+
+Error = TypeVar("Error", bound=Exception)
 
 
 class InsumError(ValueError):
@@ -27,6 +33,14 @@ class InsumError(ValueError):
         if text is not None and at is not None:
             problem = f"{problem}\n    {text}\n    {' ' * at}^"
         super().__init__(problem)
+
+
+def shortened(error: Error) -> Error:
+    """Return an error to raise anew where the user called: its traceback ends there, not inside the package.
+
+    With INSUM_TRACEBACK=full in the environment the traceback keeps every frame.
+    """
+    return error if os.environ.get("INSUM_TRACEBACK") == "full" else error.with_traceback(None)
 
 
 class ParseError(InsumError):

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from .errors import ParseError
 from .ir import Access, Const, Index, Number, Statement, Var
+from .other_notations import other_notation
 
 __all__ = ["parse"]
 
@@ -24,6 +25,18 @@ _INDEX = "an index is a name, an integer or an access such as AK[p,q]"
 _PARENTHESES = "parentheses are not in the language (a full reduction is written C[()])"
 _COMMA = "commas stand between indices only; factors are joined by '*'"
 _REDUCTIONS = ("max", "min")
+_PRODUCTS = "factors are joined by '*' alone"
+_OPERATIONS: dict[type[ast.operator], str] = {
+    ast.Add: "for a sum, pass the first result to a second call, whose += adds to it",
+    ast.Sub: "for a difference, pass the first result to a second call, with += and a factor of -1",
+    ast.Div: "for a quotient, pass the reciprocals of the divisor",
+    ast.Pow: "for a power, write the factor several times",
+    ast.MatMult: "the indices say what is summed over",
+}
+_FUNCTIONS = {
+    "sum": "a product alone is summed over indices that the output lacks",
+    "mean": "for a mean, sum with one over the number of terms as a factor",
+}
 _TOKEN = re.compile(r"[^\W\d]\w*|\.?\d[\w.]*(?:(?<=[eE])[+-]\d+)?|\+=|\S")
 _SIGNS = frozenset("[],*=()-") | {"+="}
 
@@ -35,8 +48,14 @@ def parse(text: str) -> Statement:
     C[AM[p],n] += AV[p,q] * B[AK[p,q],n]
     """
     if not isinstance(text, str):
-        raise ParseError(f"the expression is of type {type(text).__name__}, not a string; {_LANGUAGE}")
+        raise _not_text(text)
     return _parse(text)
+
+
+def _not_text(given: object) -> ParseError:
+    own = getattr(given, "EXPR", None)  # a layer's statement
+    remedy = _LANGUAGE if own is None else f"pass its EXPR, which is {own}"
+    return ParseError(f"the expression is of type {type(given).__name__}, not a string; {remedy}")
 
 
 @lru_cache(maxsize=1024)
@@ -60,18 +79,26 @@ class _Parser:
 
     def statement(self) -> Statement:
         self.refuse_depth()
+        other = other_notation(self.text)
+        if other is not None:
+            raise self.error(other, 0)
         self.refuse_keywords()
         try:
             body = ast.parse(self.text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self.diagnose(error) from None
         if len(body) != 1:
-            at = self.column(body[1]) if body else 0
-            raise self.error(f"expected one statement; {_LANGUAGE}", at)
+            if body:
+                problem = "expected one statement; a call evaluates one, and the next call takes its result by name"
+                raise self.error(problem, self.column(body[1]))
+            raise self.error(f"expected one statement; {_LANGUAGE}", 0)
         node = body[0]
         if isinstance(node, ast.AugAssign):
             if not isinstance(node.op, ast.Add):
-                raise self.error("only '=' and '+=' assign", self.sign_after(node.target))
+                at = self.sign_after(node.target)
+                left, right = self.text[:at].rstrip(), self.text[at + 2 :].lstrip()
+                remedy = f"; to subtract, write {left} += -1 * {right}" * isinstance(node.op, ast.Sub)
+                raise self.error(f"only '=' and '+=' assign{remedy}", at)
             target: ast.expr = node.target
             op = "+="
         elif isinstance(node, ast.Assign):
@@ -100,7 +127,15 @@ class _Parser:
         if not isinstance(node, ast.Call) or name is None:
             return node, "sum"
         if len(node.args) > 1:
-            raise self.error(_COMMA, self.sign_after(node.args[0]))
+            at, bound = self.sign_after(node.args[0]), self.number(node.args[1])
+            other = {"max": "min", "min": "max"}[name]
+            remedy = (
+                f"torch.{name}imum compares two tensors"
+                if bound is None
+                else f"torch.clamp(..., {other}={bound}) bounds the result"
+            )
+            problem = f"{name} is taken of one product, over the indices that the output lacks"
+            raise self.error(f"{problem}; {remedy}", at)
         if len(node.args) != 1 or node.keywords:
             raise self.error(f"{name} stands around the factors, such as {name}(A[i,k] * B[k])", self.column(node))
         return node.args[0], name
@@ -109,10 +144,9 @@ class _Parser:
         found: list[Access | Number] = []
         while isinstance(node, ast.BinOp):  # a * b * c is (a * b) * c
             if not isinstance(node.op, ast.Mult):
-                raise self.error(
-                    "factors are joined by '*' alone; sums, quotients and powers are separate statements",
-                    self.sign_after(node.left),
-                )
+                remedy = _OPERATIONS.get(type(node.op))
+                problem = _PRODUCTS if remedy is None else f"{_PRODUCTS}; {remedy}"
+                raise self.error(problem, self.sign_after(node.left))
             found.insert(0, self.factor(node.right))
             node = node.left
         return self.representable((self.factor(node), *found))
@@ -125,7 +159,8 @@ class _Parser:
             return Number(number, self.column(node))
         if isinstance(node, ast.Name):
             raise self.error(
-                f"'{node.id}' needs indices, such as {node.id}[i]; a scalar tensor is {node.id}[()]",
+                f"'{node.id}' needs indices, such as {node.id}[i]; a scalar tensor is {node.id}[()], "
+                "and a number stands in the text itself",
                 self.column(node),
             )
         if isinstance(node, ast.UnaryOp):
@@ -139,13 +174,12 @@ class _Parser:
             problem = f"{name} stands once, around all factors, such as C[i] = {name}(2 * A[i,k])"
             raise self.error(problem, self.column(node))
         if isinstance(node, ast.Call):
-            problem = "max and min are the only functions; a product alone is summed over indices that the output lacks"
-            raise self.error(problem, self.column(node))
+            raise self.error(_call_problem(node), self.column(node))
         raise self.error("a factor is an access such as A[i,j] or a real number", self.column(node))
 
     def access(self, node: ast.Subscript) -> Access:
         if not isinstance(node.value, ast.Name):
-            raise self.error("only a tensor's name can be indexed", self.column(node.value))
+            raise self.error(_indexed_problem(node), self.column(node.value))
         name, inside = node.value.id, node.slice
         items = inside.elts if isinstance(inside, ast.Tuple) else [inside]
         return Access(name, tuple(self.index(item) for item in items), self.column(node))
@@ -158,7 +192,10 @@ class _Parser:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return Const(node.value, self.column(node))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            raise self.error("a constant index counts from the start, 0 or larger", self.column(node))
+            raise self.error(
+                "a constant index counts from the start, 0 or larger; the last one is the size minus 1",
+                self.column(node),
+            )
         if isinstance(node, ast.BinOp):
             raise self.error(
                 "an index has no arithmetic; put the computed positions in an index tensor",
@@ -169,6 +206,8 @@ class _Parser:
                 "an index is not a slice; name the index and it runs over the whole dimension",
                 self.column(node),
             )
+        if isinstance(node, ast.Constant) and node.value is ...:
+            raise self.error("'...' is not in the language; name every dimension", self.column(node))
         raise self.error(_INDEX, self.column(node))
 
     def number(self, node: ast.expr) -> float | None:
@@ -273,6 +312,9 @@ class _Parser:
             return _number_problem(sign) or _adjacent(before, sign)
         if sign.isidentifier():
             return _adjacent(before, sign)
+        if sign == ">" and before == "-":
+            product, _, output = self.text.partition("->")
+            return f"the output stands on the left, as in {output.strip()} += {product.strip()}"
         if sign not in _SIGNS:
             return f"{sign!r} is not in the language; {_LANGUAGE}"
         if sign == "[":
@@ -284,6 +326,9 @@ class _Parser:
         if sign == "]" and before == "[":
             return "empty brackets; a full reduction is written C[()]"
         is_opening = sign == "(" and not self.is_unit(token) and not self.opens_reduction(token)
+        if is_opening and before.isidentifier() and before not in _REDUCTIONS:
+            inside, closed, _ = self.text[token.end() :].partition(")")
+            return _brackets(f"{before}[{inside}]") if closed else _brackets(f"{before}[i]")
         if is_opening or (sign == ")" and before != "("):
             return _PARENTHESES
         if sign in ("]", ",", "*", "+=", "=") and before in ("", "[", ",", "*", "+=", "=", "-"):
@@ -310,6 +355,32 @@ def _called(node: ast.expr) -> str | None:
     """`max` or `min` where the node calls it."""
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REDUCTIONS
     return node.func.id if is_call else None  # type: ignore[attr-defined]
+
+
+def _call_problem(node: ast.Call) -> str:
+    """What is wrong with a call that stands as a factor: parentheses for brackets, or a function."""
+    function = ast.unparse(node.func)
+    if node.args and all(isinstance(argument, ast.Name) for argument in node.args):
+        return _brackets(f"{function}[{','.join(map(ast.unparse, node.args))}]")
+    remedy = _FUNCTIONS.get(function, f"call {function} on a tensor before or on the result after")
+    return f"max and min are the only functions; {remedy}"
+
+
+def _indexed_problem(node: ast.Subscript) -> str:
+    """What is wrong with an access to something that is no name: one bracket for each index, mostly."""
+    indices: list[str] = []
+    inner: ast.expr = node
+    while isinstance(inner, ast.Subscript):
+        items = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
+        indices[:0] = map(ast.unparse, items)
+        inner = inner.value
+    if isinstance(inner, ast.Name) and isinstance(node.value, ast.Subscript):
+        return f"all indices of a tensor stand in one pair of brackets, as in {inner.id}[{','.join(indices)}]"
+    return "only a tensor's name can be indexed"
+
+
+def _brackets(access: str) -> str:
+    return f"indices stand in square brackets, as in {access}"
 
 
 def _number_problem(digits: str) -> str | None:

@@ -80,7 +80,9 @@ class VoxelGrid:
             raise FormatError(f"indices is of type {type(indices).__name__}; pass an int32 tensor [N, 1 + axes]")
         width = 1 + len(self.spatial_shape)
         if indices.dtype not in INDEX_DTYPES:
-            raise FormatError(f"indices is {indices.dtype}; coordinates are torch.int32 or torch.int64")
+            raise FormatError(
+                f"indices is {indices.dtype}; coordinates are torch.int32 or torch.int64, as indices.int() is"
+            )
         if indices.ndim != 2 or indices.shape[1] != width:
             raise FormatError(
                 f"indices is {list(indices.shape)} but spatial_shape is {list(self.spatial_shape)}; it must be "

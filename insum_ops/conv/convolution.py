@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import prod, sqrt
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..compiler import OperandError, ShapeError
+from ..compiler import InsumError, OperandError, ShapeError, shortened
+from ..formats.errors import FormatError
 from ..formats.torch_state import is_autocast_enabled
 from ..formats.voxels.geometry import per_axis
 from ..formats.voxels.kernel_map import KernelMap
@@ -18,7 +20,7 @@ from ..functional import insum
 from .functional import convolve
 from .tensor import Layout, SparseConvTensor, Voxels
 
-__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind"]
+__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind", "name_constructors"]
 
 Size = int | Sequence[int]
 NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may carry
@@ -44,10 +46,22 @@ class SparseModule(nn.Module):
     """
 
 
+def name_constructors(layers: Iterable[type]) -> None:
+    """Give each class a constructor of its own: Python's message on a missing argument names the class it is of."""
+    for layer in layers:
+        shared = layer.__init__  # type: ignore[misc]
+        code, names = shared.__code__, shared.__globals__
+        own = FunctionType(code, names, "__init__", shared.__defaults__, shared.__closure__)
+        own.__annotations__, own.__doc__, own.__module__ = shared.__annotations__, shared.__doc__, layer.__module__
+        own.__qualname__ = f"{layer.__name__}.__init__"
+        layer.__init__ = own  # type: ignore[misc]
+
+
 def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
     if not isinstance(x, SparseConvTensor):
         raise OperandError(
-            f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}"
+            f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}; make one "
+            "of features and voxels, SparseConvTensor(features, indices, spatial_shape, batch_size)"
         )
 
 
@@ -204,10 +218,14 @@ class SparseConvolution(SparseModule):
             tensor([[43.],
                     [32.]], grad_fn=<_ConvolutionBackward>)
         """
-        self.check(x)
-        if self.is_pointwise:
-            return x.replace_feature(self.pointwise(x.features))
-        kernel_map, voxels = self.map(x)
+        try:
+            self.check(x)
+            if self.is_pointwise:
+                x.voxels.check()
+                return x.replace_feature(self.pointwise(x.features))
+            kernel_map, voxels = self.map(x)
+        except (InsumError, FormatError) as error:
+            raise shortened(error) from error.__cause__
         try:  # at a tenth of the cost of asking the module for them
             weight: Any = self._parameters["weight"]
             bias = self._parameters["bias"]

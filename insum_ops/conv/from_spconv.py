@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..compiler import UnsupportedError
+from ..compiler import OperandError, UnsupportedError
 from ..models.swap_losses import has_tensor_hooks, lost_in_swap, private_names
 from . import layers as sparse_conv
 from . import pooling as sparse_pool
@@ -55,6 +55,7 @@ def from_spconv(module: nn.Module) -> nn.Module:
         The copy, or of a single layer its counterpart, with the same weights, mode and device.
 
     Raises:
+        OperandError: `module` is no module.
         UnsupportedError: a layer has no counterpart, or something that would be lost: hooks, also on a parameter, a
             parametrization, a fused activation, a method or an attribute that was set on it or that its class
             overrides; or it is compiled.
@@ -72,6 +73,8 @@ def from_spconv(module: nn.Module) -> nn.Module:
         >>> from_spconv(SubMConv3d())
         SubMConv3d(16, 32, kernel_size=[3, 3, 3], bias=False, indice_key='subm1')
     """
+    if not isinstance(module, nn.Module):
+        raise OperandError(f"module is of type {type(module).__name__}; pass a torch.nn.Module")
     for path, own in module.named_modules(remove_duplicate=False):
         if _is_replaced(own):
             lost = _lost(own, path)

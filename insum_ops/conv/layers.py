@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..compiler import OperandError, ShapeError
 from ..formats.voxels.kernel_map import KernelMap
-from .convolution import Size, SparseConvolution
+from .convolution import Size, SparseConvolution, name_constructors
 from .tensor import SparseConvTensor, Voxels
 
 __all__ = [
@@ -959,3 +959,6 @@ class SparseInverseConv4d(_SparseInverseConv):
     """
 
     ndim = 4
+
+
+name_constructors(globals()[name] for name in __all__)

@@ -11,7 +11,7 @@ from ..formats.torch_state import is_autocast_enabled, is_compiling, may_autocas
 from ..formats.voxels.geometry import per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum
-from .convolution import Size, SparseModule, check_input
+from .convolution import Size, SparseModule, check_input, name_constructors
 from .operands import neighbours
 from .tensor import Layout, SparseConvTensor
 
@@ -535,3 +535,6 @@ class SparseAvgPool4d(_SparseAvgPool):
     """
 
     ndim = 4
+
+
+name_constructors(globals()[name] for name in __all__ if name != "SparsePool")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from ..compiler import OperandError, ShapeError, outside_transforms
 from ..formats.guard import ChangeGuards, may_keep
-from ..formats.torch_state import is_compiling
+from ..formats.not_tensors import no_attribute
+from ..formats.torch_state import is_capturing, is_compiling
 from ..formats.voxels.grid import VoxelGrid
 from ..formats.voxels.kernel_map import KernelMap, map_on
 
@@ -62,6 +63,12 @@ class Voxels:
             if may_keep(made.indices, made.out_indices, *made.known_neighbours):
                 self.maps[layout] = found
         return found.kernel_map, found.target or self
+
+    def check(self) -> None:
+        """Raise on a voxel outside the grid or given twice, where no map is made that would; a tracer can't ask."""
+        if not (is_compiling() or self.indices.is_meta or (self.indices.is_cuda and is_capturing())):
+            with outside_transforms():
+                self.grid.check(self.indices)
 
     def is_as_made(self) -> bool:
         """Nobody has changed the indices since a convolution made them."""
@@ -140,6 +147,14 @@ class _Fields:
     voxel_num: Tensor | None
     benchmark: bool
     map_cache: MapCache
+
+
+def _not_a_tensor(problem: str) -> str:
+    """Say that torch was about to take a sparse tensor for a tensor, and what takes it."""
+    return (
+        f"a SparseConvTensor is not a tensor, so {problem}; use its features, as in x.replace_feature(f(x.features)), "
+        "and insum_ops.nn.SparseSequential in the place of nn.Sequential"
+    )
 
 
 class SparseConvTensor(_Fields):
@@ -443,6 +458,23 @@ class SparseConvTensor(_Fields):
             raise ShapeError(f"x is {list(x.shape)}; it must be [batch, *spatial_shape, channels]")
         indices = (x != 0).any(-1).nonzero()
         return cls(x[tuple(indices.T)], indices.int(), x.shape[1:-1], len(x))
+
+    if not TYPE_CHECKING:  # to which every attribute would be one
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse what a tensor has, and the sparse tensor has not."""
+            if hasattr(type(self), name):  # a property has said why there is none
+                return object.__getattribute__(self, name)
+            if hasattr(Tensor, name) and not name.startswith("_"):
+                raise AttributeError(_not_a_tensor(f"it has no {name}"), obj=self)
+            raise no_attribute(self, name, "x", {})
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        """Refuse functions and plain modules of torch, which take features."""
+        raise TypeError(_not_a_tensor(f"torch's {function.__name__} does not take it"))
 
     def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
         if isinstance(other, SparseConvTensor):

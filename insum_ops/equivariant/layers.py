@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler import OperandError, ShapeError
+from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import GroupCOO
 from .clebsch_gordan import Irreps, read_irreps
 from .paths import Instruction, Variances, fully_connected, normalised
@@ -199,7 +199,10 @@ class TensorProduct(nn.Module):
             >>> layer(nodes, edges, weight, src=src, dst=dst).shape
             torch.Size([5, 12])
         """
-        return self._product(x, y, self._weights(weight), src, dst, num_nodes)
+        try:
+            return self._product(x, y, self._weights(weight), src, dst, num_nodes)
+        except InsumError as error:
+            raise shortened(error) from error.__cause__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled layer; what an older version planned is planned again."""

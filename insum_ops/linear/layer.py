@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..compiler import OperandError, ShapeError
+from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.torch_state import autocast_dtype, default_dtype, is_autocast_enabled, is_compiling, may_autocast
@@ -260,7 +260,10 @@ class BlockSparseLinear(nn.Module):
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
         W, bias = self.as_format(), self._parameter("bias")
-        return product(x, W, bias, lambda: self._product(x, W, bias))
+        try:
+            return product(x, W, bias, lambda: self._product(x, W, bias))
+        except InsumError as error:
+            raise shortened(error) from error.__cause__
 
     def _product(self, x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
         """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""

@@ -126,9 +126,13 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
 @outside_transforms()
 def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
     if edge_index.dtype not in (torch.int32, torch.int64):
-        raise OperandError(f"edge_index is {edge_index.dtype}; node numbers are int32 or int64")
+        raise OperandError(
+            f"edge_index is {edge_index.dtype}; node numbers are int32 or int64, as edge_index.long() has them"
+        )
     if edge_index.ndim != 2 or len(edge_index) != 2:
-        raise ShapeError(f"edge_index is {list(edge_index.shape)}; it must be [2, E], sources first, then targets")
+        remedy = "; pass edge_index.T" if edge_index.ndim == 2 and edge_index.shape[1] == 2 else ""
+        shape = list(edge_index.shape)
+        raise ShapeError(f"edge_index is {shape}; it must be [2, E], sources first, then targets{remedy}")
     if edge_index.is_meta:
         raise OperandError("edge_index is on the meta device, where it lists no edges; give it memory and values first")
     guard = ChangeGuard.of(edge_index)  # before it is read: another thread may write to it

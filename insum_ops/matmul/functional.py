@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..compiler import (
+    InsumError,
     OperandError,
     ShapeError,
     UnsupportedError,
@@ -21,9 +22,11 @@ from ..compiler import (
     owned,
     pattern_of,
     planned,
+    shortened,
 )
 from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from ..formats.convert import block_grid
+from ..formats.errors import FormatError
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import PLAIN, is_compiling, is_grad_enabled, is_transformed, may_autocast, wants_gradient
@@ -94,26 +97,28 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
                 [ 0.,  0.],
                 [ 2., 20.]])
     """
-    if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
+    try:
+        if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
+            return _spmm(A, B, reduce)
+        if type(A) is Tensor:
+            source = remembered_source(A)
+            if source is not None and not wants_gradient((A, B)):  # the values are the source's own
+                return planned(source.calls, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
+        elif type(A) in FORMATS and not wants_gradient((A.values, B)):
+            tensors = (A.values, B)
+            return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
         return _spmm(A, B, reduce)
-    if type(A) is Tensor:
-        source = remembered_source(A)
-        if source is not None and not wants_gradient((A, B)):  # the values are the source's own
-            return planned(source.calls, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
-    elif type(A) in FORMATS and not wants_gradient((A.values, B)):
-        tensors = (A.values, B)
-        return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
-    return _spmm(A, B, reduce)
+    except (InsumError, FormatError) as error:
+        raise shortened(error) from error.__cause__
 
 
 def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     """Check and convert the operands of a product, and evaluate its statement."""
     statements = STATEMENTS.get(reduce) if isinstance(reduce, str) else None
     if statements is None:
-        raise OperandError(f"reduce is {reduce!r}; choose from {', '.join(map(repr, STATEMENTS))}")
-    if not isinstance(B, Tensor) or B.ndim == 0:
-        kind = "a number" if isinstance(B, Tensor) else f"of type {type(B).__name__}"
-        raise OperandError(f"B is {kind}; pass a dense tensor [K], [K, N] or [..., K, N]")
+        _refuse_reduce(reduce)
+    if not isinstance(B, Tensor) or B.ndim == 0 or B.layout is not torch.strided:
+        _refuse_dense(A, B)
     if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not is_compiling():
         filled = remembered_format(A)
         if filled is not None:
@@ -145,6 +150,29 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
         return C.to(torch.promote_types(form.dtype, B.dtype))
     return C
+
+
+def _refuse_reduce(reduce: Any) -> NoReturn:
+    choices = ", ".join(map(repr, STATEMENTS))
+    if isinstance(reduce, Tensor):
+        raise OperandError(
+            f"reduce is a tensor; choose from {choices}. A graph is one argument, (edge_index, edge_weight), and a "
+            "layer holds its matrix, so that it is called with B alone"
+        )
+    raise OperandError(f"reduce is {reduce!r}; choose from {choices}")
+
+
+def _refuse_dense(A: Any, B: Any) -> NoReturn:
+    """Raise for a B that is no dense tensor with rows."""
+    is_tensor = isinstance(B, Tensor)
+    if isinstance(B, SparseFormat) or (is_tensor and B.layout is not torch.strided):
+        kind = f"a {B.layout} tensor" if is_tensor else f"a {type(B).__name__}"
+        is_swapped = isinstance(A, Tensor) and A.layout is torch.strided
+        remedy = "the sparse matrix comes first, so swap A and B" if is_swapped else "pass B.to_dense()"
+        raise OperandError(f"B is {kind}; {remedy}")
+    kind = "a number" if is_tensor else f"of type {type(B).__name__}"
+    remedy = "torch.from_numpy(B)" if type(B).__name__ == "ndarray" else "a dense tensor [K], [K, N] or [..., K, N]"
+    raise OperandError(f"B is {kind}; pass {remedy}")
 
 
 class _Trained(torch.autograd.Function):
@@ -261,6 +289,14 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         >>> sddmm((torch.tensor([[1, 0], [0, 1]]), None), X, Y)
         tensor([30.,  7.])
     """
+    try:
+        return _sddmm(pattern, X, Y)
+    except (InsumError, FormatError) as error:
+        raise shortened(error) from error.__cause__
+
+
+def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
+    """Check the operands of a sampled product, and evaluate its statement."""
     for name, operand in (("X", X), ("Y", Y)):
         if not isinstance(operand, Tensor) or operand.ndim != 2:
             kind = list(operand.shape) if isinstance(operand, Tensor) else f"of type {type(operand).__name__}"

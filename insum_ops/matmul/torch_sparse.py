@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import IndexRangeError, OperandError, ShapeError, one_by_one, outside_transforms
+from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, one_by_one, outside_transforms
 from ..formats.check import VALUE_DTYPES
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
@@ -118,7 +118,14 @@ def _is_pattern(arranged: Arranged, A: Tensor, coords: Tensor) -> bool:
 def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
     """The coordinates [2, E] and values [E, *block_size] as they are stored, and whether the rows ascend."""
     if A.layout not in LAYOUTS:
+        if A.layout is torch.strided and A.dtype in INDEX_DTYPES and A.ndim == 2 and len(A) == 2:
+            raise OperandError(
+                f"{name} is a dense tensor {list(A.shape)} of {A.dtype}, as an edge_index is; pass a graph as a tuple, "
+                f"({name}, None) or ({name}, edge_weight)"
+            )
         remedy = f"pass insum_ops.formats.GroupCOO.from_dense({name}), or {name}.to_sparse_csr()"
+        if A.dtype not in VALUE_DTYPES:
+            remedy = f"pass insum_ops.formats.GroupCOO.from_dense({name}.float())"
         kind = "dense" if A.layout is torch.strided else str(A.layout)
         raise OperandError(f"{name} is a {kind} tensor; {remedy}")
     if A.ndim != 2 or A.dense_dim() != 0:

@@ -1,5 +1,6 @@
 """Layers, each of which holds one statement or a few."""
 
+from ..close_names import refuser
 from ..conv.convolution import SparseConvolution, SparseModule
 from ..conv.from_spconv import from_spconv
 from ..conv.layers import (
@@ -94,3 +95,16 @@ __all__ = [
     "weight_from_minkowski",
     "weight_from_torchsparse",
 ]
+
+__getattr__ = refuser(
+    "insum_ops.nn",
+    __all__,
+    {
+        **{f"Conv{n}d": f"SparseConv{n}d, or SubMConv{n}d, which keeps the voxels" for n in (1, 2, 3)},
+        "Linear": "BlockSparseLinear, or torch.nn.Linear where nothing is sparse",
+        "Sequential": "SparseSequential",
+        "ElementwiseTensorProduct": "TensorProduct, with instructions of the mode 'uuu'",
+        "TensorSquare": "e3nn's own: it has no counterpart here",
+    },
+    "dir(insum_ops.nn) lists what there is",
+)

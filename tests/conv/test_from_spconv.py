@@ -12,7 +12,7 @@ import torch
 from tolerances import assert_matches
 
 from insum_ops import nn
-from insum_ops.compiler.language.errors import ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import OperandError, ShapeError, UnsupportedError
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -527,3 +527,9 @@ def test_a_layer_of_spconv_with_its_state_gives_the_same_numbers(spconv, layer, 
     assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
     for expected, actual in zip(*found, strict=True):
         assert_matches(actual, expected.double())
+
+
+def test_what_is_no_model_is_named():
+    with pytest.raises(OperandError) as caught:
+        nn.from_spconv(3)
+    assert str(caught.value) == "module is of type int; pass a torch.nn.Module"

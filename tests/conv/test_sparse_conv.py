@@ -504,7 +504,8 @@ MISTAKES = [
     (
         lambda: nn.SubMConv3d(4, 8, 3)(torch.ones(1, 4)),
         OperandError,
-        "SubMConv3d takes a SparseConvTensor of insum_ops.nn, but got a Tensor",
+        "SubMConv3d takes a SparseConvTensor of insum_ops.nn, but got a Tensor; make one of features and voxels, "
+        "SparseConvTensor(features, indices, spatial_shape, batch_size)",
     ),
     (
         lambda: nn.SubMConv3d(4, 6, 3, groups=4),

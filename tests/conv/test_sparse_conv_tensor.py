@@ -25,6 +25,12 @@ from insum_ops.formats import FormatError
 SHAPE = [4, 5, 6]
 
 
+NOT_A_TENSOR = (
+    "takes a SparseConvTensor of insum_ops.nn, but got a Tensor; make one of features and voxels, "
+    "SparseConvTensor(features, indices, spatial_shape, batch_size)"
+)
+
+
 def cloud(channels=4, density=0.4, dtype=torch.float64):
     indices = (torch.rand(2, *SHAPE) < density).nonzero().int()
     indices = indices[torch.randperm(len(indices))]
@@ -253,7 +259,7 @@ MISTAKES = [
     (
         (torch.ones(2, 4), INDICES.float(), SHAPE, 2),
         FormatError,
-        "indices is torch.float32; coordinates are torch.int32 or torch.int64",
+        "indices is torch.float32; coordinates are torch.int32 or torch.int64, as indices.int() is",
     ),
     (
         (torch.ones(2, 4), INDICES, SHAPE[:2], 2),
@@ -449,7 +455,7 @@ def test_pooling_no_voxel_gives_none(pool):
     with pytest.raises(OperandError) as caught:
         pool(torch.ones(1))
     name = type(pool).__name__
-    assert str(caught.value) == f"{name} takes a SparseConvTensor of insum_ops.nn, but got a Tensor"
+    assert str(caught.value) == f"{name} {NOT_A_TENSOR}"
     with pytest.raises(ShapeError) as caught:
         pool(nn.SparseConvTensor(torch.ones(0, 3), torch.ones(0, 2, dtype=torch.int32), [3], 1))
     assert str(caught.value) == f"{name} takes 3 axes but spatial_shape is [3]"
@@ -482,10 +488,83 @@ def test_a_sequence_may_hold_a_module_twice():
     assert row[3] is row[-1] is act
 
 
+NEEDS_FEATURES = (
+    "use its features, as in x.replace_feature(f(x.features)), and insum_ops.nn.SparseSequential in the place of "
+    "nn.Sequential"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: torch.nn.Sequential(nn.SubMConv3d(4, 4, 3), torch.nn.ReLU())(x), "relu"),
+        (torch.relu, "relu"),
+        (lambda x: torch.nn.Linear(4, 8)(x), "linear"),
+        (lambda x: torch.cat([x, x]), "cat"),
+    ],
+)
+def test_functions_of_torch_take_features(call, name):
+    with pytest.raises(TypeError) as caught:
+        call(cloud())
+    assert (
+        str(caught.value) == f"a SparseConvTensor is not a tensor, so torch's {name} does not take it; {NEEDS_FEATURES}"
+    )
+
+
+def test_what_a_tensor_has_and_a_sparse_one_has_not():
+    for call, name in ((torch.nn.BatchNorm1d(4), "dim"), (lambda x: x.relu(), "relu"), (lambda x: x.shape, "shape")):
+        with pytest.raises(AttributeError) as caught:
+            call(cloud())
+        assert str(caught.value) == f"a SparseConvTensor is not a tensor, so it has no {name}; {NEEDS_FEATURES}"
+    with pytest.raises(AttributeError) as caught:
+        _ = cloud().feature
+    assert str(caught.value) == "a SparseConvTensor has no feature; use x.features"
+    with pytest.raises(AttributeError) as caught:
+        _ = cloud()._shape
+    assert str(caught.value) == "a SparseConvTensor has no _shape"
+
+
+@pytest.mark.parametrize("make", [nn.SubMConv3d, nn.SparseConv3d])
+def test_a_kernel_of_one_checks_its_voxels_too(make):
+    layer, features = make(4, 8, 1), torch.ones(2, 4)
+    outside = nn.SparseConvTensor(features, torch.tensor([[0, 0, 0, 0], [0, 0, 0, 2]]), [2, 2, 2], 1)
+    with pytest.raises(FormatError) as caught:
+        layer(outside)
+    assert str(caught.value) == (
+        "indices[1] is [0, 0, 0, 2], whose coordinate 2 on axis 2 is outside spatial_shape [2, 2, 2]; drop such voxels "
+        "or enlarge spatial_shape"
+    )
+    twice = nn.SparseConvTensor(features, torch.zeros(2, 4, dtype=torch.int64), [2, 2, 2], 1)
+    with pytest.raises(FormatError) as caught:
+        layer(twice)
+    assert str(caught.value) == (
+        "indices[0] and indices[1] are both [0, 0, 0, 0]; give each voxel once and merge the features of its points "
+        "first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "missing"),
+    [
+        (nn.SubMConv3d, (4, 8), "1 required positional argument: 'kernel_size'"),
+        (nn.SubMConv1d, (), "3 required positional arguments: 'in_channels', 'out_channels', and 'kernel_size'"),
+        (nn.SparseConv2d, (4,), "1 required positional argument: 'out_channels'"),
+        (nn.SparseConvTranspose4d, (), "2 required positional arguments: 'in_channels' and 'out_channels'"),
+        (nn.SparseInverseConv3d, (4, 8, 2), "1 required positional argument: 'indice_key'"),
+        (nn.SparseMaxPool3d, (), "1 required positional argument: 'kernel_size'"),
+        (nn.SparseAvgPool1d, (), "1 required positional argument: 'kernel_size'"),
+    ],
+)
+def test_a_missing_argument_names_the_layer(make, given, missing):
+    with pytest.raises(TypeError) as caught:
+        make(*given)
+    assert str(caught.value) == f"{make.__name__}.__init__() missing {missing}"
+
+
 def test_what_is_dense_already_is_named():
     with pytest.raises(OperandError) as caught:
         nn.SparseSequential(nn.ToDense(), nn.ToDense())(cloud())
-    assert str(caught.value) == "ToDense takes a SparseConvTensor of insum_ops.nn, but got a Tensor"
+    assert str(caught.value) == f"ToDense {NOT_A_TENSOR}"
 
 
 def test_names_of_a_sequence_are_given_once():

@@ -199,7 +199,10 @@ CONVERSION = {
         lambda: COO.from_coo(LISTED, torch.ones(3), (3.5, 3)),
         "shape is [3.5, 3]; it holds a whole number for each dimension",
     ),
-    "numpy": (lambda: COO.from_dense(numpy.eye(3)), "A is a ndarray; from_dense takes a dense tensor"),
+    "numpy": (
+        lambda: COO.from_dense(numpy.eye(3)),
+        "A is a ndarray; from_dense takes a dense tensor; pass torch.from_numpy(A)",
+    ),
     "numpy as torch": (lambda: COO.from_torch(numpy.eye(3)), "A is a ndarray; from_torch takes a torch sparse tensor"),
     "group size of a vector": (
         lambda: GroupCOO.from_dense(torch.ones(3), group_size=4),

@@ -11,9 +11,10 @@ import torch
 from sparse_inputs import SPARSE_WARNINGS, scipy_of
 from torch import Tensor
 
-from insum_ops import spmm
+from insum_ops import sddmm, spmm
 from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 from insum_ops.formats import FormatError, GroupCOO
+from insum_ops.nn import SpMM
 
 pytestmark = SPARSE_WARNINGS
 
@@ -207,11 +208,16 @@ def test_wrong_tuples():
     fails(OperandError, f"A is a tuple of (list, Tensor); {remedy}", ([0], weight), B)
     fails(OperandError, f"A is a tuple of (Tensor, int); {remedy}", (edge_index, 3), B)
     fails(OperandError, f"A is a tuple of (Tensor, Tensor, int, int); {remedy}", (edge_index, weight, 3, 3), B)
-    fails(OperandError, "edge_index is torch.float32; node numbers are int32 or int64", (weight, None), B)
+    fails(
+        OperandError,
+        "edge_index is torch.float32; node numbers are int32 or int64, as edge_index.long() has them",
+        (weight, None),
+        B,
+    )
     fails(ShapeError, "edge_index is [2]; it must be [2, E], sources first, then targets", (edge_index[0], None), B)
     fails(
         ShapeError,
-        "edge_index is [3, 2]; it must be [2, E], sources first, then targets",
+        "edge_index is [3, 2]; it must be [2, E], sources first, then targets; pass edge_index.T",
         (edge_index[[0, 1, 0]], None),
         B,
     )
@@ -247,3 +253,50 @@ def test_a_tracer_needs_a_format():
     )
     with pytest.raises(UnsupportedError, match=f"^{re.escape(message)}"):
         traced(edge_index, B)
+
+
+def test_a_bare_edge_index_is_no_graph():
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    words = "is a dense tensor [2, 3] of torch.int64, as an edge_index is; pass a graph as a tuple,"
+    fails(OperandError, f"A {words} (A, None) or (A, edge_weight)", edge_index, torch.ones(3, 2))
+    with pytest.raises(OperandError) as caught:
+        sddmm(edge_index, torch.ones(3, 2), torch.ones(3, 2))
+    assert str(caught.value) == f"pattern {words} (pattern, None) or (pattern, edge_weight)"
+    kept = spmm((edge_index.int(), None), torch.eye(3))
+    torch.testing.assert_close(kept, torch.eye(3)[[2, 0, 1]], rtol=0, atol=0)
+
+
+def test_a_dense_mask_is_no_pattern():
+    words = "pattern is a dense tensor; pass insum_ops.formats.GroupCOO.from_dense(pattern.float())"
+    with pytest.raises(OperandError) as caught:
+        sddmm(torch.ones(2, 2) > 0, torch.ones(2, 3), torch.ones(2, 3))
+    assert str(caught.value) == words
+    counts = torch.ones(3, 3, dtype=torch.int64)
+    fails(OperandError, words.replace("pattern", "A"), counts, torch.ones(3, 2))
+
+
+def test_the_sparse_matrix_comes_first():
+    dense, form = torch.eye(3), GroupCOO.from_dense(torch.eye(3))
+    swap, convert = "the sparse matrix comes first, so swap A and B", "pass B.to_dense()"
+    fails(OperandError, f"B is a torch.sparse_coo tensor; {swap}", dense, dense.to_sparse())
+    fails(OperandError, f"B is a GroupCOO; {swap}", dense, form)
+    fails(OperandError, f"B is a torch.sparse_csr tensor; {convert}", form, dense.to_sparse_csr())
+    fails(OperandError, f"B is a GroupCOO; {convert}", form, form)
+    fails(OperandError, f"B is a torch.sparse_coo tensor; {convert}", dense.to_sparse(), dense.to_sparse())
+
+
+def test_a_tensor_in_the_place_of_reduce():
+    form, B = GroupCOO.from_dense(torch.eye(3)), torch.ones(3, 2)
+    words = (
+        "reduce is a tensor; choose from 'sum', 'mean', 'max', 'min', 'amax', 'amin'. A graph is one argument, "
+        "(edge_index, edge_weight), and a layer holds its matrix, so that it is called with B alone"
+    )
+    for call in (lambda: spmm(form, B, B), lambda: SpMM(form)(form, B)):
+        with pytest.raises(OperandError) as caught:
+            call()
+        assert str(caught.value) == words
+
+
+def test_an_array_in_the_place_of_the_dense_matrix():
+    form = GroupCOO.from_dense(torch.eye(3))
+    fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2).numpy())

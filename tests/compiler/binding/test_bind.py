@@ -230,7 +230,7 @@ I is an index, so it must be int32 or int64, not float32; convert it with I.long
         OperandError,
         {"A": B, "I": torch.ones(4, dtype=torch.bool)},
         """
-I is an index, so it must be int32 or int64, not bool; convert it with I.long()
+I is an index, so it must be int32 or int64, not bool; pass the positions where it is True, as I.nonzero().squeeze(1)
     C[I[i]] = A[i]
       ^
 """,
@@ -473,6 +473,44 @@ def test_a_tensor_that_is_not_used_has_no_place() -> None:
     unused = "D was given but the expression does not use it; it uses A, B, C, I"
     assert refusal("C[I[i]] += A[i] * B[i]", OperandError, A=B, B=B, I=I, D=B, size=(3,)) == unused
     assert refusal("C[I[i]] += A[i] * B[i]", OperandError, A=B, B=B, I=I, D=SPARSE, size=(3,)) == unused
+
+
+def test_a_tensor_with_a_name_close_to_that_of_one_that_is_missing() -> None:
+    problem = "no tensor was given for B; b was given, which the expression does not use; pass it as B=..."
+    expected = f"{problem}\n    C[i] += A[i] * B[i]\n                   ^"
+    assert refusal("C[i] += A[i] * B[i]", OperandError, A=B, b=B) == expected
+    assert refusal("C[i] += A[i] * B[i]", OperandError, A=B, D=B, b=B) == expected
+    far = "no tensor was given for B; pass it as B=...\n    C[i] += A[i] * B[i]\n                   ^"
+    assert refusal("C[i] += A[i] * B[i]", OperandError, A=B, other=B) == far
+    assert refusal("C[i] += A[i] * B[i]", OperandError, A=B) == far
+
+
+def test_the_output_is_not_given_as_out() -> None:
+    expected = "out was given but the expression does not use it; pass the output as C=..."
+    assert refusal("C[i] += A[i]", OperandError, A=B, out=B) == expected
+    assert bound("C[i] += out[i]", out=B).size == (4,)
+
+
+def test_a_mask_of_several_dimensions_as_an_index() -> None:
+    problem = (
+        "M is an index, so it must be int32 or int64, not bool; pass the positions where it is True, as M.nonzero()"
+    )
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    expected = f"{problem}\n    C[i,j] = A[M[i,j]]\n               ^"
+    assert refusal("C[i,j] = A[M[i,j]]", OperandError, A=B, M=mask) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_coordinates_in_the_place_of_values(dtype: torch.dtype) -> None:
+    problem = (
+        f"A holds values, so it must be float16, bfloat16, float32 or float64, not {str(dtype)[6:]}; convert it with"
+    )
+    place = "    C[i] = A[i,j]\n           ^"
+    remedy = "A.float(), or if it lists coordinates, pass formats.COO.from_coo(A, values, shape)"
+    assert refusal("C[i] = A[i,j]", OperandError, A=index(2, 5, dtype=dtype)) == f"{problem} {remedy}\n{place}"
+    assert refusal("C[i] = A[i,j]", OperandError, A=index(5, 2, dtype=dtype)) == f"{problem} A.float()\n{place}"
+    place = "    C[i] = A[i]\n           ^"
+    assert refusal("C[i] = A[i]", OperandError, A=index(2, dtype=dtype)) == f"{problem} A.float()\n{place}"
 
 
 def test_a_size_has_no_place() -> None:

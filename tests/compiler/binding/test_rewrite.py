@@ -190,7 +190,7 @@ MISTAKES: list[tuple[type[InsumError], dict[str, Any], str]] = [
         UnsupportedError,
         {"A": SPARSE, "B": COO_FORMAT.from_dense(torch.eye(3))},
         """
-one sparse factor per statement, but it has A and B; make one dense with to_dense()
+one sparse factor per statement, but it has A and B; pass B=B.to_dense()
     C[m,n] += A[m,k] * B[k,n]
                        ^
 """,
@@ -199,7 +199,7 @@ one sparse factor per statement, but it has A and B; make one dense with to_dens
         UnsupportedError,
         {"A": SPARSE},
         """
-one sparse factor per statement, but it has A twice; make one dense with to_dense()
+one sparse factor per statement, but it has A twice; name one of them AD and pass AD=A.to_dense()
     C[m,n] += A[m,k] * A[n,k]
                        ^
 """,
@@ -208,7 +208,7 @@ one sparse factor per statement, but it has A twice; make one dense with to_dens
         UnsupportedError,
         {"A": SPARSE},
         """
-one sparse factor per statement, but it has A twice; make one dense with to_dense()
+one sparse factor per statement, but it has A twice; name one of them AD and pass AD=A.to_dense()
     C[m,n] += A[m,k] * A[n,k] * A[m,n]
                        ^
 """,
@@ -217,7 +217,7 @@ one sparse factor per statement, but it has A twice; make one dense with to_dens
         OperandError,
         {"A": DENSE, "C": SPARSE},
         """
-C is the output, which can't be sparse; pass C.to_dense()
+C is the output, which can't be sparse; pass C.to_dense(), or use insum_ops.sddmm for products at its entries alone
     C[m,k] += A[m,k]
     ^
 """,

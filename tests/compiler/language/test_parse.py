@@ -29,23 +29,23 @@ an index has no arithmetic; put the computed positions in an index tensor
     C[i] += A[AK[i] * 2]
                     ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; for a difference, pass the first result to a second call, with += and a factor of -1
     C[i] += A[i] - B[i]
                  ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; for a sum, pass the first result to a second call, whose += adds to it
     C[i] += A[i] * B[i] + D[i]
                         ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; for a quotient, pass the reciprocals of the divisor
     C[i] += A[i]/B[i]
                 ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; for a power, write the factor several times
     C[i] += A[i] ** 2 * B[i]
                  ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; the indices say what is summed over
     C[i] += A[i] @ B[i]
                  ^
 
@@ -53,7 +53,7 @@ only a tensor's name can be indexed
     C[i] += f(x)[i]
             ^
 
-only a tensor's name can be indexed
+all indices of a tensor stand in one pair of brackets, as in A[i,j]
     C[i] += A[i][j]
             ^
 
@@ -65,7 +65,7 @@ only a tensor's name can be indexed
     C[i] = [i
            ^
 
-max and min are the only functions; a product alone is summed over indices that the output lacks
+indices stand in square brackets, as in f[x]
     C[i] += f(x)
             ^
 
@@ -105,7 +105,7 @@ min stands around the factors, such as min(A[i,k] * B[k])
     C[i] = min(x=A[i,k])
            ^
 
-commas stand between indices only; factors are joined by '*'
+max is taken of one product, over the indices that the output lacks; torch.maximum compares two tensors
     C[i] = max(A[i,k], B[k])
                      ^
 
@@ -113,7 +113,7 @@ commas stand between indices only; factors are joined by '*'
     C[i] = max(A[i,k],)
                      ^
 
-factors are joined by '*' alone; sums, quotients and powers are separate statements
+factors are joined by '*' alone; for a sum, pass the first result to a second call, whose += adds to it
     C[i] = max(A[i,k] + B[k])
                       ^
 
@@ -149,7 +149,7 @@ parentheses are not in the language (a full reduction is written C[()])
     C[i] = max(A[i,k]))
                       ^
 
-'max' needs indices, such as max[i]; a scalar tensor is max[()]
+'max' needs indices, such as max[i]; a scalar tensor is max[()], and a number stands in the text itself
     C[i] = max
            ^
 
@@ -169,11 +169,11 @@ a factor is an access such as A[i,j] or a real number
     C[i] += 'A[i]'
             ^
 
-'A' needs indices, such as A[i]; a scalar tensor is A[()]
+'A' needs indices, such as A[i]; a scalar tensor is A[()], and a number stands in the text itself
     C[i] += B[i] * A
                    ^
 
-'inf' needs indices, such as inf[i]; a scalar tensor is inf[()]
+'inf' needs indices, such as inf[i]; a scalar tensor is inf[()], and a number stands in the text itself
     C[i] += inf * A[i]
             ^
 
@@ -189,9 +189,9 @@ commas stand between indices only; factors are joined by '*'
     C[i] += A[i], B[i]
                 ^
 
-commas stand between indices only; factors are joined by '*'
+this is einsum's notation; write C[i,k] += A[i,j] * B[j,k] and pass each tensor by its name
     ij,jk->ik
-      ^
+    ^
 
 an index is not a slice; name the index and it runs over the whole dimension
     C[i] += A[i,:]
@@ -201,7 +201,7 @@ an index is not a slice; name the index and it runs over the whole dimension
     C[i] += A[0:2,i]
               ^
 
-a constant index counts from the start, 0 or larger
+a constant index counts from the start, 0 or larger; the last one is the size minus 1
     C[i] += A[i,-1]
                 ^
 
@@ -213,7 +213,7 @@ an index is a name, an integer or an access such as AK[p,q]
     C[i] += A['i']
               ^
 
-an index is a name, an integer or an access such as AK[p,q]
+'...' is not in the language; name every dimension
     C[i] += A[...]
               ^
 
@@ -365,7 +365,7 @@ not an assignment; a statement reads C[i,...] += A[i,...] * B[...]
     print('hello')
     ^
 
-only '=' and '+=' assign
+only '=' and '+=' assign; to subtract, write C[i] += -1 * A[i]
     C[i] -= A[i]
          ^
 
@@ -385,7 +385,7 @@ one assignment per statement
     C[i] += A[i] += B[i]
                  ^
 
-expected one statement; a statement reads C[i,...] += A[i,...] * B[...]
+expected one statement; a call evaluates one, and the next call takes its result by name
     C[i] = A[i]; D[i] = B[i]
                  ^
 
@@ -492,6 +492,134 @@ nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
 nothing follows '*'; a statement reads C[i,...] += A[i,...] * B[...]
     C[i] = 1E-3 *
                  ^
+
+this is einsum's notation; write C[i,k] += A[i,j] * B[j,k] and pass each tensor by its name
+    ij, jk -> ik
+    ^
+
+this is einsum's notation; write C[()] += A[i] * B[i] and pass each tensor by its name
+    i,i->
+    ^
+
+this is einsum's notation; write C[()] += A[i,i] and pass each tensor by its name
+    ii
+    ^
+
+this is einsum's notation; write C[i,k] += A[i,j] * B[j,k] and pass each tensor by its name
+    ij,jk
+    ^
+
+this is einops' notation; write C[b,i,j] += A[b,i,k] * B[k,j] and pass each tensor by its name
+    b i k, k j -> b i j
+    ^
+
+this is einsum's notation; name every dimension that '...' stands for, as in C[b,i] += A[b,i]
+    ...i,ij->...j
+    ^
+
+this is einops' notation; a statement does not reshape, so reshape the tensor with torch first
+    b (h w) -> b h w
+    ^
+
+this is einops' notation; write C[()] += A[b,i] and pass each tensor by its name
+    b i ->
+    ^
+
+commas stand between indices only; factors are joined by '*'
+    ij,1->j
+      ^
+
+this is einsum's notation; write C[a] += A[a] * B[b] * D[c] * E[d] * F[e] * G[f] * H[g] and pass each tensor by its name
+    a,b,c,d,e,f,g->a
+    ^
+
+commas stand between indices only; factors are joined by '*'
+    a,b,c,d,e,f,g,h->a
+     ^
+
+this is einsum's notation; write C[f] += A[f,o,o] and pass each tensor by its name
+    foo
+    ^
+
+this is einsum's notation; write C[b] += A[a] * B[a] * D[b] and pass each tensor by its name
+    a,a,b
+    ^
+
+max is taken of one product, over the indices that the output lacks; torch.clamp(..., min=0) bounds the result
+    C[i] = max(A[i], 0)
+                   ^
+
+min is taken of one product, over the indices that the output lacks; torch.clamp(..., max=-1.5) bounds the result
+    C[i] = min(A[i], -1.5)
+                   ^
+
+max is taken of one product, over the indices that the output lacks; torch.maximum compares two tensors
+    C[i] = max(A[i], B[i], D[i])
+                   ^
+
+min is taken of one product, over the indices that the output lacks; torch.minimum compares two tensors
+    C[i] = min(A[i], B[i])
+                   ^
+
+factors are joined by '*' alone
+    C[i] += A[i] // B[i]
+                 ^
+
+indices stand in square brackets, as in A[i,k]
+    C[i] += A(i,k)
+            ^
+
+indices stand in square brackets, as in C[i,j]
+    C(i,j) += A(i,k)
+     ^
+
+indices stand in square brackets, as in C[i]
+    C(i += A[i]
+     ^
+
+all indices of a tensor stand in one pair of brackets, as in A[i,j,k,0]
+    C[i] += A[i,j][k][0]
+            ^
+
+max and min are the only functions; for a mean, sum with one over the number of terms as a factor
+    C[i] += mean(A[i,j])
+            ^
+
+max and min are the only functions; call torch.exp on a tensor before or on the result after
+    C[i] += torch.exp(A[i])
+            ^
+
+max and min are the only functions; call f on a tensor before or on the result after
+    C[i] += f()
+            ^
+
+the output stands on the left, as in C[i,j] += A[i,k] * B[k,j]
+    A[i,k] * B[k,j] -> C[i,j]
+                     ^
+
+not an assignment; a statement reads C[i,...] += A[i,...] * B[...]
+    f(x, y)
+    ^
+
+this is einsum's notation; write C[b,e,h,l,p,t] += A[a,l,p,h,a] * B[b,e,t,a] and pass each tensor by its name
+    alpha, beta
+    ^
+
+only '=' and '+=' assign
+    C[i] /= A[i]
+         ^
+
+only '=' and '+=' assign; to subtract, write C[AM[p],i] += -1 * A[p,i]
+    C[AM[p],i] -= A[p,i]
+               ^
+
+this is einsum's notation; write C[x] += A[l,a,m,b,d,a] * B[x] and pass each tensor by its name
+    lambda,x->x
+    ^
+
+'2' can't follow 'i'
+    i 2 -> i
+      ^
 """
 )
 
@@ -538,6 +666,14 @@ def test_several_lines(text: str) -> None:
 )
 def test_an_expression_is_a_string(text: object, kind: str) -> None:
     assert message(text) == f"the expression is of type {kind}, not a string; {LANGUAGE}"  # type: ignore[arg-type]
+
+
+def test_a_layer_is_told_to_pass_its_statement() -> None:
+    class Layer:
+        EXPR = "C[i] = A[i]"
+
+    expected = "the expression is of type Layer, not a string; pass its EXPR, which is C[i] = A[i]"
+    assert message(Layer()) == expected  # type: ignore[arg-type]
 
 
 def test_no_statement_is_that_long() -> None:

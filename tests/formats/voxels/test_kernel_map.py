@@ -294,7 +294,10 @@ GOOD = torch.tensor([[0, 1, 2], [1, 0, 0]], dtype=torch.int32)
 MISTAKES = [
     (dict(kind="dense"), "kind is 'dense'; choose from subm, strided, transposed"),
     (dict(indices=[[0, 0, 0]]), "indices is of type list; pass an int32 tensor [N, 1 + axes]"),
-    (dict(indices=GOOD.float()), "indices is torch.float32; coordinates are torch.int32 or torch.int64"),
+    (
+        dict(indices=GOOD.float()),
+        "indices is torch.float32; coordinates are torch.int32 or torch.int64, as indices.int() is",
+    ),
     (
         dict(indices=GOOD[:, 1:]),
         "indices is [2, 2] but spatial_shape is [3, 4]; it must be [N, 3], the batch and then a coordinate for "

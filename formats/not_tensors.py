@@ -1,0 +1,73 @@
+"""What a format and a sparse tensor say where they are used as torch tensors, which they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from ..close_names import close_name
+
+__all__ = ["NotTensor", "no_attribute"]
+
+REMEDIES = {  # what torch's and scipy's matrices have by these names
+    "todense": "to_dense()",
+    "toarray": "to_dense().numpy()",
+    "dense": "to_dense()",
+    "numpy": "to_dense().numpy()",
+    "cuda": 'to("cuda")',
+    "cpu": 'to("cpu")',
+    "half": "to(torch.float16)",
+    "float": "to(torch.float32)",
+    "double": "to(torch.float64)",
+    "t": "T",
+    "size": "shape",
+    "dim": "ndim",
+    "clone": "with_values(A.values.clone())",
+    "detach": "with_values(A.values.detach()), or insum_ops.nn.SpMM(A, trainable=True) to train it",
+    "requires_grad_": "with_values(A.values.requires_grad_())",
+    "requires_grad": "values.requires_grad",
+    "grad": "values.grad",
+    "data": "values",
+    "coalesce": "itself, since conversion has merged its entries",
+}
+
+
+def no_attribute(given: object, name: str, called: str, remedies: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that an object lacks, with what to write instead, or with a close match."""
+    problem = f"a {type(given).__name__} has no {name}"
+    if not name.startswith("_"):
+        names = [own for own in dir(type(given)) if not own.startswith("_")]
+        meant = remedies.get(name) or close_name(name, names)
+        problem += f"; use {called}.{meant}" if meant else ""
+    return AttributeError(problem, obj=given)  # without a name, to which Python would add a guess of its own
+
+
+class NotTensor:
+    """Operators and names of tensors, refused with what to write instead."""
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is not multiplied with @; use insum_ops.spmm(A, B)")
+
+    def __rmatmul__(self, other: object) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"a {name} is not multiplied with @; use insum with the statement C[m,n] += B[m,k] * A[k,n]")
+
+    def __getitem__(self, at: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is not indexed; use A.to_dense()[...], or A.coords and A.values")
+
+    __iter__: ClassVar[None] = None  # or Python would call __getitem__ for it
+
+    def __mul__(self, *other: object) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} has no arithmetic; use A.with_values(f(A.values)) for each of its values, a "
+            "statement of insum_ops.insum for products, or A.to_dense()"
+        )
+
+    __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __mul__
+
+    if not TYPE_CHECKING:  # to which every attribute would be one
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property has said why there is none
+                return object.__getattribute__(self, name)
+            raise no_attribute(self, name, "A", REMEDIES)

@@ -14,7 +14,6 @@ from insum_ops.compiler.language import parse
 from insum_ops.compiler.planning.device import H200
 from insum_ops.compiler.planning.split import split
 
-
 pytestmark = pytest.mark.cpu
 
 
@@ -30,8 +29,8 @@ CHAIN = "Y[i,l] += A[i,j] * B[j,k] * C[k,l]"
     [((5000, 200, 5000, 200), "T[l,j] += B[j,k] * C[k,l]"), ((200, 5000, 200, 5000), "T[i,k] += A[i,j] * B[j,k]")],
 )
 def test_the_cheaper_pair_of_a_chain_comes_first(sizes, first):
-    i, j, k, l = sizes
-    parts = split(bound(CHAIN, A=(i, j), B=(j, k), C=(k, l)), H200, True)
+    rows, j, k, columns = sizes
+    parts = split(bound(CHAIN, A=(rows, j), B=(j, k), C=(k, columns)), H200, True)
     assert parts is not None
     assert parts.gain > 1
     assert str(parts.steps[0]) == first

@@ -242,8 +242,8 @@ UNROLLED_TILE = {
 # Multiply-adds: rows beside each other (narrow) by elements along memory (wide), which share what is long.
 HEIGHTS = ((4, 4), (8, 4), (8, 2), (4, 1), (1, 1), (2, 1))
 # Short rows leave a thread one or two elements of such a tile, too few loads on their way to hide the time of memory:
-# taller ones give each thread of four warps so many. Scores along 600,000 edges, four heads of 32, took 0.062 ms instead
-# of 0.183, sums of weighted messages 0.124 instead of 0.190 (`python -m bench time-statements`).
+# taller ones give each thread of four warps so many. Scores along 600,000 edges, four heads of 32, took 0.062 ms and
+# not 0.183, sums of weighted messages 0.124 and not 0.190 (`python -m bench time-statements`).
 FULLER, MOST_HEIGHT = (4, 8, 16), 8
 PLAIN = {
     0: tuple(Point(height, 0, warps) for height, warps in HEIGHTS),

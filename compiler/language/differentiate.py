@@ -194,5 +194,6 @@ def tangent_terms(expr: str, name: str) -> tuple[Term, ...]:
             derived = tangent(statement, at)
             tangent_factor = derived.factors[at]
             assert isinstance(tangent_factor, Access)
-            tangents.append((str(derived), tangent_factor.name, tuple(key for key in derived.tensor_names if key != tangent_factor.name)))
+            others = tuple(key for key in derived.tensor_names if key != tangent_factor.name)
+            tangents.append((str(derived), tangent_factor.name, others))
     return tuple(tangents)

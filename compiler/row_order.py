@@ -40,7 +40,7 @@ def grouped(
 
 def _as_they_are(form: SparseFormat, group_dim: int) -> SparseFormat:
     """Return the format grouped along a dimension, its rows in ascending order and its values in place."""
-    return form if form.group_dim == group_dim else form.along(group_dim)
+    return form if form.group_dim == group_dim else form.regrouped_view(group_dim)
 
 
 def _listed_by_rule(
@@ -57,10 +57,10 @@ def _listed_by_rule(
     results, device = prod(recipe_for(expr, size, name, form, dense).final), device_of(form.device)
     if not may_be_listed(width, sets, form.values.shape[0], results, device):  # no set has more columns than blocks
         return None
-    if _is_captured(form) and not form.is_walked(group_dim, width):  # which reads lengths back
+    if _is_captured(form) and not form.has_row_order(group_dim, width):  # which reads lengths back
         return None
-    listed = form.walked(group_dim, width)
-    if not may_be_listed(width, sets, listed.sets.numel(), results, device, listed.walk.shared):
+    listed = form.row_ordered_view(group_dim, width)
+    if not may_be_listed(width, sets, listed.sets.numel(), results, device, listed.row_order.shared):
         return None
     schedules = _schedules(expr, size, name, listed, dense)
     return listed if any(map(_takes_listed, schedules)) and schedules[0].bound.dtype.itemsize == 2 else None
@@ -97,7 +97,7 @@ def _fastest(
     """Return the format with its rows as they are, listed, or listed in pairs, whichever runs the statement fastest."""
     forms = {"as they are": _as_they_are(form, group_dim)}
     for way, width in (("listed", 1), ("in pairs", 2)):
-        listed = form.walked(group_dim, width)
+        listed = form.row_ordered_view(group_dim, width)
         if any(map(_takes_listed, _schedules(expr, size, name, listed, dense))):
             forms[way] = listed
 

@@ -59,10 +59,10 @@ class SparseFormat(Protocol):
     @property
     def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
     def regroup(self, group_dim: int) -> SparseFormat: ...
-    def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
-    def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
-    def is_walked(self, group_dim: int, width: int) -> bool: ...  # `walked` has nothing left to find out
-    def walked(self, group_dim: int, width: int) -> Any: ...  # likewise, in sets of `width` rows; `walk`: which
+    def regrouped_view(self, group_dim: int) -> SparseFormat: ...  # `regroup` with a value_source instead of a copy
+    def in_groups(self, group_size: int) -> SparseFormat: ...  # a view of COO in which entries of one row share a p
+    def has_row_order(self, group_dim: int, width: int) -> bool: ...  # `row_ordered_view` finds its order cached
+    def row_ordered_view(self, group_dim: int, width: int) -> Any: ...  # a view in sets of `width` rows: its row_order
     @property
     def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...

@@ -229,7 +229,7 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
     Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
     """
     dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
-    known = form.known
+    known = form.pattern_cache
     shares = known.shares.get(dtype)
     if shares is None:
         with outside_transforms():

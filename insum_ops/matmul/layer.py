@@ -179,7 +179,7 @@ class SpMM(nn.Module):
         """The same, kept: from now on its coordinates may not be overwritten with others."""
         self._form = form = self._rebuilt()
         if may_keep(*form.coords):
-            form._known.fix(OVERWRITTEN)
+            form._pattern_cache.fix(OVERWRITTEN)
         self._gpu_size = _other_size(form)
         return form
 
@@ -203,7 +203,7 @@ class SpMM(nn.Module):
         is_own = len(parts) == len(own) and all(map(is_, parts, own))
         if not is_own or is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
             return False
-        _ = self._form.known
+        _ = self._form.pattern_cache
         return True
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -227,7 +227,7 @@ class SpMM(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        form, known = self._form, self._form._known
+        form, known = self._form, self._form._pattern_cache
         own = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
         problem = _misfit(state_dict, prefix, form, own)
         if problem:  # nothing is copied: coordinates and values of two matrices would be mixed

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from .constants import Constants
-from .tables import with_known
+from .tables import with_held_coefficients
 from .terms import PathTerm
 
 __all__ = ["Piece", "pieces_of"]
 
 
 class Piece(NamedTuple):
-    """A term and where its weights begin."""
+    """A term and the slice of the flat weights that it reads."""
 
     term: Any
     start: int
@@ -33,39 +33,43 @@ class Piece(NamedTuple):
 
 
 def pieces_of(terms: Sequence[Any], order: Tensor | None, is_merged: bool) -> tuple[bool, list[Piece]]:
-    """Whether every term's weights are found where they lie, and the pieces; else they are those of ordered weights."""
+    """Return whether every term reads its weights where they lie, and the slice of each term.
+
+    If not, the slices are those of weights in the order of the terms. `order` is the column of each ordered weight,
+    and `is_merged` puts single paths of one kind into one statement.
+    """
     numels = [term.weight_numel for term in terms]
     ends = list(accumulate(numels))
     starts = [end - numel for end, numel in zip(ends, numels)]
     in_place = True
     if order is not None:
-        own = [order[start:end] for start, end in zip(starts, ends)]
-        in_place = all([bool((part.diff() == 1).all()) for part in own])
+        columns = [order[start:end] for start, end in zip(starts, ends)]
+        in_place = all([bool((part.diff() == 1).all()) for part in columns])
         if in_place:
-            starts = [int(part[0]) if len(part) else 0 for part in own]
-    pieces = [Piece(*each) for each in zip(terms, starts)]
+            starts = [int(part[0]) if len(part) else 0 for part in columns]
+    pieces = [Piece(term, start) for term, start in zip(terms, starts)]
     pieces = _merged(pieces) if is_merged else pieces
-    return in_place, [piece._replace(term=_with_known(piece.term)) for piece in pieces]
+    return in_place, [piece._replace(term=_with_held_coefficients(piece.term)) for piece in pieces]
 
 
-def _with_known(term: object) -> object:
-    return with_known(term) if isinstance(term, PathTerm) else term
+def _with_held_coefficients(term: object) -> object:
+    return with_held_coefficients(term) if isinstance(term, PathTerm) else term
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """Single paths of one kind together, as long as the next one is as far away as the last."""
+    """Return slices in which single paths of one kind are joined while their weights lie equally far apart."""
     single = [piece for piece in pieces if _is_single(piece.term)]
-    found = [piece for piece in pieces if not _is_single(piece.term)]
+    merged = [piece for piece in pieces if not _is_single(piece.term)]
     kind = lambda piece: (piece.term.key, piece.term.is_worth_a_dot)
     for _, alike in groupby(sorted(single, key=lambda piece: (*kind(piece), piece.start)), kind):
         run: list[Piece] = []
         for piece in alike:
             if len(run) > 1 and piece.start - run[-1].start != run[1].start - run[0].start:
-                found.append(_joined(run))
+                merged.append(_joined(run))
                 run = []
             run.append(piece)
-        found.append(_joined(run))
-    return sorted(found, key=lambda piece: piece.start)
+        merged.append(_joined(run))
+    return sorted(merged, key=lambda piece: piece.start)
 
 
 def _is_single(term: object) -> bool:
@@ -73,14 +77,15 @@ def _is_single(term: object) -> bool:
 
 
 def _joined(run: Sequence[Piece]) -> Piece:
+    """Return one slice for single paths of one kind whose weights lie equally far apart."""
     if len(run) == 1:
         return run[0]
     first, second = run[:2]
     tables = [piece.term.tables.tensors for piece in run]
-    longest = max(own["CGV"].shape[1] for own in tables)
+    longest = max(path_tables["CGV"].shape[1] for path_tables in tables)
     # a negative position is no entry
     joined = {
-        name: torch.cat([_padded(own[name], longest, 0 if name == "CGV" else -1) for own in tables])
+        name: torch.cat([_padded(path_tables[name], longest, 0 if name == "CGV" else -1) for path_tables in tables])
         for name in tables[0]
     }
     term = replace(first.term, num_paths=len(run), tables=Constants(joined))

@@ -44,22 +44,23 @@ class Work:
 
 
 def milliseconds(form: str, work: Work, pairs: int, device: Device) -> float:
-    """Milliseconds on the device of a convolution by tensor cores; `form` is "table", "tiles" or "groups"."""
+    """Return the milliseconds of a convolution by tensor cores; `form` is "table", "tiles" or "groups"."""
     entries = work.outputs * work.volume
     row = work.channels * work.itemsize
-    each = 2 * work.channels**2 / (TENSOR_CORE_USE * device.flops(work.itemsize)) + row / (GATHERS * device.bandwidth)
+    multiply = 2 * work.channels**2 / (TENSOR_CORE_USE * device.flops(work.itemsize))
+    per_product = multiply + row / (GATHERS * device.bandwidth)
     if form == "table":
-        return 1e3 * entries * each
+        return 1e3 * entries * per_product
     if form == "tiles":  # outputs that are sorted by their taps lack few: between all of them and none
-        return 1e3 * sqrt(pairs * entries) * each
+        return 1e3 * sqrt(pairs * entries) * per_product
     results = work.channels * work.sum_itemsize
     is_cached = work.inputs * row + work.outputs * results <= device.l2_bytes
     added = (ADDED_IN_CACHE if is_cached else ADDED_IN_MEMORY) * results / device.bandwidth
-    return 1e3 * pairs * (each + added)
+    return 1e3 * pairs * (per_product + added)
 
 
 def grouping_milliseconds(device: Device) -> float:
-    """How long a call waits for groups of a map that has none yet."""
+    """Return how long a call waits for groups of a map that has none yet."""
     return device.host_milliseconds(GROUPING_OPERATIONS)
 
 

@@ -338,6 +338,7 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
 
 def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:
     """Count the numbers that pass through memory for each sample because statements add to what others computed.
+
     A statement is a run of equal keys. One that is not the first of its slot reads and writes the slot once more.
     """
     slots = [key[3][2] for key, _ in groupby(keys)]

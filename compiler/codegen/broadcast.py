@@ -1,4 +1,4 @@
-"""How values over different tile axes meet: lazily, an axis inserted where needed, or eagerly, with all axes."""
+"""Broadcasting of values over different tile axes: lazy, an axis inserted where needed, or eager, with all axes."""
 
 from __future__ import annotations
 

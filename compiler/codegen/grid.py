@@ -1,4 +1,4 @@
-"""Which values of the grid's indices a program takes, by its number."""
+"""The place of a program in the grid: the values of the grid's indices that it takes, by its program id."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NUMBERS = ("extent", "stride")  # parameters that are no tensors
 
 @dataclass(frozen=True)
 class Config:
-    """What tuning chooses for one schedule."""
+    """The choices of tuning for one schedule."""
 
     blocks: tuple[tuple[str, int], ...]  # of each tile axis
     num_warps: int = 4

@@ -45,7 +45,7 @@ LEAST_SHARED = 0.15  # of all blocks, that both rows of a pair have
 LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: storing its sums costs the same however few columns it has
 
 # Neighbouring blocks of a row are taken together from so many a row on, four at a time, and eight at a time in long
-# rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group
+# rows of narrow blocks, where the padding of the last group counts for little; these numbers are estimated. Each group
 # is a program: 128 groups of 64 x 64 blocks took one H200 0.031 ms, 410 blocks alone 0.038.
 SHORT_ROW, LONG_ROW = 3, 24
 FEW_TOGETHER, MANY_TOGETHER = 4, 8

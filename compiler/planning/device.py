@@ -57,8 +57,8 @@ class Device:
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
     sector_bytes: int = 32  # that memory hands out for one element of them
-    # Seconds of the device between two launches of a stream; reckoned, not measured. A memset that takes no longer than
-    # this is worth less than the launches that would save it.
+    # Seconds of the device between two launches of a stream; estimated, not measured. A memset that takes no longer
+    # than this is worth less than the launches that would save it.
     launch_gap: float = 1.75e-6
     # Milliseconds of the host for a call, and for each operation that it puts on the stream. On an H200's host a call
     # of spmm took 0.015 with one launch and 0.025 with a memset before (`make bench CASES=bench/cases/test_host.py`).

@@ -29,7 +29,7 @@ __all__ = [
 
 # A scattered dimension up to this long is held whole by one program, beside 64 columns as tuning starts with: its sums
 # are 32 registers for each of four warps' threads. And at least so many programs remain for each multiprocessor. Both
-# are reckoned, not measured.
+# are estimated, not measured.
 ON_CHIP_EXTENT = 32 * 4 * 32 // 64
 ON_CHIP_PROGRAMS = 2
 

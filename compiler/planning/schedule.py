@@ -44,12 +44,12 @@ Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
-# four turns at least for each of two programs, of the deepest tiles that are tried; reckoned, not measured.
+# four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
 SHARED_TILE = 64
 MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
 SHARED_LOOP = 2 * 4 * 128
 # A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
-# multiprocessor, and the sum is longer than there are results; reckoned, not measured.
+# multiprocessor, and the sum is longer than there are results; estimated, not measured.
 SPLIT_WARPS = 2
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512

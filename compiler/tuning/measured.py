@@ -246,7 +246,7 @@ PLAIN = {
 }
 OTHERS = {
     "deep": tuple(Point(height, 0, warps) for height, warps in ((8, 1), (16, 1), (16, 2), (32, 4))),
-    # one result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured
+    # one result to a thread has the fewest registers, several the fewest instructions; estimated, not measured
     "unrolled": tuple(Point(1, 0, 0, 1, each=each) for each in (1, 2, 4)),
     "scalar": (Point(1, 1, 1, 1),),
 }

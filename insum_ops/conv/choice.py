@@ -1,4 +1,4 @@
-"""Which form a convolution takes over a map that lasts, in groups or tiles of which size: whichever is the fastest.
+"""The choice of the fastest form of a convolution over a map that lasts, and of the size of its groups or tiles.
 
 The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
 Until a map has proved that it lasts, and where nothing may be timed, the rules of forms.py hold.

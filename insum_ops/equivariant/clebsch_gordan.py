@@ -1,4 +1,4 @@
-"""What equivariant products take from e3nn: irreps as it reads them, Clebsch-Gordan coefficients in float64."""
+"""Irreps as e3nn reads them, and its Clebsch-Gordan coefficients in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What never changes from call to call, and its copies in each device's memory."""
+"""Tensors that never change from call to call, and their copies in each device's memory."""
 
 from __future__ import annotations
 

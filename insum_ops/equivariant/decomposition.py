@@ -26,14 +26,14 @@ from .shared_weights import SharedTerm, shared_term
 from .single_channel import SingleTerm, with_single_channels
 from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
 from .sparse_scalars import ScalarTerm, scalar_term
-from .species import KindsTerm, kinds_term
+from .species import SpeciesTerm, species_term
 from .tables import ColumnTerm, TableTerm, by_column, has_tables_on, with_tables
 from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
-from .weight_slices import Piece, pieces_of
+from .weight_slices import WeightSlice, slices_of
 
 __all__ = ["Decomposition", "decompose", "takes_one_hot"]
 
-Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
+Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | SpeciesTerm
 LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
 MOST_COMPONENTS = ON_CHIP_EXTENT  # of a slot that paths scatter into: as many as one program holds on chip
 
@@ -89,11 +89,11 @@ class Terms:
         return list(weight.split([term.weight_numel for term in self.terms], -1))
 
     @cached_property  # asked for by those alone who may keep it
-    def pieces(self) -> dict[bool, tuple[bool, list[Piece]]]:
-        """Return the `pieces_of` these terms by whether paths of one kind may share a statement."""
+    def weight_slices(self) -> dict[bool, tuple[bool, list[WeightSlice]]]:
+        """Return the `slices_of` these terms by whether paths of one kind may share a statement."""
         order = None if self.order is None else self.order.tensors["columns"]
         with torch.device("cpu"), outside_transforms():
-            return {is_merged: pieces_of(self.terms, order, is_merged) for is_merged in (False, True)}
+            return {is_merged: slices_of(self.terms, order, is_merged) for is_merged in (False, True)}
 
     def ordered(self, weight: Tensor) -> Tensor:
         """Return weights in the order of the terms. No graph is recorded."""
@@ -321,12 +321,12 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
         weighted = in_classes
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
-    has_kinds = takes_one_hot(irreps[1], paths)
+    is_species = takes_one_hot(irreps[1], paths)
     terms: list[Term] = []
     for key, run in runs:
         run_paths = [paths[at] for at in run]
         if is_shared and key[0] == "uvw":
-            terms.append((kinds_term if has_kinds else shared_term)(key, run_paths, irreps, slots))
+            terms.append((species_term if is_species else shared_term)(key, run_paths, irreps, slots))
         else:
             term = path_term(key, run_paths, irreps, slots)
             tabled = term if is_shared else with_tables(term, run_paths, irreps, slots)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .slots import Slots
 from .term_statements import Parts, Statement, Step, run
-from .weight_slices import Piece
+from .weight_slices import WeightSlice
 
 __all__ = ["SCATTER", "InPlaceProduct", "Work", "writes_parts"]
 
@@ -29,7 +29,7 @@ class Work(Protocol):
     """Terms, with the slices of the flat weights that they read."""
 
     @property
-    def pieces(self) -> Mapping[bool, tuple[bool, Sequence[Piece]]]: ...
+    def weight_slices(self) -> Mapping[bool, tuple[bool, Sequence[WeightSlice]]]: ...
 
     def ordered(self, weight: Tensor) -> Tensor: ...
 
@@ -50,8 +50,8 @@ class InPlaceProduct:
         _, y, weight, _, _ = inputs
         out = slots[2]
         self.slots, self.work, self.num_rows = slots, work, num_rows
-        self.is_ordered, self.pieces = work.pieces[writes_parts(weight)]
-        keys = [piece.term.key[3] for piece in self.pieces]
+        self.is_ordered, self.weight_slices = work.weight_slices[writes_parts(weight)]
+        keys = [part.term.key[3] for part in self.weight_slices]
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
         self.variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
         places = [self.variants.index((key[1], step.has_v)) for key, step in zip(keys, steps)]
@@ -72,8 +72,8 @@ class InPlaceProduct:
         """Return the part of each step in the weights, or in their gradient; None for a step without weights."""
         if weight is None:
             return [None] * len(self.steps)
-        pairs = zip(self.pieces, self.steps)
-        return [_weight_view(weight, piece, step) if piece.numel else None for piece, (step, *_) in pairs]
+        pairs = zip(self.weight_slices, self.steps)
+        return [_weight_view(weight, part, step) if part.numel else None for part, (step, *_) in pairs]
 
     def forward(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None
@@ -140,7 +140,7 @@ class InPlaceProduct:
             dy = _joined(second, _by_slot(dYs, [at for at, _ in self.variants], len(second.widths)), y)
         if wanted[2] and weight is not None:
             if dw is None:
-                starts = [piece.start for piece in self.pieces if piece.numel]
+                starts = [part.start for part in self.weight_slices if part.numel]
                 order = sorted(range(len(starts)), key=starts.__getitem__)
                 flat = [dWs[at].flatten(weight.dim() - 1) for at in order]
                 dw = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
@@ -153,12 +153,12 @@ def writes_parts(weight: Tensor | None) -> bool:
     return weight is not None and weight.dim() == 2 and weight.numel() * weight.itemsize < LARGEST
 
 
-def _weight_view(weight: Tensor, piece: Piece, step: Step) -> Tensor:
-    """Return the weights of a piece, as its statement has them: [b, p, ...], without b where they are shared."""
+def _weight_view(weight: Tensor, part: WeightSlice, step: Step) -> Tensor:
+    """Return the weights of a slice, as its statement reads them: [b, p, ...], without b where they are shared."""
     paths, *rest = step.weight_shape
     lead, path_numel = weight.shape[:-1], math.prod(rest)
-    first_path = weight.narrow(-1, piece.start, path_numel).view(*lead, 1, *rest)
-    between = (piece.step or path_numel) * weight.stride(-1)
+    first_path = weight.narrow(-1, part.start, path_numel).view(*lead, 1, *rest)
+    between = (part.step or path_numel) * weight.stride(-1)
     strides, at = first_path.stride(), len(lead)
     size = (*lead, paths, *rest)
     return first_path.as_strided(size, (*strides[:at], between, *strides[at + 1 :]), first_path.storage_offset())

@@ -154,8 +154,8 @@ def _steps(composition: Composition, x: Tensor, weight: Tensor | None, is_gather
     key = ("steps", x.device, x.dtype, is_merged, dims, is_gathered)
     steps: list[Step | None] | None = composition.memory.get(key)
     if steps is None:
-        _, pieces = composition.work(weight).pieces[is_merged]
-        steps = [_step(piece.term, x, weight, is_gathered) for piece in pieces]
+        _, weight_slices = composition.work(weight).weight_slices[is_merged]
+        steps = [_step(part.term, x, weight, is_gathered) for part in weight_slices]
         if None not in steps:
             composition.prepare(weight, x.device, x.dtype)
         composition.memory[key] = steps

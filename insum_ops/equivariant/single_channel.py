@@ -21,7 +21,7 @@ from .clebsch_gordan import Irreps
 from .multilinear import Multilinear
 from .paths import Instruction
 from .slots import Slots
-from .terms import Beside, PathTerm, coefficients, gathered
+from .terms import PathTerm, WithFallback, coefficients, gathered
 
 __all__ = ["SingleTerm", "with_single_channels"]
 
@@ -30,7 +30,7 @@ GROUP_DIMS = {"Z": 0, "X": 1, "Y": 2, "W": 3}  # each result has a row of coeffi
 
 
 @dataclass(frozen=True)
-class SingleTerm(Beside):
+class SingleTerm(WithFallback):
     """`Z[b,i,w] += X[b,j,u] * Y[b,k] * W[b,l,u,w] * CG[i,j,k,l]` where kernels run, else `plain`."""
 
     product: Multilinear

@@ -28,9 +28,9 @@ from .paths import Instruction
 from .slots import Slots, make_slots
 from .sparse_scalars import scalar_coefficients
 from .tables import TableTerm, with_tables
-from .terms import Beside, Key, gathered, path_term
+from .terms import Key, WithFallback, gathered, path_term
 
-__all__ = ["KindsTerm", "kinds_term"]
+__all__ = ["SpeciesTerm", "species_term"]
 
 FUSED = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,v]", "W": "W[l,u,v,w]"}
 GROUP_DIMS = {"Z": 0, "X": 1, "Y": 0, "W": 0}
@@ -39,13 +39,13 @@ MOST_BYTES = 1 << 30  # of the samples' matrices at a time
 
 
 @dataclass(frozen=True)
-class KindsTerm(Beside):
+class SpeciesTerm(WithFallback):
     """`Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]`, in the order that takes the fewest products."""
 
     fused: Multilinear
     each: TableTerm | None  # the product with matrices for each sample, where these may come first
     products: tuple[int, int]  # of each channel of a sample: as one statement, and with such matrices
-    one: Constants  # what each matrix is multiplied by there
+    one: Constants  # the second input of `each`, a single 1
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
@@ -108,7 +108,12 @@ class KindsTerm(Beside):
         return torch.cat(parts)
 
 
-def kinds_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> KindsTerm:
+KindsTerm = SpeciesTerm  # as pickles of version 0.1.0 call it
+
+
+def species_term(
+    key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> SpeciesTerm:
     """Return the term of paths that share a key and have one block of scalars for their second input."""
     CG = scalar_coefficients(key[3], paths, irreps, slots)
     fused = Multilinear.grouped(FUSED, GROUP_DIMS, "CG[i,j,l]", CG)
@@ -116,7 +121,7 @@ def kinds_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps],
     products = components * kinds, matrices * kinds + components
     per_sample = _per_sample_term(key, paths, irreps, slots) if products[1] < products[0] else None
     one = Constants({"one": torch.ones(1, 1, dtype=torch.float64)})
-    return KindsTerm(path_term(key, paths, irreps, slots), fused, per_sample, products, one)
+    return SpeciesTerm(path_term(key, paths, irreps, slots), fused, per_sample, products, one)
 
 
 def _moving_pays(fused: int, with_matrices: int, matrices: int, device: torch.device) -> bool:

@@ -28,7 +28,7 @@ from .constants import Constants
 from .path_tables import InMemory, PathTables, Side, Tables, contract, held_texts, product_texts
 from .paths import Instruction
 from .slots import Slots
-from .terms import Beside, PathTerm, coefficients
+from .terms import PathTerm, WithFallback, coefficients
 
 __all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_held_coefficients", "with_tables"]
 
@@ -40,7 +40,7 @@ def has_tables_on(device: torch.device) -> bool:
     return has_kernels(device)
 
 
-class Tabled(Beside):
+class Tabled(WithFallback):
     """A term that can run by the tables of its paths."""
 
     def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
@@ -127,7 +127,7 @@ def with_tables(
     """Return the term with tables if they make it faster, else as it is.
 
     They do where a dot is worth it, between blocks of few components, and where the first input has one channel. With
-    several channels paths are put together first, see `pieces_of`.
+    several channels paths are put together first, see `slices_of`.
     """
     mode, (mul1, mul2, _), _, places = term.key
     if mode == "uvw" and mul1 == mul2 == 1:

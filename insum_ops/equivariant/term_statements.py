@@ -24,7 +24,7 @@ Wanted = Sequence[bool]  # of X, Y and W
 
 
 class Parts(NamedTuple):
-    """What a step reads, as its statements want it."""
+    """The operands of a step's statements."""
 
     X: Tensor  # [b, j, u] or, of columns, [b, c]; n for b with SRC
     Y: Tensor  # [b, k] or [b, k, v]

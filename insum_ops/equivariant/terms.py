@@ -31,10 +31,10 @@ from .paths import LETTERS, Instruction, path_shape
 from .slots import Slots
 
 __all__ = [
-    "Beside",
     "ChannelTerm",
     "Key",
     "PathTerm",
+    "WithFallback",
     "channel_term",
     "coefficients",
     "gathered",
@@ -110,7 +110,7 @@ class PathTerm:
 
 
 @dataclass(frozen=True)
-class Beside:
+class WithFallback:
     """A term that has a faster implementation beside its plain one, `plain`."""
 
     plain: PathTerm

@@ -36,7 +36,7 @@ from .patterns import (
 )
 from .product import EXPR, product
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
-from .state import misfit
+from .state import mismatch
 from .weight_format import WeightFormat, make_weight_format
 
 __all__ = ["BlockSparseLinear"]
@@ -543,7 +543,7 @@ class BlockSparseLinear(nn.Module):
     ) -> None:
         """Load blocks with their pattern, or report why they do not fit; an equal pattern keeps its format."""
         tensors = {name: part for name, part in (*self._parameters.items(), *self._buffers.items()) if part is not None}
-        problem = misfit(state_dict, prefix, self, tensors)
+        problem = mismatch(state_dict, prefix, self, tensors)
         if problem:  # nothing is copied: values of one pattern would end up at the blocks of another
             lists[2].append(problem)
             return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .patterns import Pair, inside_grid, is_pattern
 
-__all__ = ["Blocked", "misfit", "pattern_misfit"]
+__all__ = ["Blocked", "mismatch", "pattern_mismatch"]
 
 REMEDY = "it was not saved by a BlockSparseLinear"
 
@@ -24,7 +24,7 @@ class Blocked(Protocol):
     grid: Pair
 
 
-def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors: Mapping[str, Tensor]) -> str:
+def mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors: Mapping[str, Tensor]) -> str:
     """Return why the entries under `prefix` can't be copied into a layer's tensors, or "" if they can."""
     coords, weight, bias = (state_dict.get(f"{prefix}{name}") for name in ("coords", "weight", "bias"))
     if coords is None and isinstance(weight, Tensor) and weight.ndim == 2:
@@ -40,7 +40,7 @@ def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors: 
         )
     if coords is None:
         return ""  # strict loading says what is missing
-    problem = pattern_misfit(state_dict, prefix, layer)
+    problem = pattern_mismatch(state_dict, prefix, layer)
     num_blocks = tensors["coords"].shape[1]
     if not problem and coords.shape[1] != num_blocks:
         problem = (
@@ -55,7 +55,7 @@ def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors: 
     return problem
 
 
-def pattern_misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
+def pattern_mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
     """Return why the pattern and blocks under `prefix` do not fit a layer, or "" if they do; the pattern is there."""
     coords, weight = state_dict[f"{prefix}coords"], state_dict.get(f"{prefix}weight")
     is_index = isinstance(coords, Tensor) and coords.dtype in (torch.int32, torch.int64)

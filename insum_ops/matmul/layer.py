@@ -230,7 +230,7 @@ class SpMM(nn.Module):
         """Load a matrix as a whole, or report why it does not fit; a pattern that stays the same is not rebuilt."""
         form, pattern_cache = self._form, self._form._known
         tensors = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
-        problem = _misfit(state_dict, prefix, form, tensors)
+        problem = _mismatch(state_dict, prefix, form, tensors)
         if problem:  # nothing is copied: coordinates and values of two matrices would be mixed
             lists[2].append(problem)
             return
@@ -260,7 +260,7 @@ def _lasts(values: Tensor) -> bool:
     return values.is_leaf and not is_wrapped(values)
 
 
-def _misfit(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, tensors: Mapping[str, Tensor]) -> str:
+def _mismatch(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, tensors: Mapping[str, Tensor]) -> str:
     """Return why the entries under `prefix` can't be copied into a layer's tensors, or "" if they can."""
     loaded = {name: state_dict[f"{prefix}{name}"] for name in tensors if f"{prefix}{name}" in state_dict}
     if not loaded:

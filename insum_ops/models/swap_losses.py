@@ -1,4 +1,4 @@
-"""What lives on one instance of a layer and would be lost where a layer of another class takes its place."""
+"""Hooks, attributes and settings of a layer that would be lost if a layer of another class took its place."""
 
 from __future__ import annotations
 

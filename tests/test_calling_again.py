@@ -124,6 +124,11 @@ def outcome(entry: EntryPoint, given: Inputs) -> Outcome:
         return refusal(error)
 
 
+def _largest(tensor: Tensor) -> float:
+    finite = tensor.detach().double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
 def assert_same(found: Outcome, expected: Outcome) -> None:
     """Bit by bit, but on a GPU, where sums may meet in any order."""
     assert len(found) == len(expected), (found, expected)

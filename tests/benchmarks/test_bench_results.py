@@ -175,7 +175,9 @@ def test_the_readme_block_states_machine_results_and_paper(tmp_path, readme):
     results = write(tmp_path / "results.json", every_kind())
     assert main(["readme", str(results), "--readme", str(readme)]) == 0
     text = readme.read_text()
-    assert text.startswith(f"# Title\n\n{BEGIN}\nNVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, 2026-11-15, ")
+    assert text.startswith(
+        f"# Title\n\n{BEGIN}\nMeasured on NVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, 2026-11-15, "
+    )
     assert text.endswith(f"{END}\n\nmore\n")
     assert "old figures" not in text
     for line in (

@@ -306,7 +306,7 @@ MISTAKEN: list[Callable[[], Any]] = [
     lambda: insum("C[I[i]] = A[i]", A=V, I=I, size=(1,)),
     lambda: insum("C[m] = A[m,k]", A=M.to_sparse_csr()),
     lambda: explain("C[i] = A[i]", A=M),
-    lambda: tune("C[i] = A[i]", A=V),
+    lambda: tune("C[i] = A[i]", A=M),
     lambda: spmm(COO.from_dense(M), M),
     lambda: sddmm(COO.from_dense(M), M, M),
     lambda: BlockSparseLinear(32, 32, block_size=16)(M),

@@ -91,12 +91,12 @@ def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
     return power_of_two(u) * power_of_two(w) * max(dtype.itemsize, torch.float32.itemsize)
 
 
-def _has_registers(held: int, part: float, device: torch.device) -> bool:
-    """Whether so many bytes are at most a part of a multiprocessor's registers."""
-    return held <= part * device_of(device).register_bytes
+def _register_bytes(device: torch.device) -> int:
+    """Return the bytes in all registers of a multiprocessor; a tracer asks once and keeps the answer."""
+    return device_of(device).register_bytes
 
 
-setattr(_has_registers, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+setattr(_register_bytes, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 class Texts(NamedTuple):
@@ -226,7 +226,7 @@ class PathTables:
         _, u, w = self.shapes["W"]
         is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
         part = min(HELD_PARTS[name], PART_OF_MANY) if is_many else HELD_PARTS[name]
-        return _has_registers(held_bytes(u, w, dtype), part, device)
+        return held_bytes(u, w, dtype) <= part * _register_bytes(device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """All tables at once: a tracer can make none, and may meet those of gradients first."""

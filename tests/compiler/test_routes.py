@@ -17,6 +17,11 @@ SLOW = replace(H200, vector_flops=1e6, tensor_flops=1e6)  # where the small tens
 CHAIN = "Y[i,l] += A[i,j] * B[j,k] * C[k,l]"
 
 
+def error(result, expected):
+    """Of all elements together: a sum near zero is not exact to the last place."""
+    return float((result.double() - expected).norm() / expected.norm())
+
+
 @pytest.fixture
 def tensors():
     torch.manual_seed(0)
@@ -50,7 +55,7 @@ def test_a_chain_in_steps_has_gradients_of_any_order(tensors, slow):
 def test_a_chain_in_steps_is_as_precise_as_torch_in_steps(tensors, slow, dtype):
     A, B, C = (tensor.to(dtype) for tensor in tensors.values())
     expected = A.double() @ B.double() @ C.double()
-    torch.testing.assert_close(insum(CHAIN, A=A, B=B, C=C), expected.to(dtype), **TOLERANCE[dtype])
+    assert error(insum(CHAIN, A=A, B=B, C=C), expected) < TOLERANCE[dtype]["rtol"]
 
 
 @pytest.mark.every_route
@@ -106,9 +111,11 @@ class TestTimed:
         torch.manual_seed(0)
         A, B = (torch.randn(size, dtype=dtype, device=DEVICE) for size in ((300, 210), (210, 260)))
         text = "Y[i,j] += A[i,k] * B[k,j]"
-        expected = (A.double() @ B.double()).to(dtype)
+        expected = A.double() @ B.double()
         for _ in range(4):  # the last are replayed
-            torch.testing.assert_close(insum(text, A=A, B=B), expected, **TOLERANCE[dtype])
+            result = insum(text, A=A, B=B)
+            assert result.dtype is dtype
+            assert error(result, expected) < TOLERANCE[dtype]["rtol"]
         assert explain(text, A=A, B=B).route in (KERNEL, TORCH)
 
     def test_tune_lists_the_other_routes(self):
@@ -121,6 +128,7 @@ class TestTimed:
     def test_a_chain_of_large_matrices_is_never_one_kernel(self):
         torch.manual_seed(0)
         A, B, C = (torch.randn(300, 300, device=DEVICE) for _ in range(3))
-        torch.testing.assert_close(insum(CHAIN, A=A, B=B, C=C), A @ B @ C, **TOLERANCE[torch.float32])
+        expected = A.double() @ B.double() @ C.double()
+        assert error(insum(CHAIN, A=A, B=B, C=C), expected) < TOLERANCE[torch.float32]["rtol"]
         assert explain(CHAIN, A=A, B=B, C=C).route in (STATEMENTS, TORCH)
         assert tune(CHAIN, A=A, B=B, C=C).best.candidate in (STATEMENTS, TORCH)

@@ -299,4 +299,4 @@ def test_a_tensor_in_the_place_of_reduce():
 
 def test_an_array_in_the_place_of_the_dense_matrix():
     form = GroupCOO.from_dense(torch.eye(3))
-    fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2).numpy())
+    fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2, device="cpu").numpy())

@@ -86,6 +86,9 @@ def png(plot: Plot, style: str) -> bytes:
     # keeps those of few points, which a median cut gives to their neighbours
     file = BytesIO()
     few = image.convert("RGB").quantize(COLOURS_KEPT, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    palette, corner = few.getpalette() or [], 3 * int(few.getpixel((0, 0)))  # type: ignore[arg-type]
+    palette[corner : corner + 3] = (int(paper[at : at + 2], 16) for at in (1, 3, 5))  # the paper exactly as the page's
+    few.putpalette(palette)
     few.save(file, "png", optimize=True)
     return file.getvalue()
 

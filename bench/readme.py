@@ -92,16 +92,18 @@ def _headline(run: Run, source: str) -> str:
     gpu = str(machine.get("gpu", "none"))
     place = f"{gpu}, driver {machine.get('driver')}" if gpu != "none" else f"{machine.get('cpu')}, no GPU"
     versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages)
-    known = tuple(reversed(run.commits)) or ("unknown",)
-    commits = f"commit{'s' * (len(known) > 1)} {', '.join(known)}"
-    how = "wall time"
-    if gpu != "none":
-        how = "`device` is time by CUDA-graph replay, `as called` that of one call among many, Python included"
+    known = tuple(run.commits) or ("unknown",)
+    commits = f"commit {_described(known[0])}" if len(known) == 1 else "the commits that are listed below the table"
+    times = "Wall times" if gpu == "none" else "Times"
     return (
-        f"{place}, {versions}, {run.date}, {commits}; {how}; medians, values checked first, peers in the same "
-        "run. "
-        f"{_commands(run)}, `python -m bench readme {source}` writes this block."
+        f"Measured on {place}, {versions}, {run.date}, at {commits}. {times} are medians. {_commands(run)} "
+        f"`python -m bench readme {source}` writes this block."
     )
+
+
+def _described(commit: str) -> str:
+    """A commit in words: a run may have had changes that no commit holds."""
+    return commit.replace(", changed", " with uncommitted changes")
 
 
 def _commands(run: Run) -> str:
@@ -110,9 +112,9 @@ def _commands(run: Run) -> str:
     named = {row.case.split(", ")[0] for experiment in INPUTS for row in run.of(experiment)}
     words = ["INSUM_DATA=folder"] if named - generated else []
     words += ["INSUM_BENCH_COMPILED=1"] if any(row.provider == "e3nn compiled" for row in run.rows) else []
-    made = f"`{' '.join([*words, 'make bench'])}` measures"
-    made += ", the folder holding the graphs and clouds that the report names" if named - generated else ""
-    return made + (", `python -m bench merge` joins runs" if len(run.commits) > 1 else "")
+    made = f"`{' '.join([*words, 'make bench'])}` measures them"
+    made += "; the folder holds the graphs and clouds that the report names" if named - generated else ""
+    return made + (". `python -m bench merge` joins runs." if len(run.commits) > 1 else ".")
 
 
 def _lacking(run: Run) -> list[str]:
@@ -140,7 +142,7 @@ def _commits(run: Run) -> list[str]:
     if len(run.commits) == 1:
         return []
     parts = (
-        f"{commit}: {' · '.join(TITLES.get(name, name) for name in experiments)}"
+        f"{_described(commit)}: {' · '.join(TITLES.get(name, name) for name in experiments)}"
         for commit, experiments in reversed(run.commits.items())
     )
     return [f"Measured at {'; '.join(parts)}. A case and its peers are of one run."]

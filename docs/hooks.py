@@ -26,7 +26,7 @@ ROWS = """---
 hide: [toc]
 ---
 
-# Every time
+# Every measurement
 
 Each case beside each library, in milliseconds unless the row says otherwise. "Times faster" is the other library's time
 over that of insum_ops, by device time where both have one and as called elsewhere. Type words to see their rows alone;

@@ -141,7 +141,9 @@ def explain(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None,
     Returns:
         An `Explanation` that prints all of it, with the attributes `statement`, `rewritten` (the statement without its
         sparse format), `extents`, `graph` (a torch.fx module), `schedule`, `config` and `source` (the Triton kernel).
-        `schedule`, `config` and `source` are None where no kernel runs; `why_no_kernel` then says why.
+        `schedule`, `config` and `source` are None where no kernel runs; `why_no_kernel` then says why. `route` is "one
+        kernel", "several statements" or "torch operations", whichever a GPU would take; `split` holds the smaller
+        statements that would be evaluated in turn, or None.
 
     Raises:
         ParseError, OperandError, ShapeError, IndexRangeError, UnsupportedError, SettingError: as `insum` does.
@@ -178,7 +180,8 @@ def tune(
         **tensors: each tensor or format of the statement by its name there, on a CUDA device.
 
     Returns:
-        A `Tuning` that prints as a table. Its `timings` holds the rows, best first, and `best` is the first of them.
+        A `Tuning` that prints as a table. Its `timings` holds the rows, best first, and `best` is the first of them. A
+        row is a kernel, or another route: "several statements" or "torch operations".
 
     Raises:
         UnsupportedError: the tensors are not on a GPU, or there is no kernel to choose.

@@ -53,19 +53,20 @@ class BlockSparseLinear(nn.Module):
     """`Y[t,o] += X[t,i] * W[o,i]`: `nn.Linear` with only some blocks of the weight stored and trained.
 
     `weight` [blocks, *block_size] holds the stored blocks, `coords` [2, blocks] their block rows and columns, in
-    ascending order. The bias is what the sum starts from. Any leading dimensions, any features: a last block that
-    sticks out of the matrix is filled up with zeros. Blocks of 16 to 128 suit Tensor Cores.
+    ascending order. The input may have any number of leading dimensions. Blocks need not divide the features: the last
+    ones are filled up with zeros. Blocks of 16 to 128 suit Tensor Cores.
 
-    A random pattern has `density` of all blocks, rounded, and one in every block row unless `allow_empty_rows`, so a
-    very low density is exceeded rather than an output left without inputs. It is the same on every device.
+    A random pattern stores the share `density` of all blocks, rounded, and at least one in every block row unless
+    `allow_empty_rows`, so that no output is left without inputs; a very low density is then exceeded. The pattern
+    depends on the seed and not on the device.
 
-    In an `nn.TransformerEncoderLayer` it is called for inference too, where torch would read the weight of an
-    `nn.Linear` itself. Compile after one ordinary call. Once the layer has been used, copied or saved, its pattern
-    changes by `set_pattern_`, `prune_`, `load_patterns_` and `load_state_dict`, or by a tensor that is assigned to
-    `coords`: where `coords` is overwritten with another pattern, as by an average over buffers, the layer refuses to
-    compute and to be saved. Writes that torch does not count, as `coords.data[0] = 1` or those through numpy, go
-    unnoticed. Under DistributedDataParallel pass `broadcast_buffers=False`: otherwise the pattern is sent, and
-    compared, at every step.
+    To change the pattern, use `set_pattern_`, `prune_`, `load_patterns_` or `load_state_dict`, or assign a tensor to
+    `coords`. If `coords` is overwritten in place, as an average over buffers does, the layer refuses to compute and to
+    be saved. Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
+
+    Before `torch.compile`, make one ordinary call. Under DistributedDataParallel pass `broadcast_buffers=False`, or the
+    pattern is sent and compared at every step. In an `nn.TransformerEncoderLayer` the layer is called for inference
+    too, where torch would read the weight of an `nn.Linear` itself.
 
     Args:
         in_features: size of the last dimension of the input.

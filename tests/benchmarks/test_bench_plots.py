@@ -17,11 +17,12 @@ from bench.results import load
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from bench.bars import MOST_BARS, MOST_LINES, bars
-from bench.drawing import STYLES, TALLEST, WIDTH, png
+from bench.drawing import COLOURS, STYLES, TALLEST, WIDTH, png
 from bench.plots import plots
 
 pytestmark = pytest.mark.cpu
@@ -54,6 +55,15 @@ def test_the_plots_that_the_documentation_shows_are_of_the_committed_run():
             now, before = imread(BytesIO(image)), imread(BytesIO(kept[name]))
             assert now.shape == before.shape, f"{name} is of an older run; draw it anew"
             assert np.mean(np.abs(now - before).max(axis=2) > 0.2) < 0.01, f"{name} is of an older run; draw it anew"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_series_of_few_points_keep_their_colours(style):
+    (roofline,) = [plot for plot in plots(load(RUN)) if plot.name == "roofline"]
+    pixels = imread(BytesIO(png(roofline, style)))[..., :3].reshape(-1, 3)
+    for colour in COLOURS:
+        distances = np.abs(pixels - to_rgb(colour)).max(axis=1)
+        assert distances.min() < 0.02, colour
 
 
 def test_no_legend_covers_a_plot_and_no_figure_is_taller_than_a_screen():

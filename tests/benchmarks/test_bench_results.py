@@ -160,7 +160,7 @@ def test_a_case_is_of_one_commit_and_a_run_says_which(tmp_path, readme):
     assert [(row.value, row.commit) for row in run.rows] == [(5.0, "aaaaaaa"), (6.0, "aaaaaaa"), (3.0, "bbbbbbb")]
     assert main(["readme", str(whole), "--readme", str(readme)]) == 0
     text = readme.read_text()
-    assert ", commits bbbbbbb, aaaaaaa; " in text
+    assert ", at the commits that are listed below the table. " in text
     assert "\nMeasured at bbbbbbb: `spmm` over graphs; aaaaaaa: `spmm` over graphs. A case and" in text
 
 
@@ -175,7 +175,9 @@ def test_the_readme_block_states_machine_results_and_paper(tmp_path, readme):
     results = write(tmp_path / "results.json", every_kind())
     assert main(["readme", str(results), "--readme", str(readme)]) == 0
     text = readme.read_text()
-    assert text.startswith(f"# Title\n\n{BEGIN}\nNVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, 2026-11-15, ")
+    assert text.startswith(
+        f"# Title\n\n{BEGIN}\nMeasured on NVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, 2026-11-15, "
+    )
     assert text.endswith(f"{END}\n\nmore\n")
     assert "old figures" not in text
     for line in (
@@ -341,11 +343,11 @@ def test_what_all_of_a_series_lose_is_said_once(tmp_path, readme):
 def test_the_block_names_the_command_that_makes_its_rows(tmp_path, readme):
     real, generated = spmm(1.0, 2.0), spmm(1.0, 2.0, "citations-2k")
     compiled = entry("tensor_product", "lmax 1", "e3nn compiled", 1.0)
-    folder = "the folder holding the graphs and clouds that the report names"
+    folder = "the folder holds the graphs and clouds that the report names"
     for rows, words in (
-        (generated, "`make bench` measures, `python"),
-        (real, f"`INSUM_DATA=folder make bench` measures, {folder}, `python"),
-        ([*generated, compiled], "`INSUM_BENCH_COMPILED=1 make bench` measures, `python"),
+        (generated, "`make bench` measures them. `python"),
+        (real, f"`INSUM_DATA=folder make bench` measures them; {folder}. `python"),
+        ([*generated, compiled], "`INSUM_BENCH_COMPILED=1 make bench` measures them. `python"),
     ):
         assert f" {words} -m bench readme " in made(tmp_path, readme, rows)
 

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.cpu
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+OF_ERRORS = DOCS / "use" / "mistakes.md"  # its blocks raise what they show, which tests/test_mistakes.py compares
 FENCE = re.compile(
     r"(?:^[ ]*<!--[ ]*not[ ]run:[ ]*(?P<reason>.*?)[ ]*-->\n\s*)?"
     r"^(?P<indent>[ ]*)```[ ]*(?:python|pycon|py)\b(?P<rest>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$",
@@ -50,7 +51,9 @@ def run(page: str, text: str) -> None:
 # torch's own: of its tracer, and of a layout that pages show
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != OF_ERRORS], ids=lambda page: str(page.relative_to(DOCS))
+)
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(str(page), page.read_text(encoding="utf-8"))

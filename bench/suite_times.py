@@ -54,9 +54,9 @@ class Measured:
         return self.floor_ms / self.ms[OURS] if OURS in self.ms else float("nan")
 
 
-def providers(workload: Workload, device: str = DEVICE) -> tuple[str, ...]:
+def providers(workload: Workload) -> tuple[str, ...]:
     """Who computes a workload; nothing is compiled on a CPU, where all that is asked is to be no slower than torch."""
-    compiled = (COMPILED,) if device == "cuda" else ()
+    compiled = (COMPILED,) if DEVICE == "cuda" else ()
     return OURS, TORCH, *compiled, *([LIBRARY] if workload.library else [])
 
 
@@ -69,7 +69,9 @@ def functions(workload: Workload) -> dict[str, Callable[..., Tensor]]:
         return insum(workload.expr, size=size, **operands)
 
     known = {OURS: ours, TORCH: workload.plain}
-    known[COMPILED] = torch.compile(workload.traced or workload.plain, mode=MODE, dynamic=False)
+    if DEVICE == "cuda":
+        torch.compiler.reset()  # a function is compiled for each set of sizes, and torch gives up after some
+        known[COMPILED] = torch.compile(workload.traced or workload.plain, mode=MODE, dynamic=False)
     if workload.library is not None:
         known[LIBRARY] = workload.library[1]
     return known
@@ -130,7 +132,6 @@ def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tup
 
 def prepare(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> None:
     """Call each provider once, so that its kernels are built and lie in the caches on disk."""
-    torch.compiler.reset()
     given = workload.make(workload.drawn(seed, sizes, scale), seed, DEVICE)
     _, upstream = expected(workload, given, pass_)
     pairs = calls(workload, given, pass_, upstream)
@@ -144,7 +145,6 @@ def prepare(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -
 
 def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     """Check every provider's result and time it; what fails, or is wrong, has its error in the place of a time."""
-    torch.compiler.reset()
     torch.manual_seed(seed)
     extents = workload.drawn(seed, sizes, scale)
     given = workload.make(extents, seed, DEVICE)
@@ -161,16 +161,17 @@ def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scal
             sound[provider] = run
         except PEER_FAILURES as error:
             failures[provider] = error
-    times = _times(sound, workload.is_changing)
+    seconds = 0.005 if scale == "small" else 0.02
+    times = _times(sound, workload.is_changing, seconds)
     least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
     ms = {provider: own.median for provider, (own, _) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
     return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures)
 
 
-def _times(sound: Mapping[str, Call], is_changing: bool) -> dict[str, tuple[Times, str]]:
+def _times(sound: Mapping[str, Call], is_changing: bool, seconds: float) -> dict[str, tuple[Times, str]]:
     if DEVICE != "cuda":
-        return {provider: (own, "wall") for provider, own in zip(sound, wall_in_turns(list(sound.values())))}
+        return {provider: (own, "wall") for provider, own in zip(sound, wall_in_turns([*sound.values()], seconds))}
     if is_changing:  # checks of a new index wait for the device, and nothing is checked while a graph is captured
         return {provider: (own, "queue") for provider, own in zip(sound, queued_in_turns(list(sound.values())))}
     found = {}

@@ -68,7 +68,6 @@ class Workload:
     size: str | None = None  # of the result, in the names of `sizes`
     dtype: torch.dtype = torch.float32
     fixed: tuple[str, ...] = ()  # floating operands that get no gradient
-    is_trained: bool = True  # it has a backward pass
     is_changing: bool = False  # index tensors are others at every call: what is checked or sorted is so at each
     traced: Callable[..., Tensor] | None = None  # what torch.compile is given, if not `plain`
     library: tuple[str, Callable[..., Tensor]] | None = None  # a routine of torch for this very purpose

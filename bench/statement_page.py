@@ -226,8 +226,9 @@ def _bars(shown: Shown, measured: Mapping[str, Any] | None) -> Iterator[str]:
     versions = machine.get("packages", {})
     packages = "".join(f"{name} {versions[name]}, " for name in ("torch", "triton") if name in versions)
     told = f"{machine['gpu']}, {packages}{measured['date']}, commit {measured['commit']}"
-    config = shown.times[OURS].get("config")
+    config, route = shown.times[OURS].get("config"), shown.times[OURS].get("route")
     tuned = f" Tuning chose {config} ({shown.times[OURS].get('scatter')})." if config else ""
+    tuned = f" Timed against the kernel, {route} were faster, and that is what runs." if route else tuned
     yield f'<p class="soft">{escape(told)}. Median of CUDA-graph replays; results were checked against float64 '
     yield f"before.{escape(tuned)} By <code>{COMMAND}</code>.</p>"
     for function in dict.fromkeys(functions.values()):

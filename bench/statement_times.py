@@ -121,7 +121,7 @@ def _chosen(example: Example, given: Given) -> dict[str, str]:
     """What tuning has chosen for the kernel that was timed."""
     found = explain(example.expr, size=given.size, **given.operands)
     if found.schedule is None:
-        return {}
+        return {"route": found.route}
     return {"scatter": found.schedule.strategy, "config": str(found.config), "tuned": "yes" if found.is_tuned else "no"}
 
 

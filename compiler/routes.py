@@ -71,7 +71,7 @@ def fastest_route(
     if INTERPRETED or tuning_mode() == "off" or (tensors[0].is_cuda and is_capturing()):
         return makers[untimed]()
     if _fits_in_memory(statement.bound):
-        makers[TORCH] = lambda: statement.graph(variant, sums_in_half=_is_one_product(statement.bound))
+        makers[TORCH] = lambda: statement.graph(variant, sums_in_half=_sums_in_half(statement.bound))
     if choice is None or times is not None:
         route = untimed if len(makers) == 1 else _timed(statement, tensors, makers, times)
         choice = _choices[key] = _Choice(route, parts)
@@ -151,7 +151,16 @@ def _fits_in_memory(bound: Bound) -> bool:
     return (2 * numbers + operands) * itemsize <= SHARE * free
 
 
-def _is_one_product(bound: Bound) -> bool:
-    """Return whether torch has one operation for all of a statement, which rounds half precision once by itself."""
+def _sums_in_half(bound: Bound) -> bool:
+    """Return whether torch's operations may take half precision as it is, under the rules that kernels obey.
+
+    A matrix product sums in float32 and rounds once by itself. Where the results are scattered they meet in half
+    precision, which is for torch's flags to allow. Products of entries, of any other statement, would be rounded
+    before they are summed.
+    """
     statement = bound.statement
-    return len(statement.accesses) == 2 and not (statement.index_accesses or bound.is_seeded)
+    if bound.dtype not in HALF or len(statement.accesses) != 2 or bound.is_seeded:
+        return False
+    small, large = sorted((set(access.names) for access in statement.accesses), key=len)
+    is_matrix_product = not small <= large or not statement.summed
+    return is_matrix_product and (not statement.output.is_indirect or may_round_sums(bound.dtype))

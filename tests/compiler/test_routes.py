@@ -118,6 +118,16 @@ class TestTimed:
             assert error(result, expected) < TOLERANCE[dtype]["rtol"]
         assert explain(text, A=A, B=B).route in (KERNEL, TORCH)
 
+    def test_a_gathered_and_scattered_product_in_half_precision(self):
+        torch.manual_seed(0)
+        A, B = (torch.randn(size, dtype=torch.float16, device=DEVICE) for size in ((300, 200), (64, 48)))
+        rows, places = torch.randperm(300, device=DEVICE), torch.randint(0, 200, (64,), device=DEVICE)
+        expected = torch.zeros(300, 48, dtype=torch.float64, device=DEVICE)
+        expected.index_add_(0, rows, A[:, places].double() @ B.double())
+        for _ in range(4):
+            result = insum("C[D[y],x] += A[y,E[r]] * B[r,x]", A=A, B=B, D=rows, E=places, size=(300, 48))
+            assert error(result, expected) < TOLERANCE[torch.float16]["rtol"]
+
     def test_tune_lists_the_other_routes(self):
         A = torch.randn(200, 200, device=DEVICE)
         tuned = tune("Y[i,j] += A[i,k] * B[k,j]", A=A, B=A)

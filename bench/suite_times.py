@@ -165,7 +165,7 @@ def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scal
     times = _times(sound, workload.is_changing, seconds)
     least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
     # on a CPU what is least disturbed by other work: with three times as many busy processes as cores medians were
-    # up to ten times that
+    # about ten times that
     ms = {provider: own.p20 if timing == "wall" else own.median for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
     return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures)

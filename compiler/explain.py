@@ -1,4 +1,4 @@
-"""What becomes of a statement, stage by stage, with nothing run; and how fast each way to run it is."""
+"""`explain` shows a statement at every stage of the compiler and runs nothing; `tune` times each way to run it."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class _Call:
 
     @property
     def wants_winners(self) -> bool:
-        """A `max` or `min` whose gradient is wanted notes where its winners are."""
+        """True for a `max` or `min` whose gradient is wanted: its kernel stores the winners' positions too."""
         return not self.statement.is_sum and any(tensor.requires_grad for tensor in self.tensors.values())
 
 
 @torch.no_grad()
 def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
-    """Check a call as `evaluate` does, follow it to its kernel, and run nothing."""
+    """Return every stage of a call, which is checked as `evaluate` does and not run."""
     call = _call(expr, operands, size)
     bound = bind(parse(call.expr), call.tensors, call.size)
     rewritten = None if call.expr is expr else bound.statement
@@ -158,7 +158,10 @@ def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) ->
 
 @torch.no_grad()
 def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, full: bool = False) -> Tuning:
-    """Time the ways to run a call on its GPU; calls like it take the best from now on."""
+    """Time the ways to run a call on its GPU and return the times; calls of its kind take the best from now on.
+
+    Raises UnsupportedError if its tensors are not on a GPU or no kernel runs it.
+    """
     call = _call(expr, operands, size)
     if call.bound.device.type != "cuda":
         where = f"these are on {call.bound.device}"
@@ -184,6 +187,7 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
 
 
 def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
+    """Return a checked call, its format rewritten away; raise InsumError if its operands do not fit."""
     statement = parse(expr)
     bound = bind(statement, operands, size)
     tensors = {name: operand for name, operand in operands.items() if isinstance(operand, Tensor)}
@@ -200,6 +204,7 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
 
 
 def _why_no_way(statement: Statement) -> str:
+    """Return why no kernel can run a statement."""
     if statement.is_sum:
         return "no scatter in one kernel is deterministic"
     return (
@@ -215,7 +220,7 @@ def _table(extents: Mapping[str, int]) -> str:
 
 
 def _program(graph: fx.GraphModule) -> str:
-    """The graph's code as one would write it: no `self`, no aliases of arguments, no variables set free."""
+    """Return the graph's code as one would write it: no `self`, no aliases of arguments, no variables set to None."""
     arguments = {node.name: str(node.target) for node in graph.graph.nodes if node.op == "placeholder"}
     lines = []
     for line in graph.code.splitlines():

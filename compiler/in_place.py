@@ -24,11 +24,11 @@ def run_in_place(
     total: Tensor | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
-    """Evaluate a statement into memory of the caller's, where a kernel can; the result tells where it is.
+    """Evaluate a statement into memory of the caller's if a kernel can, and return the tensor that holds the result.
 
     `total` is the output tensor among `tensors`, which the caller gives away: a kernel that adds atomically adds to it
-    where it is, any other makes a new tensor. `place` may be a part of a larger tensor, of less than 2**31 bytes: a
-    kernel that writes all of its output writes it there; what another one makes is copied.
+    in place, any other makes a new tensor. `place` may be a part of a larger tensor, of less than 2**31 bytes: a
+    kernel that writes all of its output writes it there; the result of any other is copied there.
     """
     tensors = [resolved(tensor) for tensor in tensors]
     runner: Any = runner_of(prepare(expr, names, size, tensors, fact), tensors, fact)

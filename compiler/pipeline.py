@@ -1,14 +1,13 @@
 """The path of a call, from its text to a launched kernel, warm and cold. Read this file first.
 
+A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way:
     insum(expr, **operands)
       evaluate           warm: a call like an earlier one is replayed from its launch plan
-        evaluate_anew    cold: autocast applied, formats rewritten away, autograd functions around what learns
+        evaluate_anew    cold: autocast applied, formats rewritten away, autograd functions around statements
           run            one statement over plain tensors:
             prepare        parse, bind
             runner_of      ranges of index tensors; then lower; or split, schedule, emit, tune and load
             runner(...)    the FX graph, or the kernel's launch
-
-A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
-    """Return the value of a statement, differentiable; `check` looks at the operands of a call without a plan."""
-    anew = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
+    """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
+    cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     call = None if is_compiling() else arguments(expr, operands, size)
-    if call is None:  # a tracer; or no tensor, no size, of which `check` says so
-        return anew()
-    cache, marks, owned, tensors, numbers, learns = call
-    if not learns:
-        return planned(cache, marks, anew, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
+    if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
+        return cold()
+    cache, call_key, owned, tensors, numbers, wants_grad = call
+    if not wants_grad:
+        return planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        forward = lambda: planned(cache, marks, anew, tensors, numbers, owned is None, owned or ())
+        forward = lambda: planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())
         return differentiable(evaluate, expr, operands, None if size is None else numbers, forward=forward)
-    return anew()
+    return cold()
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
-    """Evaluate a statement without a plan, however torch follows, casts or transforms the call."""
+    """Return the value of a statement without a plan, however torch traces, casts or transforms the call."""
     cast = cast_operands(operands)
     if cast is not None:
         with torch.autocast(cast[0], enabled=False):
@@ -83,17 +82,17 @@ def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: 
         return transformed(_evaluate_plain, expr, ",".join(tensors), size, values, fact)
     if wants_gradient(values):
         return differentiable(evaluate, expr, tensors, size, fact)
-    return run_plain(expr, ",".join(tensors), size, values, fact)  # `run`, as a torch operator where somebody watches
+    return run_plain(expr, ",".join(tensors), size, values, fact)  # `run`, as a torch operator if a tracer watches
 
 
-@implement  # as a torch operator, which tracers see in the place of all that is below
+@implement  # as a torch operator, which tracers see instead of all that is below
 def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None, wants_winners: bool) -> Result:
-    """Evaluate one statement over plain tensors; with the positions of what won, where those of a max are wanted."""
+    """Return the value of one statement over plain tensors and, if wanted, the positions of a max's winners."""
     return runner_of(prepare(expr, names, size, tensors, fact, wants_winners), tensors, fact)(tensors, fact)
 
 
 def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None, times: Times = None) -> Runner:
-    """Return what runs a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
+    """Return the runner of a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     bound, variant = statement.bound, statement.variant(tensors)
     runner = statement.runners.get(variant)
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
@@ -107,10 +106,9 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
 
 
 def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
-    """Return the fastest kernel; the FX graph where none can be built."""
-    bound = statement.bound
+    """Return the fastest kernel's launcher, or the FX graph if none can be built."""
     try:
-        key = statement.kernel_key(variant, fact)
+        bound, key = statement.bound, statement.kernel_key(variant, fact)
         launcher = known_launcher(key, bound, fact)
         if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
             return statement.ordered(variant, run)

@@ -45,7 +45,7 @@ class ShapeClass:
     kinds: Kinds
 
     def __post_init__(self) -> None:
-        """Where index tensors point: a tensor's number, -1 for the output, and a dimension."""
+        """Work out where each index tensor points: its number, a tensor's number or -1 for the output, a dimension."""
         place, statement = self.names.index, self.statement
         self.pointed = [(place(p.name), -1 if p.is_output else place(p.into), p.dim) for p in statement.pointings]
 
@@ -73,7 +73,7 @@ class PreparedStatement:
         self.is_sum = self.bound.statement.is_sum
 
     def variant(self, tensors: list[Tensor]) -> object:
-        """Which index tensors hold a -1, and whether sums may be rounded on the way; raises on one out of range.
+        """Return which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
 
         Raises:
             IndexRangeError: if an index is out of range.
@@ -84,6 +84,7 @@ class PreparedStatement:
         return self.with_rounding(self.padded(tensors)) if self.is_half else self.padded(tensors)
 
     def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
+        """Return which index tensors hold a -1; raise IndexRangeError if one is out of range."""
         flags: tuple[bool, ...] = ()
         for number, extent in self.pointed:
             low, high = remembered_range(tensors[number])
@@ -97,9 +98,11 @@ class PreparedStatement:
         return flags
 
     def with_rounding(self, padded: tuple[bool, ...]) -> object:
+        """Return a variant in half precision."""
         return padded, may_round_sums(self.bound.dtype)
 
     def problem(self, tensors: list[Tensor], fact: Fact | None) -> Problem:
+        """Return the tuning problem of the statement on these tensors; raise IndexRangeError if one is out of range."""
         named = dict(zip(self.names, tensors))
         padded = check_ranges(self.bound, named)
         return problem_for(self.bound, named, fact, padded, self.wants_winners)
@@ -111,12 +114,12 @@ class PreparedStatement:
         """
         bound = self.bound
         winners = None if self.is_sum else bound.winner_dtype
-        known = self.shape_class, key, tuning_mode(), shape_class(bound.size, row_major(bound.size)), winners
+        fixed = self.shape_class, key, tuning_mode(), shape_class(bound.size, row_major(bound.size)), winners
         rows, has_order = _rows(fact)
-        return *known, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
+        return *fixed, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
 
     def padding(self, key: Any) -> frozenset[str]:
-        """The index tensors that hold a -1 in a variant."""
+        """Return the index tensors that hold a -1 in a variant."""
         flags = key[0] if self.is_half else key
         return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
@@ -125,7 +128,7 @@ class PreparedStatement:
         program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        return lambda tensors, fact: _noted(function, *[tensors[at] for at in order], *lengths)
+        return lambda tensors, fact: _as_one_step(function, *[tensors[at] for at in order], *lengths)
 
     def graph_instead(self, variant: Any, error: UnsupportedError) -> Runner:
         """Return the statement's meaning in plain torch, with one warning that says why no kernel runs."""
@@ -136,34 +139,36 @@ class PreparedStatement:
         return self.graph(variant)
 
     def ordered(self, key: Any, run: Callable[..., Any]) -> Runner:
-        """Deterministic without any fact: one kernel for the products, torch's own ordered sum for the scatter.
+        """Return a deterministic runner: one kernel for the products, and torch's ordered sum for the scatter.
 
-        Where sums may not be rounded on the way, half precision is made float32 before. `run` evaluates the products.
-        A max or min has torch's own functions for all of it.
+        If sums may not be rounded on the way, half precision is made float32 before. `run` evaluates the products.
+        A max or min is evaluated by torch's own functions.
         """
         if not self.is_sum:
             return self.graph(key)
         statement, bound = self.bound.statement, self.bound
         is_wide = self.is_half and not key[1]
-        name = fresh_name("T", (*self.names, statement.output.name))
-        products = Access(name, tuple(map(Var, statement.free)))
+        products_name = fresh_name("T", (*self.names, statement.output.name))
+        products = Access(products_name, tuple(map(Var, statement.free)))
         first = Statement(products, statement.factors, "=")
         second = Statement(statement.output, (products,), statement.op)
         inner = tuple(bound.extents[index] for index in statement.free)
 
-        dtypes = {own: torch.float32 if is_wide and dtype in HALF else dtype for own, dtype in bound.dtypes.items()}
-        known = {own: Meta(bound.shapes[own], dtypes[own], bound.device) for own in self.names}
-        made = Meta(inner, bind(first, {own: known[own] for own in first.tensor_names}, inner).dtype, bound.device)
-        rest = [own for own in placeholders(bound) if own in (*second.tensor_names, statement.output.name)]
-        scatter = bind(second, {**{own: known[own] for own in rest}, name: made}, bound.size)
+        dtypes = {name: torch.float32 if is_wide and dtype in HALF else dtype for name, dtype in bound.dtypes.items()}
+        metas = {name: Meta(bound.shapes[name], dtypes[name], bound.device) for name in self.names}
+        products_dtype = bind(first, {name: metas[name] for name in first.tensor_names}, inner).dtype
+        scatter_names = [name for name in placeholders(bound) if name in (*second.tensor_names, statement.output.name)]
+        scatter_operands = {name: metas[name] for name in scatter_names}
+        scatter_operands[products_name] = Meta(inner, products_dtype, bound.device)
+        scatter = bind(second, scatter_operands, bound.size)
         program = program_for(scatter, frozenset(access.name for access in second.index_accesses))
         add_up, lengths = program.function, program.lengths_in(scatter)
 
         def runner(tensors: list[Tensor], fact: Fact | None) -> Tensor:
-            named = {own: tensor.to(dtypes[own]) for own, tensor in zip(self.names, tensors)}
-            read = {own: named[own] for own in first.tensor_names}
-            named[name] = run(str(first), ",".join(read), inner, list(read.values()), None, False)
-            summed: Tensor = _noted(add_up, *[named[own] for own in placeholders(scatter)], *lengths)
+            named = {name: tensor.to(dtypes[name]) for name, tensor in zip(self.names, tensors)}
+            read = {name: named[name] for name in first.tensor_names}
+            named[products_name] = run(str(first), ",".join(read), inner, list(read.values()), None, False)
+            summed: Tensor = _as_one_step(add_up, *[named[name] for name in placeholders(scatter)], *lengths)
             return summed.to(bound.dtype)
 
         return runner
@@ -181,41 +186,41 @@ def prepare(
 
     `names` joins the names of the tensors with commas, in their order.
     """
-    call = _call(expr, names, fact, wants_winners)
+    call_key = _call_key(expr, names, fact, wants_winners)
     layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-    key = (*call, None if size is None else tuple(size), *layouts)
+    key = (*call_key, None if size is None else tuple(size), *layouts)
     prepared = _prepared.get(key)
     if prepared is None:
-        like = _shape_class(call, expr, names, size, tensors)
-        bound = sized(like.statement, like.kinds, dict(zip(like.names, tensors)), size)
-        told = None if fact is None else fact.without_tensors()
-        prepared = _prepared[key] = PreparedStatement(bound, like.names, told, wants_winners, like)
+        common = _shape_class(call_key, expr, names, size, tensors)
+        bound = sized(common.statement, common.kinds, dict(zip(common.names, tensors)), size)
+        fact_kind = None if fact is None else fact.without_tensors()
+        prepared = _prepared[key] = PreparedStatement(bound, common.names, fact_kind, wants_winners, common)
     return prepared
 
 
-def _call(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
-    """A call but for its tensors, under torch's settings; numbers alone have the default dtype."""
+def _call_key(expr: str, names: str, fact: Fact | None, wants_winners: bool) -> tuple[object, ...]:
+    """Return the cache key of a call without its tensors: torch's settings, and the dtype of a product of numbers."""
     settings = rounds_float32(), is_deterministic()
     return expr, names, wants_winners, None if fact is None else fact.key, *settings, default_dtype()
 
 
 def _shape_class(
-    call: tuple[object, ...], expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]
+    call_key: tuple[object, ...], expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]
 ) -> ShapeClass:
     """Return what a call shares with those that differ in the lengths of long first dimensions; check the first."""
-    key = (*call, *[(shape_class(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
-    like = _shape_classes.get(key)
-    if like is None:
+    key = (*call_key, *[(shape_class(t.shape, t.stride()), t.dtype, t.device) for t in tensors])
+    common = _shape_classes.get(key)
+    if common is None:
         statement, order = parse(expr), tuple(names.split(",")) if names else ()
         kinds = kinds_of(statement, dict(zip(order, tensors)), size)
-        like = _shape_classes[key] = ShapeClass(statement, order, kinds)
-    return like
+        common = _shape_classes[key] = ShapeClass(statement, order, kinds)
+    return common
 
 
 def ways_of(
     expr: str, tensors: Mapping[str, Tensor], size: Sequence[int] | None, fact: Fact | None
 ) -> tuple[Candidate, ...]:
-    """The ways to run a statement, none where there is nothing to compute."""
+    """Return the candidate kernels of a statement, none if there is nothing to compute."""
     values = list(tensors.values())
     prepared = prepare(expr, ",".join(tensors), size, values, fact)
     return () if prepared.bound.is_empty else candidates(prepared.problem(values, fact))
@@ -231,14 +236,14 @@ def refuse_freed(name: str, tensor: Tensor) -> None:
         )
 
 
-def _noted(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function of torch operations; for a launch plan it is one step."""
+def _as_one_step(function: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a function of torch operations; for a launch plan the call is one step."""
     recording = active()
     if recording is None:
-        return function(*given)
+        return function(*args)
     with paused():
-        result = function(*given)
-    recording.call(function, given, {}, result)
+        result = function(*args)
+    recording.call(function, args, {}, result)
     return result
 
 
@@ -248,6 +253,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def has_kernels(device: torch.device) -> bool:
+    """Return whether generated kernels run on a device; warn if a GPU is too old or Triton is missing."""
     if INTERPRETED or device.type != "cuda":
         return INTERPRETED and device.type != "meta"  # where there is nothing to interpret
     if TRITON_VERSION == "none":
@@ -273,7 +279,7 @@ def problem_for(
     padded: frozenset[str] | None = None,
     wants_winners: bool = False,
 ) -> Problem:
-    """What a kernel for this statement on these tensors has to solve, under torch's current settings."""
+    """Return the tuning problem of this statement on these tensors, under torch's current settings."""
     is_half = bound.dtype in HALF
     needs_wide = is_half and (not may_round_sums(bound.dtype) or (INTERPRETED and bound.dtype == torch.bfloat16))
     flags = Flags(
@@ -288,8 +294,8 @@ def problem_for(
     if bound.is_seeded:
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = is_deterministic()
-    told = None if fact is None else fact.without_tensors()
-    return Problem(bound, strides, tuple(tensors), told, flags, deterministic, *_rows(fact))
+    fact_kind = None if fact is None else fact.without_tensors()
+    return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact))
 
 
 def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:

@@ -51,11 +51,11 @@ def fastest_route(
     kernel: Callable[[], Runner],
     times: dict[str, float] | None = None,
 ) -> Runner:
-    """Return what runs a statement over tensors like these the fastest.
+    """Return the runner that evaluates a statement over tensors like these the fastest.
 
-    `run` evaluates a statement over plain tensors; `kernel` returns what runs this one as one kernel. Maxima, and sums
-    over the rows of a format, of which a fact tells, are for kernels. Given a dictionary for the routes' milliseconds,
-    they are timed anew, whatever is remembered.
+    `run` evaluates a statement over plain tensors; `kernel` returns the runner of this one as one kernel. Maxima, and
+    sums over the rows of a format, about which there is a fact, always take a kernel. If `times` is a dictionary, all
+    routes are timed anew, and it is filled with their milliseconds.
     """
     if fact is not None or not statement.is_sum:
         return kernel()

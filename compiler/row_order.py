@@ -25,7 +25,11 @@ __all__ = ["grouped"]
 def grouped(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat:
-    """Grouped along a dimension: a kernel reads the values where they are, anything else gets a copy of them."""
+    """Return the format grouped along a dimension.
+
+    If a kernel will read its values they stay where they are, and its rows may be listed in another order; anything
+    else gets a copy of them in the new order.
+    """
     is_read = not is_watched() and not wants_gradient([form.values]) and is_sum(expr) and has_kernels(form.device)
     if not is_read:
         return form if form.group_dim == group_dim else form.regroup(group_dim)
@@ -35,7 +39,8 @@ def grouped(
 
 
 def _as_they_are(form: SparseFormat, group_dim: int) -> SparseFormat:
-    return form if form.group_dim == group_dim else form.along(group_dim)
+    """Return the format grouped along a dimension, its rows in ascending order and its values in place."""
+    return form if form.group_dim == group_dim else form.regrouped_view(group_dim)
 
 
 def _listed_by_rule(
@@ -52,24 +57,25 @@ def _listed_by_rule(
     results, device = prod(recipe_for(expr, size, name, form, dense).final), device_of(form.device)
     if not may_be_listed(width, sets, form.values.shape[0], results, device):  # no set has more columns than blocks
         return None
-    if _is_captured(form) and not form.is_walked(group_dim, width):  # which reads lengths back
+    if _is_captured(form) and not form.has_row_order(group_dim, width):  # which reads lengths back
         return None
-    found = form.walked(group_dim, width)
-    if not may_be_listed(width, sets, found.sets.numel(), results, device, found.walk.shared):
+    listed = form.row_ordered_view(group_dim, width)
+    if not may_be_listed(width, sets, listed.sets.numel(), results, device, listed.row_order.shared):
         return None
-    schedules = _schedules(expr, size, name, found, dense)
-    return found if any(map(_takes_listed, schedules)) and schedules[0].bound.dtype.itemsize == 2 else None
+    schedules = _schedules(expr, size, name, listed, dense)
+    return listed if any(map(_takes_listed, schedules)) and schedules[0].bound.dtype.itemsize == 2 else None
 
 
 def _schedules(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, dense: Mapping[str, Any]
 ) -> list[Schedule]:
+    """Return the schedules of all candidate kernels of a statement in which the format stands as `name`."""
     how = recipe_for(expr, size, name, form, dense)
     return [way.schedule for way in ways_of(how.text, how.tensors(form, dense), how.size, how.fact(form))]
 
 
 def _takes_listed(schedule: Schedule) -> bool:
-    """Whether a kernel takes rows in the order in which they are listed."""
+    """Return whether a kernel takes rows in the order in which they are listed."""
     return schedule.holds_set or schedule.has_rows_in_turn
 
 
@@ -78,7 +84,7 @@ def _has_rows_of_blocks(form: SparseFormat) -> bool:
 
 
 def _may_be_timed(form: SparseFormat) -> bool:
-    """Whether a full search is asked for, of rows that can be listed, at a time when something may be timed."""
+    """Return whether a full search is on, the rows can be listed, and something may be timed now."""
     if tuning_mode() != "full" or INTERPRETED or form.device.type != "cuda":
         return False
     return _has_rows_of_blocks(form) and form.values.shape[0] > 0 and not is_capturing() and is_free()
@@ -91,7 +97,7 @@ def _fastest(
     """Return the format with its rows as they are, listed, or listed in pairs, whichever runs the statement fastest."""
     forms = {"as they are": _as_they_are(form, group_dim)}
     for way, width in (("listed", 1), ("in pairs", 2)):
-        listed = form.walked(group_dim, width)
+        listed = form.row_ordered_view(group_dim, width)
         if any(map(_takes_listed, _schedules(expr, size, name, listed, dense))):
             forms[way] = listed
 
@@ -107,20 +113,20 @@ def _fastest(
 
 
 def _key(expr: str, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]) -> Key:
-    """What the fastest order of rows is remembered by; lengths that vary count by their power of two."""
+    """Return the tuning key of the fastest order of rows; lengths that vary count by their power of two."""
     tensors = {name: form.values, **dense}
-    lengths = [(f"{own}[{dim}]", n) for own, tensor in dense.items() for dim, n in enumerate(tensor.shape)]
+    lengths = [(f"{key}[{dim}]", n) for key, tensor in dense.items() for dim, n in enumerate(tensor.shape)]
     return Key(
         f"rows of {expr}",
         generator_version(),
-        tuple(f"{own}={tensor.dtype}" for own, tensor in tensors.items()),
+        tuple(f"{key}={tensor.dtype}" for key, tensor in tensors.items()),
         (
             *lengths,
             ("blocks", bucket(form.values.shape[0])),
             *((str(at), n) for at, n in enumerate(form.values.shape[1:])),
             (" group", group_dim),
         ),
-        ";".join(f"{own}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for own, tensor in tensors.items()),
+        ";".join(f"{key}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for key, tensor in tensors.items()),
         device_name(form.device),
         TRITON_VERSION,
         f"rows of {list(form.shape)}",

@@ -16,15 +16,15 @@ VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COORD_DTYPES = (torch.int32, torch.int64)
 
 
-def whole_sizes(name: str, given: Any) -> Sizes:
-    """Sizes as integers, whatever kind of whole numbers they come as."""
+def integer_sizes(name: str, value: Any) -> Sizes:
+    """Return sizes as integers, from any kind of whole numbers; raise FormatError for anything else."""
     try:
-        sizes = tuple(int(size) for size in given)
-        is_whole = all(size == own for size, own in zip(sizes, given))
+        sizes = tuple(int(size) for size in value)
+        is_whole = all(size == part for size, part in zip(sizes, value))
     except (TypeError, ValueError, OverflowError):
         is_whole = False
     if not is_whole:
-        shown = list(given) if isinstance(given, (tuple, list)) else given
+        shown = list(value) if isinstance(value, (tuple, list)) else value
         raise FormatError(f"{name} is {shown}; it holds a whole number for each dimension")
     return sizes
 
@@ -38,7 +38,7 @@ def check_shape(shape: Sizes) -> None:
 
 
 def normal_dim(name: str, dim: int, shape: Sizes) -> int:
-    """`dim` counted from the front."""
+    """Return `dim` counted from the front; raise FormatError if there is no such dimension."""
     ndim = len(shape)
     if not -ndim <= dim < ndim:
         raise FormatError(f"{name} is {dim} but shape is {list(shape)}; choose from {-ndim} to {ndim - 1}")
@@ -60,9 +60,9 @@ def check_block_size(kind: str, is_blocked: bool, block_size: Sizes | None, shap
         if size < 1:
             raise FormatError(f"block_size[{dim}] is {size}; a block is at least 1 wide")
     if any(block > size > 0 for block, size in zip(block_size, shape)):  # along a size of 0 there are no blocks
-        whole = "matrix" if len(shape) == 2 else "tensor"
+        noun = "matrix" if len(shape) == 2 else "tensor"
         raise FormatError(
-            f"block_size is {list(block_size)} but shape is {list(shape)}; a block can't be larger than the {whole}"
+            f"block_size is {list(block_size)} but shape is {list(shape)}; a block can't be larger than the {noun}"
         )
 
 
@@ -87,7 +87,7 @@ def check_dtype(name: str, values: Tensor) -> None:
 
 
 def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes) -> None:
-    """Listed entries, `coords` [ndim, E] and `values` [E, *block_size], fit each other and the grid."""
+    """Raise FormatError unless `coords` [ndim, E] and `values` [E, *block_size] fit each other and the grid."""
     check_dtype("values", values)
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise FormatError(f"coords is {coords.dtype}; coordinates are integers")
@@ -110,7 +110,7 @@ def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes
 
 
 def check_values(values: Tensor, expected: Tensor) -> None:
-    """`values` can take the place of those that a format has."""
+    """Raise FormatError unless `values` can take the place of those that a format has."""
     check_dtype("values", values)
     if values.shape != expected.shape:
         raise FormatError(f"values is {list(values.shape)} but the pattern holds {list(expected.shape)}")
@@ -127,15 +127,15 @@ def check_parts(
     block_size: Sizes,
     value_axes: tuple[str, ...],
 ) -> None:
-    """Coordinates and values have the shapes, dtypes and device that the format `kind` wants; reads no data.
+    """Raise FormatError unless coordinates and values have the shapes, dtypes and device of the format `kind`.
 
-    `rows` is the number of rows where the row is p itself, None where the format stores it.
+    No data is read. `rows` is the number of rows if the row is p itself, None if the format stores it.
     """
     check_dtype("values", values)
     extents = values.shape[: len(value_axes)]
     if len(extents) < len(value_axes) or values.shape[len(value_axes) :] != block_size:
-        wanted = ", ".join([*value_axes, *map(str, block_size)]).upper()
-        raise FormatError(f"values is {list(values.shape)}; in {kind} it must be [{wanted}]")
+        axes = ", ".join([*value_axes, *map(str, block_size)]).upper()
+        raise FormatError(f"values is {list(values.shape)}; in {kind} it must be [{axes}]")
     if rows is not None and rows != extents[0]:
         raise FormatError(
             f"values is {list(values.shape)}; in {kind} p is one of the {rows} rows of dimension {group_dim}"
@@ -163,7 +163,10 @@ def check_parts(
 
 
 def check_coords(coords: tuple[Tensor | None, ...], grid: Sizes, group_dim: int, can_pad: bool) -> int:
-    """Coordinates lie in the grid, rows ascend, padding is -1 throughout; how many entries are padding."""
+    """Return how many slots are padding.
+
+    Raises FormatError unless coordinates lie in the grid, rows ascend and padding is -1 in all coordinates.
+    """
     stored = {dim: coord for dim, coord in enumerate(coords) if coord is not None}
     padded = [dim for dim in stored if dim != group_dim] if can_pad else []
     tests: list[tuple[str, int, Tensor]] = []  # problem, dimension, where it is
@@ -176,22 +179,23 @@ def check_coords(coords: tuple[Tensor | None, ...], grid: Sizes, group_dim: int,
         tests.append(("differs", dim, (stored[dim] < 0) != (stored[padded[0]] < 0)))
 
     counts = [where.sum() for _, _, where in tests] + [(stored[dim] < 0).sum() for dim in padded[:1]]
-    found = torch.stack(counts).tolist() if counts else []  # the one wait for the device
-    for (problem, dim, where), count in zip(tests, found, strict=False):
+    totals = torch.stack(counts).tolist() if counts else []  # the one wait for the device
+    for (problem, dim, where), count in zip(tests, totals, strict=False):
         if count:
             at = where.nonzero()[0].tolist()
             raise FormatError(_explain(problem, dim, at, stored, padded, grid))
-    return found[-1] if padded else 0
+    return totals[-1] if padded else 0
 
 
 def _explain(problem: str, dim: int, at: list[int], stored: dict[int, Tensor], padded: list[int], grid: Sizes) -> str:
+    """Return what is wrong with a coordinate, at which place of its tensor."""
     value = int(stored[dim][tuple(at)])
     if problem == "descends":
         at, before, value = [at[0] + 1], value, int(stored[dim][at[0] + 1])
         return f"coords[{dim}]{at} is {value} after {before}; it must ascend: from_coo sorts"
     if problem == "differs":
-        other = int(stored[padded[0]][tuple(at)])
-        return f"coords[{padded[0]}]{at} is {other} but coords[{dim}]{at} is {value}; padding is -1 in both"
+        first_value = int(stored[padded[0]][tuple(at)])
+        return f"coords[{padded[0]}]{at} is {first_value} but coords[{dim}]{at} is {value}; padding is -1 in both"
     lowest = "-1 for padding, or at least 0" if dim in padded else "at least 0"
     return f"coords[{dim}]{at} is {value}; along dimension {dim} it is {lowest} and less than {grid[dim]}"
 

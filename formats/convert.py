@@ -39,13 +39,13 @@ class Gather:
     def __call__(self, values: Tensor) -> Tensor:
         if len(values) == 0:  # padding reads entry 0, so there must be one
             values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
-        taken = values.index_select(0, self.source.flatten())
+        gathered = values.index_select(0, self.source.flatten())
         if self.is_padding is not None:
-            taken = taken.masked_fill(self.is_padding.view(-1, *[1] * (values.ndim - 1)), 0)
-        return taken.view(*self.source.shape, *values.shape[1:])
+            gathered = gathered.masked_fill(self.is_padding.view(-1, *[1] * (values.ndim - 1)), 0)
+        return gathered.view(*self.source.shape, *values.shape[1:])
 
     def after(self, first: Tensor) -> Gather:
-        """The gather from a list of which `first` picks the entries that this one reads."""
+        """Return the gather from the list out of which `first` picks the entries that this gather reads."""
         return Gather(first[self.source] if len(first) else self.source, self.is_padding)
 
 
@@ -58,7 +58,7 @@ class Layout:
 
 
 def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
-    """How many blocks, or elements where there are none, cover each dimension.
+    """Return how many blocks, or elements if there are no blocks, cover each dimension.
 
     >>> block_grid((5, 4), (2, 2))
     (3, 2)
@@ -69,19 +69,19 @@ def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
 
 
 def dense_entries(A: Tensor, group_dim: int, block_size: Sizes | None) -> Entries:
-    """The nonzeros of A, or its blocks that hold one, in the order of `merge`; NaN is a nonzero."""
+    """Return the nonzeros of A, or its blocks that hold one, in the order of `merge`; NaN is a nonzero."""
     if block_size is None:
         is_stored = A != 0
     else:
         A = _split_blocks(A, block_size)
         is_stored = (A != 0).flatten(len(block_size)).any(-1)
-    found = is_stored.movedim(group_dim, 0).nonzero().T
-    coords = torch.cat([found[1 : group_dim + 1], found[:1], found[group_dim + 1 :]])
+    rotated = is_stored.movedim(group_dim, 0).nonzero().T
+    coords = torch.cat([rotated[1 : group_dim + 1], rotated[:1], rotated[group_dim + 1 :]])
     return Entries(coords, A[tuple(coords)])
 
 
 def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> Tensor:
-    """The dense tensor of `entries`; what the last blocks hold beyond its shape is dropped."""
+    """Return the dense tensor of `entries`; what the last blocks hold beyond its shape is dropped."""
     grid = block_grid(shape, block_size)
     dense = entries.values.new_zeros((*grid, *(block_size or ())))
     dense.index_put_(tuple(entries.coords), entries.values, accumulate=True)
@@ -94,7 +94,7 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
-    """Ordered by the group dimension first, with duplicates added."""
+    """Return entries ordered by the group dimension first, with duplicates added."""
     keys = _keys(entries.coords, grid, group_dim)
     if bool((keys[1:] > keys[:-1]).all()):
         return entries
@@ -102,26 +102,26 @@ def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
 
 
 def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size: Sizes) -> Entries:
-    """Elements collected into blocks, ordered by the group dimension first; duplicates add."""
+    """Return elements collected into blocks, ordered by the group dimension first, with duplicates added."""
     sizes = elements.coords.new_tensor(block_size)[:, None]
     coords, within = elements.coords // sizes, elements.coords % sizes
     return _add_up(coords, _keys(coords, grid, group_dim), tuple(within), elements.values, block_size)
 
 
 def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
-    """The permutation that orders entries by the group dimension, then by the others from first to last."""
+    """Return the permutation that orders entries by the group dimension, then by the others from first to last."""
     return _keys(coords, grid, group_dim).argsort(stable=True)
 
 
 def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
-    """COO: entry p is value p."""
+    """Return the layout of COO: entry p is value p."""
     return Layout(tuple(c.to(_coord_dtype(size)) for c, size in zip(coords, grid, strict=True)), None)
 
 
 def lay_out_groups(
     coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None, is_blocked: bool = False
 ) -> Layout:
-    """GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
+    """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
     if group_size is None:
         is_gpu_matrix = len(grid) == 2 and not is_blocked and coords.is_cuda
@@ -137,7 +137,7 @@ def lay_out_groups(
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
-    """ELL: p is the row, and q goes as far as the fullest row; a vector's row is its one element."""
+    """Return the layout of ELL: p is the row, and q goes as far as the fullest row; a vector's row is one element."""
     rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
     width = 1 if len(grid) == 1 else int(occ.max()) if len(occ) else 0
     slot = rows[row_of] * width + _position_in_row(row_of, occ)
@@ -145,7 +145,7 @@ def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
 
 
 def _split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
-    """A [*shape] -> [*grid, *block_size], the last block of each dimension padded with zeros."""
+    """Return A [*shape] as [*grid, *block_size], the last block of each dimension padded with zeros."""
     grid = block_grid(tuple(A.shape), block_size)
     missing = [count * block - size for count, block, size in zip(grid, block_size, A.shape, strict=True)]
     if any(missing):
@@ -155,7 +155,7 @@ def _split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
 
 
 def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
-    """One int64 per entry, ordered as the entries are: by the group dimension, then by the others."""
+    """Return one int64 per entry, ordered as the entries are: by the group dimension, then by the others."""
     keys, span = coords[group_dim], grid[group_dim]
     for dim in (dim for dim in range(len(grid)) if dim != group_dim):
         digits, base = coords[dim], grid[dim]
@@ -167,7 +167,7 @@ def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
 
 
 def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes) -> Entries:
-    """One entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
+    """Return one entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
     keys, order = keys.sort(stable=True)
     is_first = torch.cat([keys.new_ones(min(len(keys), 1), dtype=torch.bool), keys[1:] != keys[:-1]])
     first = order[is_first]
@@ -177,13 +177,14 @@ def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tens
 
 
 def _position_in_row(row_of: Tensor, occ: Tensor) -> Tensor:
+    """Return how many entries of its row come before each entry; `occ` counts the entries of each row."""
     return torch.arange(len(row_of), device=row_of.device) - (occ.cumsum(0) - occ)[row_of]
 
 
 def _pad(
     coords: Tensor, grid: Sizes, group_dim: int, slot: Tensor, extents: tuple[int, int], rows: Tensor | None
 ) -> Layout:
-    """Entry e goes to `slot[e]` of the P*Q slots; the others are padding, -1 in the coordinates."""
+    """Return the layout with entry e in `slot[e]` of the P*Q slots; the others are padding, -1 in the coordinates."""
     total = prod(extents)
     # every slot of padding reads another entry, so that backward does not add all their zeros to one address
     source = torch.arange(total, device=slot.device) % max(len(slot), 1)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .convert import Layout, lay_out_entries, lay_out_groups
-from .regrouped_view import Along
+from .regrouped_view import RegroupedView
 from .sparse_format import SparseFormat
 
 __all__ = ["COO"]
@@ -53,6 +53,9 @@ class COO(SparseFormat):
             return lay_out_entries(coords, grid)
         return lay_out_groups(coords, grid, group_dim, group_size, cls.is_blocked)
 
-    def in_groups(self, group_size: int) -> Along:
-        """Entries of one row share a p, as in GroupCOO, with the values where they are; the pattern is kept."""
-        return Along(self, self._pattern_along(self.group_dim, group_size), self.group_dim, ("p", "q"))
+    def in_groups(self, group_size: int) -> RegroupedView:
+        """Return a view in which entries of one row share a p, as in GroupCOO, with the values in place.
+
+        The pattern is cached.
+        """
+        return RegroupedView(self, self._pattern_along(self.group_dim, group_size), self.group_dim, ("p", "q"))

@@ -103,12 +103,14 @@ class Fact(ABC):
 
 
 def _refuse_tensors(text: str, tensors: Sequence[Tensor]) -> None:
+    """Raise FormatError if tensors come with a fact that has none."""
     if len(tensors) > 0:
         raise FormatError(f"the fact {text.strip()!r} has no tensors, but {len(tensors)} are given")
 
 
 @lru_cache(maxsize=TEXTS)
 def _tables_of(text: str) -> ConstantTables | None:
+    """Return the constant tables that a text spells; None if it has their digest alone."""
     numbers = text.removeprefix(CONSTANTS)
     return ConstantTables(json.loads(numbers)) if numbers.startswith("{") else None
 
@@ -133,7 +135,7 @@ class WrittenOnce(Fact):
 
 @dataclass(frozen=True, eq=False)
 class OwnedRows(Fact):
-    """Each program owns rows of the output, and walks the groups that lead to them.
+    """Each program owns rows of the output, and goes through the groups that lead to them.
 
     Without `tiles`, `rows` [P] ascends and each of its values owns the row that it names. With it, `tiles` [P] ascends
     and each of its values t owns the rows `rows[t,...]`, which hold every row of the output once, and -1 where a tile
@@ -262,5 +264,5 @@ def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
 
 
 def longest_first(pointers: Tensor) -> Tensor:
-    """The rows whose groups begin at `pointers`, those with the most groups first."""
+    """Return the rows whose groups begin at `pointers`, those with the most groups first."""
     return pointers.diff().argsort(descending=True, stable=True).int()

@@ -9,7 +9,15 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .check import check_block_size, check_dtype, check_entries, check_group_size, check_shape, normal_dim, whole_sizes
+from .check import (
+    check_block_size,
+    check_dtype,
+    check_entries,
+    check_group_size,
+    check_shape,
+    integer_sizes,
+    normal_dim,
+)
 from .convert import Entries, block_grid, dense_entries, merge, merge_into_blocks
 from .errors import FormatError
 from .sources import ScipyArray, scipy_entries, spread_blocks, torch_entries
@@ -23,7 +31,7 @@ Format = TypeVar("Format", bound="FromTensors")
 class FromTensors(ABC):
     """What can be made from dense tensors, lists of entries, and sparse tensors of torch and scipy.
 
-    `group_dim` is the dimension that p walks along; `group_size` None chooses from the row counts; `block_size`
+    `group_dim` is the dimension whose coordinate p has; `group_size` None chooses from the row counts; `block_size`
     is for blocked formats and need not divide the shape. Explicit zeros are entries. Gradients reach values.
     """
 
@@ -40,7 +48,7 @@ class FromTensors(ABC):
         group_size: int | None,
         blocks: Sizes | None,
     ) -> Format:
-        """The format of distinct entries, sorted with the group dimension first."""
+        """Return the format of distinct entries, sorted with the group dimension first."""
 
     @classmethod
     def from_dense(
@@ -251,6 +259,7 @@ class FromTensors(ABC):
         group_size: int | None,
         block_size: Sequence[int] | None,
     ) -> Format:
+        """Return the format of listed entries, or of listed blocks, which a format without blocks takes apart."""
         if values.ndim > 1:
             if cls.is_blocked and (block_size is None or tuple(block_size) == values.shape[1:]):
                 return cls.from_blocks(coords, values, shape, group_dim=group_dim, group_size=group_size)
@@ -261,15 +270,17 @@ class FromTensors(ABC):
     def _check_options(
         cls, shape: Sequence[int], group_dim: int, group_size: int | None, block_size: Sequence[int] | None
     ) -> tuple[Sizes, int, Sizes | None]:
-        size = whole_sizes("shape", shape)
-        blocks = None if block_size is None else whole_sizes("block_size", block_size)
+        """Return shape, group_dim and block_size as integers; raise FormatError for one that this format lacks."""
+        size = integer_sizes("shape", shape)
+        blocks = None if block_size is None else integer_sizes("block_size", block_size)
         check_shape(size)
         check_block_size(cls.__name__, cls.is_blocked, blocks, size)
         check_group_size(cls.__name__, cls.takes_group_size, group_size, size)
         return size, normal_dim("group_dim", group_dim, size), blocks
 
 
-def _not_dense(given: object) -> FormatError:
-    kind = type(given).__name__
+def _not_dense(value: object) -> FormatError:
+    """Return the error for an argument of `from_dense` that is no tensor."""
+    kind = type(value).__name__
     remedy = "; pass torch.from_numpy(A)" if kind == "ndarray" else ""
     return FormatError(f"A is a {kind}; from_dense takes a dense tensor{remedy}")

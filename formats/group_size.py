@@ -57,11 +57,11 @@ def group_size(occ: Tensor | Sequence[int]) -> int:
 
 
 def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
-    """For a matrix on a GPU: the power of two at or above 1.5 times the mean row, so that most rows are one group.
+    """Return, for a matrix on a GPU, the power of two at or above 1.5 times the mean row: most rows are one group.
 
     A row that is one group is stored; several groups of one row meet in atomic additions, which cost more than the
     padding that F(g) counts: on REDDIT-BINARY, of mean degree 2.3, F(g) takes 1 and runs at 0.4 times the speed of 4.
-    Where no row is long, a program can walk a whole one, and groups of one serve if larger ones were mostly padding.
+    If no row is long, a program can take a whole one, and groups of one serve if larger ones were mostly padding.
 
     >>> gpu_group_size([3, 3, 3, 2]), gpu_group_size([40, 30, 20, 10]), gpu_group_size([9, 1, 1, 2])
     (4, 32, 1)
@@ -78,7 +78,7 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
-    """The powers of two on either side of g* = sqrt(S/n), for S entries over n nonempty rows.
+    """Return the powers of two on either side of g* = sqrt(S/n), for S entries over n nonempty rows.
 
     g* minimises (g+1) * (S/g + n), which is F(g) with its ceiling relaxed: ceil(x) <= x + 1. No candidate
     exceeds the next power of two of the fullest row: what a group had beyond it would be padding.
@@ -97,7 +97,7 @@ def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 
 def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
-    """F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
+    """Return F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
     return int(_accesses(torch.as_tensor(occ, dtype=torch.int64), g))
 
 

@@ -1,6 +1,6 @@
 """Whether a tensor has changed, and whether something may be kept: the one module that reads versions and addresses.
 
-    ChangeGuard         one tensor, which it does not hold: of it, whoever asks brings the tensor
+    ChangeGuard         one tensor, which it does not hold: the caller brings the tensor
     ChangeGuards        several tensors, which it holds; those made in inference mode are compared with a copy
     SparseChangeGuard   one torch sparse tensor, which it does not hold
     change_expression   what a launch plan asks about a pinned tensor, as text
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor was given back though it still has elements, as who shards parameters does.
+    """Return whether the memory of a tensor was given back though it has elements, as sharding parameters does.
 
     >>> tensor = torch.ones(2)
     >>> _ = tensor.untyped_storage().resize_(0)
@@ -61,10 +61,10 @@ def is_real(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN and not (is_wrapped(tensor) or is_functional(tensor))
 
 
-def may_keep(*made: Tensor | None) -> bool:
-    """Return whether something may outlive the call that works it out; `made` are the tensors in it.
+def may_keep(*tensors: Tensor | None) -> bool:
+    """Return whether something may outlive the call that works it out; `tensors` are those in it.
 
-    Nothing may while somebody traces (torch.compile, torch.export, make_fx) or a mode stands between us and torch's
+    Nothing may while a tracer runs (torch.compile, torch.export, make_fx) or a mode stands between us and torch's
     operations, as FakeTensorMode does: sizes may be symbols then and tensors have no numbers, whether they tell or
     not. And nothing may in which a tensor is fake, functional, or wrapped by a transform of torch.func. What is made
     outside of the transforms, of tensors that they have not wrapped, is kept.
@@ -78,11 +78,11 @@ def may_keep(*made: Tensor | None) -> bool:
     """
     if is_compiling() or modes() > 0:
         return False
-    return all([tensor is None or is_real(tensor) for tensor in made])
+    return all([tensor is None or is_real(tensor) for tensor in tensors])
 
 
 class ChangeGuard:
-    """What one tensor was like, for those who may not keep the tensor alive: its memory alone is held.
+    """Version, address and layout of one tensor, which is not kept alive: its memory alone is held.
 
     Make the guard before the tensor is read, since another thread may write to it meanwhile.
 
@@ -127,13 +127,13 @@ Check = tuple[Any, int, Callable[[], int], int, Any, Callable[[], Any], Any]
 
 
 class _Inference:
-    """Stands among the checked tensors for those that count no versions: it has always changed."""
+    """An object that stands among the checked tensors for those that count no versions: its check always fails."""
 
     _version = -1
 
 
 class ChangeGuards:
-    """What several tensors were like, with the tensors themselves.
+    """Versions, addresses and layouts of several tensors, with the tensors themselves.
 
     Tensors made in inference mode count no versions and are compared with a copy, unless `compares` is False: then
     their changes go unseen. A copy of a guard is one of the tensors' copies.
@@ -175,47 +175,47 @@ class ChangeGuards:
 
     def hold(self) -> bool:
         """Return whether all tensors hold what they held, where they held it, in the same shapes."""
-        for tensor, version, address, known_address, shape, strides, known_strides in self.checks:
-            if tensor._version != version or address() != known_address:
+        for tensor, version, address, first_address, shape, strides, first_strides in self.checks:
+            if tensor._version != version or address() != first_address:
                 return tensor is _Inference and self._have_copied_values()
-            if tensor.shape != shape or strides() != known_strides:  # as after `x.data = x.data[:n]`
+            if tensor.shape != shape or strides() != first_strides:  # as after `x.data = x.data[:n]`
                 return False
         return True
 
     def _have_copied_values(self) -> bool:
+        """Return whether the tensors of inference mode equal their copies; True during a capture."""
         if self.copies is None:
             return False
         if any(copy.is_cuda for _, copy in self.copies) and is_capturing():
             return True  # nothing can be read now
-        return all(copy.shape == own.shape and torch.equal(copy, own) for own, copy in self.copies)
+        return all(copy.shape == tensor.shape and torch.equal(copy, tensor) for tensor, copy in self.copies)
 
     def keep_values(self) -> None:
-        """Copy the tensors' values, for tensors that are written to: `renewed` then knows whether with others."""
+        """Copy the tensors' values, so that `renewed` can tell whether a write has changed them."""
         self.values = [_copy(tensor) for tensor in self.tensors]
 
     def have_kept_values(self) -> bool:
         """Return whether the tensors hold what they held when `keep_values` was called, wherever that lies by now."""
         return self.values is not None and all(
-            own.shape == value.shape and own.device == value.device and torch.equal(own, value)
-            for own, value in zip(self.tensors, self.values)
+            tensor.shape == value.shape and tensor.device == value.device and torch.equal(tensor, value)
+            for tensor, value in zip(self.tensors, self.values)
         )
 
     def renewed(self) -> ChangeGuards | None:
-        """Return guards of tensors that were written to in place with what was there; None: with anything else.
+        """Return new guards if the tensors were written to in place with the values that they had; else None.
 
         DistributedDataParallel writes buffers so, at every step.
         """
         if self.values is None or self.copies is None:
             return None
-        for tensor, _, address, known_address, shape, strides, known_strides in self.checks:
+        for tensor, _, address, first_address, shape, strides, first_strides in self.checks:
             if tensor is _Inference:
                 continue
-            if address() != known_address or tensor.shape != shape or strides() != known_strides:
+            if address() != first_address or tensor.shape != shape or strides() != first_strides:
                 return None
-        fresh = ChangeGuards(self.tensors, True, self.values, self.compares)  # before they are read: threads may write
-        if not self.have_kept_values():
-            return None
-        return fresh
+        # before they are read: threads may write
+        guards = ChangeGuards(self.tensors, True, self.values, self.compares)
+        return guards if self.have_kept_values() else None
 
     def __reduce__(self) -> tuple[type[ChangeGuards], tuple[Any, ...]]:
         return ChangeGuards, (self.tensors, self.hold(), self.values, self.compares)
@@ -225,10 +225,10 @@ Stamp = ChangeGuards  # as pickles of version 0.1.0 call it, in a module `stamp`
 
 
 class SparseChangeGuard:
-    """What a torch sparse tensor was like, for those who may not keep it alive.
+    """Version and place of a torch sparse tensor, which is not kept alive.
 
     A module that is cast or moved gives its parameters other data, which is not counted. Of a COO tensor, which alone
-    has a `.data` to set, the address of its values is compared; others are known by dtype and device.
+    has a `.data` to set, the address of its values is compared; of others dtype and device are.
     """
 
     __slots__ = ("address", "device", "dtype", "memory", "version")
@@ -257,7 +257,7 @@ class SparseChangeGuard:
 
 
 def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> str:
-    """Return the text that a launch plan asks about a tensor it calls `name`: whether it has moved or was written to.
+    """Return the text by which a launch plan checks whether a tensor it calls `name` has moved or was written to.
 
     The text reads version and address itself, since a call of a guard would cost more than both. The plan holds the
     tensor, and so its memory until it moves.
@@ -267,13 +267,13 @@ def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> s
 
 
 def guard_expression(guard: str, name: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    """Return the text of `guard.holds_for(name)` for who knows dtype, shape and strides of what it calls `name`.
+    """Return the text of `guard.holds_for(name)` for a tensor of this dtype, shape and strides.
 
     A call of a guard would cost three times as much.
     """
     is_unchanged = f"{name}._version == {guard}.version and {address_expression(name)} == {guard}.address"
-    is_like = f"{guard}.shape == {shape} and {guard}.strides == {strides} and {guard}.dtype is {dtype}"
-    return f"{is_unchanged} and {is_like}"
+    has_layout = f"{guard}.shape == {shape} and {guard}.strides == {strides} and {guard}.dtype is {dtype}"
+    return f"{is_unchanged} and {has_layout}"
 
 
 def address_expression(name: str) -> str:
@@ -287,7 +287,7 @@ def address_of(tensor: Tensor) -> int:
 
 
 def offset_in_memory(tensor: Tensor, base: Tensor) -> int | None:
-    """Return how many bytes behind the begin of another tensor one begins; None if they have not the same memory."""
+    """Return how many bytes behind `base` a tensor begins; None if they do not share memory."""
     if tensor.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
         return None
     return tensor.data_ptr() - base.data_ptr()
@@ -299,6 +299,7 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _check(tensor: Tensor) -> Check:
+    """Return what `ChangeGuards.hold` compares of a tensor; one without memory has address 0."""
     address = tensor.data_ptr if is_real(tensor) else int
     return tensor, tensor._version, address, address(), tensor.shape, tensor.stride, tensor.stride()
 

@@ -1,4 +1,4 @@
-"""What a format and a sparse tensor say where they are used as torch tensors, which they are not."""
+"""The errors of formats and sparse tensors that are used as torch tensors, which they are not."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ REMEDIES = {  # what torch's and scipy's matrices have by these names
 }
 
 
-def no_attribute(given: object, name: str, called: str, remedies: Mapping[str, str]) -> AttributeError:
+def no_attribute(instance: object, name: str, called: str, remedies: Mapping[str, str]) -> AttributeError:
     """Return the error for an attribute that an object lacks, with what to write instead, or with a close match."""
-    problem = f"a {type(given).__name__} has no {name}"
+    problem = f"a {type(instance).__name__} has no {name}"
     if not name.startswith("_"):
-        names = [own for own in dir(type(given)) if not own.startswith("_")]
-        meant = remedies.get(name) or close_name(name, names)
-        problem += f"; use {called}.{meant}" if meant else ""
-    return AttributeError(problem, obj=given)  # without a name, to which Python would add a guess of its own
+        names = [attribute for attribute in dir(type(instance)) if not attribute.startswith("_")]
+        remedy = remedies.get(name) or close_name(name, names)
+        problem += f"; use {called}.{remedy}" if remedy else ""
+    return AttributeError(problem, obj=instance)  # without a name, to which Python would add a guess of its own
 
 
 class NotTensor:

@@ -10,33 +10,34 @@ from torch import Tensor
 from .convert import block_grid
 from .facts import RowFacts, row_facts
 from .guard import may_keep
-from .pattern_cache import Known, Regrouped
+from .pattern_cache import PatternCache, Regrouped
 
-__all__ = ["Along", "facts_of"]
+__all__ = ["RegroupedView", "facts_of"]
 
 Sizes = tuple[int, ...]
 
 
 def facts_of(
-    known: Known, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
+    cache: PatternCache, coords: tuple[Tensor | None, ...], group_dim: int, shape: Sizes, block_size: Sizes | None
 ) -> RowFacts | None:
-    rows, facts = coords[group_dim], known.facts
+    """Return the facts about the rows of groups, cached with the pattern; None if p is the row."""
+    rows, facts = coords[group_dim], cache.facts
     if facts is None and rows is not None:
         with torch.inference_mode(False):  # what is kept must be good for training too
             facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
-            known.facts = facts
+            cache.facts = facts
     return facts
 
 
-class Along:
+class RegroupedView:
     """A format in other groups, its values in place: slot p, q holds values[value_source[p,q]]."""
 
     def __init__(self, form: Any, pattern: Regrouped, group_dim: int, value_axes: tuple[str, ...] = ()) -> None:
         self.shape, self.block_size, self.value_axes = form.shape, form.block_size, value_axes or form.value_axes
         self.values, self.dtype, self.device = form.flat_values, form.dtype, form.device
         self.coords, self.value_source, self.group_dim = pattern.coords, pattern.source, group_dim
-        self._known = pattern.known
+        self._pattern_cache = pattern.pattern_cache
         self.sets: Tensor | None = None
 
     @property
@@ -45,8 +46,8 @@ class Along:
 
     @property
     def has_padding(self) -> bool:
-        return self._known.num_entries < self._known.num_slots
+        return self._pattern_cache.num_entries < self._pattern_cache.num_slots
 
     @property
     def facts(self) -> RowFacts | None:
-        return facts_of(self._known, self.coords, self.group_dim, self.shape, self.block_size)
+        return facts_of(self._pattern_cache, self.coords, self.group_dim, self.shape, self.block_size)

@@ -26,7 +26,7 @@ class ScipyArray(Protocol):
 
 
 class ScipyCOO(Protocol):
-    """What is read of one in COO."""
+    """What is read of a scipy array in COO."""
 
     @property
     def coords(self) -> Sequence[NDArray[numpy.integer]]: ...
@@ -35,7 +35,7 @@ class ScipyCOO(Protocol):
 
 
 class ScipyRepeating(ScipyArray, Protocol):
-    """What is asked of one that may list an entry several times, which stand for their sum."""
+    """What is read of a scipy array that may list an entry several times, to be summed."""
 
     @property
     def has_canonical_format(self) -> bool: ...
@@ -44,7 +44,7 @@ class ScipyRepeating(ScipyArray, Protocol):
 
 
 class ScipyBSR(Protocol):
-    """What is read of one in BSR."""
+    """What is read of a scipy array in BSR."""
 
     indptr: NDArray[numpy.integer]
     indices: NDArray[numpy.integer]
@@ -52,7 +52,10 @@ class ScipyBSR(Protocol):
 
 
 def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
-    """The coords [ndim, E] and values [E] of a torch sparse tensor; BSR and BSC list blocks."""
+    """Return the coords [ndim, E] and values [E] of a torch sparse tensor; BSR and BSC list blocks.
+
+    Raises FormatError for any other tensor, or if its compressed indices are broken.
+    """
     if not isinstance(A, Tensor):
         raise FormatError(f"A is a {type(A).__name__}; from_torch takes a torch sparse tensor")
     if A.layout == torch.sparse_coo:
@@ -65,8 +68,8 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
     elif A.layout in (torch.sparse_csc, torch.sparse_bsc):
         pointers, others, first = A.ccol_indices(), A.row_indices(), 1
     else:
-        known = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
-        raise FormatError(f"A has layout {A.layout}; from_torch takes {known}, from_dense takes a dense tensor")
+        layouts = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
+        raise FormatError(f"A has layout {A.layout}; from_torch takes {layouts}, from_dense takes a dense tensor")
     if A.ndim != 2:
         raise FormatError(f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout")
     is_broken = (pointers.diff() < 0).any() | (pointers[0] != 0) | (pointers[-1] != len(others))
@@ -78,7 +81,10 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
 
 
 def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
-    """The coords [ndim, E] and values [E] of a scipy sparse array, each once; BSR lists blocks."""
+    """Return the coords [ndim, E] and values [E] of a scipy sparse array, each once; BSR lists blocks.
+
+    Raises FormatError for anything else, or for values that torch has no dtype for.
+    """
     if not hasattr(A, "tocoo"):
         remedy = ", from_dense or from_torch a tensor" if isinstance(A, Tensor) else ""
         raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix{remedy}")
@@ -91,7 +97,7 @@ def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(A: ScipyArray) -> ScipyArray:
-    """A, or a copy without repetitions where scipy does not know that there are none."""
+    """Return A, or a copy without repetitions unless scipy knows that there are none."""
     if A.format not in ("coo", "csr", "csc") or cast(ScipyRepeating, A).has_canonical_format:
         return A
     copy = cast(ScipyRepeating, A).copy()
@@ -107,7 +113,7 @@ def _values(data: NDArray[numpy.number]) -> Tensor:
 
 
 def spread_blocks(coords: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks at block coordinates -> all their elements, as coords [ndim, E] and values [E]."""
+    """Return all elements of blocks at block coordinates, as coords [ndim, E] and values [E]."""
     block_size = values.shape[1:]
     axes = [torch.arange(size, device=coords.device) for size in block_size]
     within = torch.stack(torch.meshgrid(axes, indexing="ij")).flatten(1)  # [ndim, elements of a block]
@@ -116,6 +122,6 @@ def spread_blocks(coords: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pointed_rows(pointers: Tensor) -> Tensor:
-    """The row of each entry of a compressed matrix, from its row pointers."""
+    """Return the row of each entry of a compressed matrix, from its row pointers."""
     rows = torch.arange(len(pointers) - 1, device=pointers.device)
     return rows.repeat_interleave(pointers.diff())

@@ -17,9 +17,9 @@ from .facts import RowFacts
 from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
 from .not_tensors import NotTensor
-from .pattern_cache import Known, Regrouped
-from .regrouped_view import Along, facts_of
-from .row_order import Walked, walk
+from .pattern_cache import PatternCache, Regrouped
+from .regrouped_view import RegroupedView, facts_of
+from .row_order import RowOrderedView, order_rows
 from .torch_state import is_compiling
 
 __all__ = ["SparseFormat"]
@@ -44,7 +44,7 @@ class SparseFormat(NotTensor, FromTensors):
     shape: Sizes
     group_dim: int = 0
     block_size: Sizes | None = None
-    _known: Known = field(init=False)
+    _pattern_cache: PatternCache = field(init=False)
 
     value_axes: ClassVar[tuple[str, ...]]
     stores_rows: ClassVar[bool] = True  # False: p is the row itself
@@ -55,10 +55,10 @@ class SparseFormat(NotTensor, FromTensors):
         if len(coords) != len(shape):
             raise FormatError(f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension")
         vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size)
-        vars(self).update(_known=self._checked())
+        vars(self).update(_pattern_cache=self._checked())
 
-    def _checked(self) -> Known:
-        """Coordinates and values fit each other and the shape; how many slots there are, and how many entries."""
+    def _checked(self) -> PatternCache:
+        """Return a new pattern cache; raise FormatError if coordinates, values and shape do not fit each other."""
         grid = block_grid(self.shape, self.block_size)
         rows = None if self.stores_rows else grid[self.group_dim]
         parts = type(self).__name__, self.coords, self.values, rows, self.group_dim
@@ -66,7 +66,11 @@ class SparseFormat(NotTensor, FromTensors):
         guard = ChangeGuards(self.coords)  # before they are read: another thread may write to them
         num_padding = check_coords(self.coords, grid, self.group_dim, can_pad=len(self.value_axes) > 1)
         num_slots = prod(self._extents)
-        return Known(num_slots - num_padding, num_slots, guard)
+        return PatternCache(num_slots - num_padding, num_slots, guard)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle; older ones call the pattern cache `_known`."""
+        vars(self).update({"_pattern_cache" if name == "_known" else name: part for name, part in state.items()})
 
     @classmethod
     @abstractmethod
@@ -89,16 +93,17 @@ class SparseFormat(NotTensor, FromTensors):
         num_slots = prod(values.shape[: len(cls.value_axes)])
         num_entries = len(entries.values) if len(shape) > 1 else num_slots
         parts = {"coords": layout.coords, "values": values, "shape": shape, "group_dim": group_dim}
-        made = object.__new__(cls)  # not __init__: it would read coordinates that are known to be right
-        vars(made).update(parts, block_size=blocks, _known=Known(num_entries, num_slots, ChangeGuards(layout.coords)))
-        return made
+        cache = PatternCache(num_entries, num_slots, ChangeGuards(layout.coords))
+        form = object.__new__(cls)  # not __init__: it would check coordinates that are right by construction
+        vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
+        return form
 
     def _with(self: Format, **parts: object) -> Format:
-        """A copy with other parts, which are known to fit."""
-        made = object.__new__(type(self))
-        for name in ("coords", "values", "shape", "group_dim", "block_size", "_known"):
-            object.__setattr__(made, name, parts[name] if name in parts else getattr(self, name))
-        return made
+        """Return a copy with other parts, which are not checked."""
+        form = object.__new__(type(self))
+        for name in ("coords", "values", "shape", "group_dim", "block_size", "_pattern_cache"):
+            object.__setattr__(form, name, parts[name] if name in parts else getattr(self, name))
+        return form
 
     def to_dense(self) -> Tensor:
         """Return A[coords] += values as a dense tensor; differentiable.
@@ -156,13 +161,13 @@ class SparseFormat(NotTensor, FromTensors):
             return self if values is self.values else self._with(values=values)
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
-        known = self.known
-        num_values = self.nnz if values.is_meta else known.num_values  # nothing can be counted there
-        moved = Known(known.num_entries, known.num_slots, ChangeGuards(coords), num_values)
-        return self._with(coords=coords, values=values, _known=moved)
+        cache = self.pattern_cache
+        num_values = self.nnz if values.is_meta else cache.num_values  # nothing can be counted there
+        moved = PatternCache(cache.num_entries, cache.num_slots, ChangeGuards(coords), num_values)
+        return self._with(coords=coords, values=values, _pattern_cache=moved)
 
     def with_values(self: Format, values: Tensor) -> Format:
-        """Return the same pattern over other values; what is known about the pattern is shared.
+        """Return the same pattern over other values; what is cached about the pattern is shared.
 
         Args:
             values: as many as the format's own, in the same places [P], [P, Q] or [..., *block_size].
@@ -210,22 +215,23 @@ class SparseFormat(NotTensor, FromTensors):
             return self
         order = list(range(self.ndim))
         order[first], order[second] = second, first
-        values, block_size, known = self.values, self.block_size, self.known
+        values, block_size, cache = self.values, self.block_size, self.pattern_cache
         if block_size is not None:
             values = values.transpose(first - self.ndim, second - self.ndim)
             block_size = tuple(block_size[dim] for dim in order)
-        swapped = Known(
-            *(known.num_entries, known.num_slots, known.guard, known.num_values, known.facts, known.positions)
+        swapped = PatternCache(
+            *(cache.num_entries, cache.num_slots, cache.guard, cache.num_values, cache.facts, cache.positions)
         )
-        swapped.refusal = known.refusal
-        swap = frozenset((first, second))
+        swapped.refusal = cache.refusal
+        swap, caches = frozenset((first, second)), cache.transposed
+        transposed = caches.setdefault(swap, swapped) if may_keep() else caches.get(swap, swapped)
         return self._with(
             coords=tuple(self.coords[dim] for dim in order),
             values=values,
             shape=tuple(self.shape[dim] for dim in order),
             group_dim=order[self.group_dim],
             block_size=block_size,
-            _known=known.transposed.setdefault(swap, swapped) if may_keep() else known.transposed.get(swap, swapped),
+            _pattern_cache=transposed,
         )
 
     def regroup(self: Format, group_dim: int, group_size: int | None = None) -> Format:
@@ -255,57 +261,57 @@ class SparseFormat(NotTensor, FromTensors):
         check_group_size(type(self).__name__, self.takes_group_size, group_size, self.shape)
         if dim == self.group_dim and group_size in (None, self.group_size):
             return self
-        found = self._pattern_along(dim, group_size)
-        values = found.gather(self.flat_values)
-        return self._with(coords=found.coords, values=values, group_dim=dim, _known=found.known)
+        regrouped = self._pattern_along(dim, group_size)
+        values = regrouped.gather(self.flat_values)
+        return self._with(coords=regrouped.coords, values=values, group_dim=dim, _pattern_cache=regrouped.pattern_cache)
 
-    def along(self, group_dim: int) -> Along:
-        """`regroup(group_dim)` with the values where they are, for a statement that reads them through positions."""
-        return Along(self, self._pattern_along(group_dim, None), group_dim)
+    def regrouped_view(self, group_dim: int) -> RegroupedView:
+        """Return `regroup(group_dim)` with the values in place, for a statement that reads them through positions."""
+        return RegroupedView(self, self._pattern_along(group_dim, None), group_dim)
 
-    def is_walked(self, group_dim: int, width: int) -> bool:
-        """How its rows are walked is known."""
-        return (group_dim, width) in self.known.walks
+    def has_row_order(self, group_dim: int, width: int) -> bool:
+        """Return whether the order of rows that `row_ordered_view` needs is cached."""
+        return (group_dim, width) in self.pattern_cache.row_orders
 
-    def walked(self, group_dim: int, width: int) -> Walked:
-        """A matrix with one or two of its rows in a set, the values where they are; the sets are kept."""
-        known = self.known
-        made = known.walks.get((group_dim, width))
-        if made is None:
+    def row_ordered_view(self, group_dim: int, width: int) -> RowOrderedView:
+        """Return a view of a matrix with one or two rows in a set, its values in place; the order of rows is cached."""
+        cache = self.pattern_cache
+        row_order = cache.row_orders.get((group_dim, width))
+        if row_order is None:
             rows, columns = self._entry_coords()[[group_dim, 1 - group_dim]]
             grid = block_grid(self.shape, self.block_size)
-            made = walk(rows, columns, (grid[group_dim], grid[1 - group_dim]), width)
-            if may_keep(made.rows, made.sets, made.columns, made.source):
-                known.walks[group_dim, width] = made
-        return Walked(self, made, group_dim)
+            row_order = order_rows(rows, columns, (grid[group_dim], grid[1 - group_dim]), width)
+            if may_keep(row_order.rows, row_order.sets, row_order.columns, row_order.source):
+                cache.row_orders[group_dim, width] = row_order
+        return RowOrderedView(self, row_order, group_dim)
 
     @property
-    def known(self) -> Known:
-        """What is known of the pattern; where its coordinates have changed they are checked, and all else forgotten.
+    def pattern_cache(self) -> PatternCache:
+        """What is cached about the pattern; coordinates that have changed are checked again and get a new cache.
 
-        A tracer sees no changes: what it is to use has to be worked out by an ordinary call.
+        A tracer sees no changes: what it uses has to be worked out by an ordinary call before.
         """
-        known = self._known
-        if is_compiling() or known.guard.hold():
-            return known
-        known = known.latest()
-        if not known.guard.hold():
+        cache = self._pattern_cache
+        if is_compiling() or cache.guard.hold():
+            return cache
+        cache = cache.latest()
+        if not cache.guard.hold():
             if not may_keep(*self.coords):
                 return self._checked()
-            renewed = known.guard.renewed()
+            renewed = cache.guard.renewed()
             if renewed is None:
-                if known.refusal and not known.guard.have_kept_values():
-                    raise FormatError(known.refusal)
-                known = known.renewed(self._checked())
+                if cache.refusal and not cache.guard.have_kept_values():
+                    raise FormatError(cache.refusal)
+                cache = cache.renewed(self._checked())
             else:
-                known.guard = renewed
-        vars(self).update(_known=known)
-        return known
+                cache.guard = renewed
+        vars(self).update(_pattern_cache=cache)
+        return cache
 
     @property
     def facts(self) -> RowFacts | None:
-        """About the rows of the groups, worked out once; None where p is the row."""
-        return facts_of(self.known, self.coords, self.group_dim, self.shape, self.block_size)
+        """The facts about the rows of the groups, worked out once; None if p is the row."""
+        return facts_of(self.pattern_cache, self.coords, self.group_dim, self.shape, self.block_size)
 
     @property
     def value_source(self) -> Tensor | None:
@@ -319,9 +325,9 @@ class SparseFormat(NotTensor, FromTensors):
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """What is worth remembering as long as the pattern stays, whatever its values; not for a tracer."""
-        known = self._known
-        return known.memory if known.guard.hold() else self.known.memory
+        """The cache of launch plans, which lives as long as the pattern, whatever the values; not for a tracer."""
+        cache = self._pattern_cache
+        return cache.memory if cache.guard.hold() else self.pattern_cache.memory
 
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:
@@ -331,22 +337,22 @@ class SparseFormat(NotTensor, FromTensors):
     @property
     def has_padding(self) -> bool:
         """Whether some slots hold no entry."""
-        known = self.known
-        return known.num_entries < known.num_slots
+        cache = self.pattern_cache
+        return cache.num_entries < cache.num_slots
 
     @property
     def nnz(self) -> int:
         """The number of stored values, zeros included, padding not; a block counts with all it holds of the tensor."""
-        known = self.known
-        if known.num_values is not None:
-            return known.num_values
-        counted = self._count_values(known.num_entries)
+        cache = self.pattern_cache
+        if cache.num_values is not None:
+            return cache.num_values
+        counted = self._count_values(cache.num_entries)
         if may_keep(*self.coords):
-            known.num_values = counted
+            cache.num_values = counted
         return counted
 
     def _count_values(self, num_entries: int) -> int:
-        """How many elements of the tensor `num_entries` entries hold: of a last block those within the shape."""
+        """Return how many elements of the tensor `num_entries` entries hold: of a last block those within the shape."""
         if self.block_size is None:
             return num_entries
         if not any(size % block for size, block in zip(self.shape, self.block_size)):
@@ -432,7 +438,7 @@ class SparseFormat(NotTensor, FromTensors):
         return self.values.flatten(0, len(self.value_axes) - 1)
 
     def _entry_coords(self) -> Tensor:
-        """The coordinates of each of the flattened values: [ndim, P*Q]."""
+        """Return the coordinates of each of the flattened values: [ndim, P*Q]."""
         extents, spread = self._extents, [1] * (len(self.value_axes) - 1)
         full = []
         for dim, coord in enumerate(self.coords):
@@ -442,28 +448,31 @@ class SparseFormat(NotTensor, FromTensors):
         return torch.stack(full)
 
     def _positions(self) -> Tensor | None:
-        """Which of the flattened values are no padding; None: all."""
-        known = self.known
-        positions = known.positions
-        if positions is None and known.num_entries < known.num_slots:
+        """Return which of the flattened values are no padding; None if none are padding."""
+        cache = self.pattern_cache
+        positions = cache.positions
+        if positions is None and cache.num_entries < cache.num_slots:
             with torch.inference_mode(False):
                 positions = (self._entry_coords() >= 0).all(0).nonzero().flatten()
             if may_keep(positions):
-                known.positions = positions
+                cache.positions = positions
         return positions
 
     def _pattern_along(self, group_dim: int, group_size: int | None) -> Regrouped:
-        known = self.known
-        found = known.regrouped.get((group_dim, group_size))
+        """Return the pattern grouped along another dimension or in other sizes, cached with this pattern."""
+        cache = self.pattern_cache
+        regrouped = cache.regrouped.get((group_dim, group_size))
         is_tracing = is_compiling()
-        if found is None or not (is_tracing or found.guard.hold()):  # whoever has its coordinates may change them
-            found = self._regrouped(known, group_dim, group_size)
-            if may_keep(*found.coords, found.gather.source, found.gather.is_padding):
-                known.regrouped[group_dim, group_size] = found
-        return found
+        # a format over the regrouped coordinates may have changed them
+        if regrouped is None or not (is_tracing or regrouped.guard.hold()):
+            regrouped = self._regrouped(cache, group_dim, group_size)
+            if may_keep(*regrouped.coords, regrouped.gather.source, regrouped.gather.is_padding):
+                cache.regrouped[group_dim, group_size] = regrouped
+        return regrouped
 
     @torch.inference_mode(False)
-    def _regrouped(self, known: Known, group_dim: int, group_size: int | None) -> Regrouped:
+    def _regrouped(self, cache: PatternCache, group_dim: int, group_size: int | None) -> Regrouped:
+        """Return the pattern grouped along another dimension or in other sizes, worked out anew."""
         grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(), self._positions()
         if positions is not None:
@@ -473,9 +482,10 @@ class SparseFormat(NotTensor, FromTensors):
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
         guard = ChangeGuards(layout.coords)
-        return Regrouped(layout.coords, gather, Known(known.num_entries, gather.source.numel(), guard), guard)
+        return Regrouped(layout.coords, gather, PatternCache(cache.num_entries, gather.source.numel(), guard), guard)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
+        """Return a part of a matrix grouped by rows, which the paper calls `name`; else raise AttributeError."""
         if self.ndim != 2 or self.group_dim != 0 or part is None:
             raise AttributeError(
                 f"{name} is a part of a matrix grouped by rows, not of {self!r}; see coords and values"

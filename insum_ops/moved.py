@@ -59,7 +59,7 @@ MOVED = {  # below insum_ops
 }
 
 
-RENAMED = {"TensorPlan": "Decomposition"}
+RENAMED = {"KnownWeight": "WeightFormat", "TensorPlan": "Decomposition"}
 
 
 class _Moved(ModuleType):

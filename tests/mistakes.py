@@ -102,7 +102,7 @@ def _page_lines() -> Iterator[str]:
         for mistake in mistakes:
             found = outcome_of(mistake)
             yield f"\n**{mistake.name}**: {mistake.meant}.\n\n"
-            yield f"```python\n{mistake.code}\n```\n"
+            yield f"```python3\n{mistake.code}\n```\n"  # not `python`: pages' blocks of that name are run
             if not found.error:
                 yield "\nThis line runs.\n"
             elif mistake.is_torchs:

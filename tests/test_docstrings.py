@@ -26,7 +26,8 @@ PACKAGES = (insum_ops, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
 # What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is.
 FOR_THE_COMPILER = {
-    *("along", "facts", "flat_values", "in_groups", "is_walked", "known", "memory", "sets", "value_source", "walked"),
+    *("facts", "flat_values", "has_row_order", "in_groups", "memory", "pattern_cache", "regrouped_view"),
+    *("row_ordered_view", "sets", "value_source"),
 }
 EXCEPTIONS = {**vars(builtins), **vars(errors), "FormatError": insum_ops.formats.FormatError}
 

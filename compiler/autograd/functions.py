@@ -25,7 +25,7 @@ Evaluate = Callable[..., Tensor]
 
 
 class _Call(NamedTuple):
-    """A call that learns, but for its tensors: one argument of an autograd function, each of which costs time."""
+    """A differentiable call without its tensors, as one argument: each argument of an autograd function costs time."""
 
     evaluate: Evaluate
     expr: str
@@ -38,7 +38,7 @@ class _Call(NamedTuple):
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
-    """The check of a call whose operands were checked before."""
+    """Return the size: the check of a call whose operands were checked before."""
     return size
 
 
@@ -52,16 +52,16 @@ def differentiable(
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
-    `forward` evaluates it without gradients, for who knows a quicker way than `evaluate`.
+    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`.
     """
-    whole, names = None if size is None else tuple(size), tuple(operands)
+    shape, names = None if size is None else tuple(size), tuple(operands)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            call = _Call(evaluate, expr, names, whole, fact, forward, form, name)
+            call = _Call(evaluate, expr, names, shape, fact, forward, form, name)
             dense = [operand for key, operand in operands.items() if key != name]
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
-    return function.apply(_Call(evaluate, expr, names, whole, fact, forward), *operands.values())  # type: ignore[no-any-return]
+    return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):
@@ -80,17 +80,17 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @one_by_one
-    def backward(ctx: Any, upstream: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
-        wanted = ctx.needs_input_grad[1:]
+        needs_grads = ctx.needs_input_grad[1:]
 
-        def run(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            return _gradients(evaluate, expr, names, wanted, dict(zip(names, tensors)), upstream)
+        def run(grad_output: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            return _gradients(evaluate, expr, names, needs_grads, dict(zip(names, tensors)), grad_output)
 
-        tensors = (upstream, *ctx.saved_tensors)
+        tensors = (grad_output, *ctx.saved_tensors)
         if is_compiling() or is_grad_enabled():
             return None, *run(*tensors)
-        return None, *planned(PLAIN_CALLS, ("gradients", expr, names, wanted), run, tensors, varies=True)
+        return None, *planned(PLAIN_CALLS, ("gradients", expr, names, needs_grads), run, tensors, varies=True)
 
 
 class _Extremum(torch.autograd.Function):
@@ -105,27 +105,27 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     @one_by_one
-    def backward(ctx: Any, upstream: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
         won, *saved = ctx.saved_tensors
         tensors = dict(zip(names, saved))
         operands = {**tensors, **winner_places(expr, won, tensors)}
-        return None, *_gradients(evaluate, expr, names, ctx.needs_input_grad[1:], operands, upstream)
+        return None, *_gradients(evaluate, expr, names, ctx.needs_input_grad[1:], operands, grad_output)
 
 
 def _gradients(
     evaluate: Evaluate,
     expr: str,
     names: Sequence[str],
-    wanted: Sequence[bool],
+    needs_grads: Sequence[bool],
     operands: Mapping[str, Tensor],
-    upstream: Tensor,
+    grad_output: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each tensor that is wanted; None for the others."""
+    """Return the gradient of each tensor that needs one; None for the others."""
     return tuple(
         [
-            gradient_of(evaluate, expr, name, operands, upstream) if is_wanted else None
-            for name, is_wanted in zip(names, wanted)
+            gradient_of(evaluate, expr, name, operands, grad_output) if needs_grad else None
+            for name, needs_grad in zip(names, needs_grads)
         ]
     )
 
@@ -146,11 +146,11 @@ class _SparseSum(torch.autograd.Function):
 
     @staticmethod
     @one_by_one
-    def backward(ctx: Any, upstream: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         call = ctx.call
         check_pattern(call.form, ctx.pattern, call.name)
-        given, wanted = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
-        return None, *_sparse_gradients(*given, ctx.names, ctx.saved_tensors, upstream, wanted)
+        statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
+        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads)
 
 
 def _sparse_gradients(
@@ -160,19 +160,21 @@ def _sparse_gradients(
     form: SparseFormat,
     names: Sequence[str],
     saved: Sequence[Tensor],
-    upstream: Tensor,
-    wanted: Sequence[bool],
+    grad_output: Tensor,
+    needs_grads: Sequence[bool],
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of a format's values and of the dense tensors `names`, those that are wanted.
+    """Return the gradients of a format's values and of the dense tensors `names`; None for those that need none.
 
     `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan.
     """
 
-    def run(upstream: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
-        own = form if form.values is values else form.with_values(values)
-        return tuple(gradients_of(evaluate, expr, name, own, dict(zip(names, dense)), upstream, tuple(wanted)))
+    def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
+        current = form if form.values is values else form.with_values(values)
+        return tuple(
+            gradients_of(evaluate, expr, name, current, dict(zip(names, dense)), grad_output, tuple(needs_grads))
+        )
 
     if is_compiling() or is_grad_enabled():
-        return run(upstream, *saved)
-    marks = "gradients", expr, name, *names, *wanted
-    return planned(form.memory, marks, run, (upstream, *saved), owned=form.coords)  # type: ignore[no-any-return]
+        return run(grad_output, *saved)
+    call_key = "gradients", expr, name, *names, *needs_grads
+    return planned(form.memory, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

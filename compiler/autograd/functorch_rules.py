@@ -1,7 +1,7 @@
 """torch.func and forward mode: statements as functions that `grad`, `vjp`, `jvp` and `vmap` see through.
 
 The gradient of a statement, its tangent and a batch of it are statements, so each rule below is one more call. These
-functions cost more for each call than those of autograd.py, and are for calls inside a transform alone.
+functions cost more for each call than those of functions.py, and are for calls inside a transform alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARAMETERS, SPARSE_PARAMETERS = 5, 6  # before the tensors, without and with a f
 def transformed(
     evaluate: EvaluatePlain, expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None
 ) -> Tensor:
-    """A statement over plain tensors, inside a transform."""
+    """Return the value of a statement over plain tensors, inside a transform."""
     if is_sum(expr):
         return _Sum.apply(evaluate, expr, names, size, fact, *tensors)  # type: ignore[no-any-return]
     return _Extremum.apply(evaluate, expr, names, size, fact, *tensors)[0]  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def transformed_sparse(
 ) -> Tensor | None:
     """Return a sum with one format in it, inside a transform; None if the format has to be rewritten away.
 
-    A format holds one set of values, so that it has to be where some vmap gives every example its own.
+    A format holds one set of values, so it must be rewritten away if some vmap gives every example its own.
     """
     _settle(form, group_dim)
     if any([is_sparse(operand) for operand in dense.values()]) or not is_sum(expr) or _has_batched_values(form):
@@ -57,7 +57,7 @@ def transformed_sparse(
 
 
 def _has_batched_values(form: SparseFormat) -> bool:
-    """Some vmap gives every example values of its own."""
+    """Return True if some vmap gives every example values of its own."""
     values = form.values
     while is_wrapped(values):
         if functorch.is_batchedtensor(values):
@@ -67,10 +67,10 @@ def _has_batched_values(form: SparseFormat) -> bool:
 
 
 def _settle(form: SparseFormat, group_dim: int) -> None:
-    """Work out now, outside of every transform, what is kept with the pattern: what is made inside dies with it."""
+    """Fill the pattern's cache now, outside of every transform: what is made inside one ends with it."""
     with outside_transforms():
-        one = torch.zeros((), dtype=form.dtype, device=form.device)
-        pattern = form.with_values(one.expand(form.values.shape))
+        zero = torch.zeros((), dtype=form.dtype, device=form.device)
+        pattern = form.with_values(zero.expand(form.values.shape))
         _ = pattern.facts, pattern.regroup(group_dim).facts, pattern.has_padding
 
 
@@ -83,28 +83,28 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs, output, ())
+        _save(ctx, inputs, output, ())
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        return _gradients(ctx, _tensors(ctx), upstream)
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return _gradients(ctx, _saved_operands(ctx), grad_output)
 
     @staticmethod
-    def jvp(ctx: Any, *moved: Any) -> Any:
-        return _tangent(ctx, _tensors(ctx), moved)
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _tangent(ctx, _saved_operands(ctx), tangents)
 
     @staticmethod
     def vmap(
         info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
     ) -> Any:
-        expr, names, size, moved, fact = batch_call(
+        expr, names, size, batched_tensors, fact = batch_call(
             info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
         )
-        return evaluate(expr, dict(zip(names.split(","), moved)), size, fact), 0
+        return evaluate(expr, dict(zip(names.split(","), batched_tensors)), size, fact), 0
 
 
 class _Extremum(torch.autograd.Function):
-    """A `max` or `min` over plain tensors, and where its winners are."""
+    """A `max` or `min` over plain tensors, with its winners' positions as a second output."""
 
     @staticmethod
     def forward(
@@ -117,27 +117,28 @@ class _Extremum(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         result, won = output
         ctx.mark_non_differentiable(won)
-        _keep(ctx, inputs, result, (won,))
+        _save(ctx, inputs, result, (won,))
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Any) -> Any:
-        return _gradients(ctx, _tensors(ctx), upstream)
+    def backward(ctx: Any, grad_output: Tensor, _: Any) -> Any:
+        return _gradients(ctx, _saved_operands(ctx), grad_output)
 
     @staticmethod
-    def jvp(ctx: Any, *moved: Any) -> Any:
-        return _tangent(ctx, _tensors(ctx), moved), None
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _tangent(ctx, _saved_operands(ctx), tangents), None
 
     @staticmethod
     def vmap(
         info: Any, dims: Any, evaluate: Any, expr: str, names: str, size: Size, fact: Fact | None, *tensors: Tensor
     ) -> Any:
-        expr, names, size, moved, fact = batch_call(
+        expr, names, size, batched_tensors, fact = batch_call(
             info.batch_size, dims[PARAMETERS:], expr, names, size, tensors, fact
         )
-        return _Extremum.apply(evaluate, expr, names, size, fact, *moved), (0, 0)
+        return _Extremum.apply(evaluate, expr, names, size, fact, *batched_tensors), (0, 0)
 
 
-def _keep(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> None:
+    """Save what gradients and tangents need; `won` holds the winners' positions of a `max` or `min`, or nothing."""
     ctx.evaluate, ctx.expr, names, *_ = inputs[:PARAMETERS]
     ctx.names, ctx.wins = names.split(","), len(won)
     ctx.size, ctx.dtype, ctx.device = tuple(output.shape), output.dtype, output.device
@@ -145,36 +146,40 @@ def _keep(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> Non
     ctx.save_for_forward(*won, *inputs[PARAMETERS:])
 
 
-def _tensors(ctx: Any) -> dict[str, Tensor]:
-    """The operands, and of a `max` or `min` the places of its winners."""
+def _saved_operands(ctx: Any) -> dict[str, Tensor]:
+    """Return the operands that the forward pass saved, and for a `max` or `min` the index tensors of its winners."""
     tensors = dict(zip(ctx.names, ctx.saved_tensors[ctx.wins :]))
     return {**tensors, **winner_places(ctx.expr, ctx.saved_tensors[0], tensors)} if ctx.wins else tensors
 
 
-def _gradients(ctx: Any, operands: dict[str, Tensor], upstream: Tensor) -> Any:
-    wanted = ctx.needs_input_grad[PARAMETERS:]
+def _gradients(ctx: Any, operands: dict[str, Tensor], grad_output: Tensor) -> Any:
+    """Return the gradients for `backward`: None for each parameter, and for each tensor that needs none."""
+    needs_grads = ctx.needs_input_grad[PARAMETERS:]
     grads = [
-        gradient_of(ctx.evaluate, ctx.expr, name, operands, upstream) if wanted[at] else None
+        gradient_of(ctx.evaluate, ctx.expr, name, operands, grad_output) if needs_grads[at] else None
         for at, name in enumerate(ctx.names)
     ]
     return *(None,) * PARAMETERS, *grads
 
 
-def _tangent(ctx: Any, operands: dict[str, Tensor], moved: Sequence[Tensor | None]) -> Any:
+def _tangent(ctx: Any, operands: dict[str, Tensor], tangents: Sequence[Tensor | None]) -> Any:
+    """Return the output's tangent for `jvp`, given those of all arguments."""
     total = None
-    for name, tangent in zip(ctx.names, moved[PARAMETERS:]):
+    for name, tangent in zip(ctx.names, tangents[PARAMETERS:]):
         if tangent is not None and operands[name].is_floating_point():
             total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, tangent, ctx.size))
     return _of_output(ctx, total)
 
 
 def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Return the sum of two tensors, of which None stands for zero."""
     if total is None or part is None:
         return part if total is None else total
     return total + part
 
 
 def _of_output(ctx: Any, tangent: Tensor | None) -> Tensor:
+    """Return a tangent in the output's dtype, zeros for None."""
     if tangent is None:
         return torch.zeros(ctx.size, dtype=ctx.dtype, device=ctx.device)
     return tangent.to(ctx.dtype)
@@ -198,23 +203,26 @@ class _Sparse(torch.autograd.Function):
         ctx.save_for_forward(*inputs[SPARSE_PARAMETERS:])
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        values, *rest = ctx.saved_tensors
-        form, dense = ctx.form.with_values(values), dict(zip(ctx.names, rest))
-        wants_values, *wanted = ctx.needs_input_grad[SPARSE_PARAMETERS:]
-        given = ctx.evaluate, ctx.expr
-        d_values = values_gradient(*given, ctx.name, form, dense, upstream) if wants_values else None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        values, *dense_tensors = ctx.saved_tensors
+        form, dense = ctx.form.with_values(values), dict(zip(ctx.names, dense_tensors))
+        wants_values, *needs_grads = ctx.needs_input_grad[SPARSE_PARAMETERS:]
+        statement = ctx.evaluate, ctx.expr
+        d_values = values_gradient(*statement, ctx.name, form, dense, grad_output) if wants_values else None
         operands = {ctx.name: form, **dense}
-        grads = [gradient_of(*given, name, operands, upstream) if wanted[at] else None for at, name in enumerate(dense)]
+        grads = [
+            gradient_of(*statement, name, operands, grad_output) if needs_grads[at] else None
+            for at, name in enumerate(dense)
+        ]
         return *(None,) * SPARSE_PARAMETERS, d_values, *grads
 
     @staticmethod
-    def jvp(ctx: Any, *moved: Any) -> Any:
-        values, *rest = ctx.saved_tensors
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        values, *dense_tensors = ctx.saved_tensors
         form = ctx.form.with_values(values)
-        operands = {ctx.name: form, **dict(zip(ctx.names, rest))}
+        operands = {ctx.name: form, **dict(zip(ctx.names, dense_tensors))}
         total = None
-        for name, tangent in zip(operands, moved[SPARSE_PARAMETERS:]):
+        for name, tangent in zip(operands, tangents[SPARSE_PARAMETERS:]):
             if tangent is not None and operands[name].dtype.is_floating_point:
                 changed = form.with_values(tangent) if name == ctx.name else tangent
                 total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, changed, ctx.size))
@@ -225,6 +233,6 @@ class _Sparse(torch.autograd.Function):
         info: Any, dims: Any, evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size,
         names: tuple[str, ...], values: Tensor, *dense: Tensor,
     ) -> Any:  # fmt: skip
-        given = batch_call(info.batch_size, dims[SPARSE_PARAMETERS + 1 :], expr, ",".join(names), size, dense, None)
-        operands = {name: form.with_values(values), **dict(zip(names, given[3]))}
-        return evaluate(given[0], operands, given[2]), 0
+        batch = batch_call(info.batch_size, dims[SPARSE_PARAMETERS + 1 :], expr, ",".join(names), size, dense, None)
+        operands = {name: form.with_values(values), **dict(zip(names, batch[3]))}
+        return evaluate(batch[0], operands, batch[2]), 0

@@ -1,4 +1,4 @@
-"""The gradients and tangents of a statement, evaluated; whoever asks says how a statement is evaluated."""
+"""The gradients and tangents of a statement, evaluated by the function `evaluate` that the caller passes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ Evaluate = Callable[[str, Mapping[str, Operand], tuple[int, ...]], Tensor]
 
 
 def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The positions of winners as one index tensor for each name that was reduced, and ones along the first name."""
+    """Return the winners as one index tensor for each reduced name, and ones along the first of these names.
+
+    `won` holds the winners' positions over all reduced names together, -1 where no product won.
+    """
     sources, ones = _winners(expr)
     extents = [tensors[source].shape[dim] for _, source, dim in sources]
-    found, stride = {}, 1
+    places, stride = {}, 1
     for at in reversed(range(len(sources))):
         place = won if stride == 1 else won.div(max(stride, 1), rounding_mode="floor")  # -1 stays -1
         if at > 0:
             place = torch.where(won < 0, -1, place.remainder(max(extents[at], 1)))
         if not is_compiling():
             remember_range(place, -1, extents[at] - 1)
-        found[sources[at][0]] = place
+        places[sources[at][0]] = place
         stride *= extents[at]
     if sources:
         values = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-        found[ones] = torch.ones((), dtype=values.dtype, device=values.device).expand(extents[0])
-    return found
+        places[ones] = torch.ones((), dtype=values.dtype, device=values.device).expand(extents[0])
+    return places
 
 
 def _winners(expr: str) -> Any:
@@ -52,52 +55,55 @@ def is_sum(expr: str) -> bool:
 
 
 def _tangent_terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
+    """Return the tangent's terms, and whether the tensor's tangent is one itself, as that of the starting output."""
     statement = parse(expr)
     return tangent_terms(expr, name), name == statement.output.name and statement.op == "+="
 
 
 def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
-    """The gradient's terms, and whether the upstream gradient is one itself (of the output that sums start from)."""
+    """Return the gradient's terms, and whether the output's gradient is one itself, as for the starting output."""
     statement = parse(expr)
     return terms(expr, name), name == statement.output.name and statement.op == "+="
 
 
-def gradient_of(evaluate: Evaluate, expr: str, name: str, operands: Mapping[str, Operand], upstream: Tensor) -> Tensor:
-    """d loss / d operands[name], for a dense tensor: a sum over the places where it stands."""
+def gradient_of(
+    evaluate: Evaluate, expr: str, name: str, operands: Mapping[str, Operand], grad_output: Tensor
+) -> Tensor:
+    """Return d loss / d operands[name] for a dense tensor: a sum over the factors that read it."""
     tensor = operands[name]
     parts, is_seed = _terms(expr, name)
-    total = _as_type(upstream, tensor.dtype) if is_seed else None
-    for derived, upstream_as, others in parts:
-        needed = {upstream_as: upstream, **{key: operands[key] for key in others}}
+    total = _as_type(grad_output, tensor.dtype) if is_seed else None
+    for derived, grad_name, others in parts:
+        needed = {grad_name: grad_output, **{key: operands[key] for key in others}}
         part = _as_type(evaluate(derived, needed, tuple(tensor.shape)), tensor.dtype)
         total = part if total is None else total + part
     return torch.zeros_like(tensor) if total is None else total
 
 
 def tangent_of(
-    evaluate: Evaluate, expr: str, name: str, operands: Mapping[str, Operand], moved: Operand, size: tuple[int, ...]
+    evaluate: Evaluate, expr: str, name: str, operands: Mapping[str, Operand], tangent: Operand, size: tuple[int, ...]
 ) -> Tensor | None:
-    """How the output changes when operands[name] changes by `moved`: a sum over the places where it stands.
+    """Return the output's tangent if operands[name] has this tangent: a sum over the factors that read it.
 
-    None: it stands nowhere, as an output that `=` takes only the size from.
+    The result is None if no factor reads it, as for an output of which `=` takes only the size.
     """
     parts, is_seed = _tangent_terms(expr, name)
-    total = moved if is_seed else None
-    for derived, moved_as, others in parts:
-        part = evaluate(derived, {moved_as: moved, **{key: operands[key] for key in others}}, size)
+    total = tangent if is_seed else None
+    for derived, tangent_name, others in parts:
+        part = evaluate(derived, {tangent_name: tangent, **{key: operands[key] for key in others}}, size)
         total = part if total is None else total + part
     return total
 
 
 def values_gradient(
-    evaluate: Evaluate, expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
+    evaluate: Evaluate, expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], grad_output: Tensor
 ) -> Tensor:
-    """d loss / d values, only where the format stores an entry: a sampled product, stored without any scatter."""
+    """Return d loss / d values, computed only at the format's entries: a sampled product, stored without a scatter."""
     size = tuple(form.values.shape)
     may_run = not is_watched() and not is_grad_enabled()
-    sampled = _side_by_side(expr, name, form, dense, upstream) if may_run else None
+    sampled = _side_by_side(expr, name, form, dense, grad_output) if may_run else None
     if sampled is None:
-        sampled = _sampled(expr, name, form, dense, upstream)
+        sampled = _sampled(expr, name, form, dense, grad_output)
         return _as_type(evaluate(sampled.text, sampled.tensors, size), form.values.dtype)
     names, tensors = ",".join(sampled.tensors), list(sampled.tensors.values())
     return _as_type(run_plain(sampled.text, names, size, tensors, sampled.fact), form.values.dtype)
@@ -109,23 +115,26 @@ class _Sampled(NamedTuple):
     text: str
     how: Recipe
     tensors: dict[str, Tensor]
-    upstream: str  # the name of the upstream gradient
+    upstream: str  # the name of the output's gradient
     fact: WrittenOnce | None
 
 
-def _sampled(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor) -> _Sampled:
-    """`dAV[p,i,j] += dC[AM[p],i,n] * B[AK[p],j,n]`, or `dAV[AS[p,q],i,j] += ...` where values stay in place."""
-    how = recipe_for(expr, tuple(upstream.shape), name, form, dense)
+def _sampled(expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], grad_output: Tensor) -> _Sampled:
+    """Return `dAV[p,i,j] += dC[AM[p],i,n] * B[AK[p],j,n]`, or `dAV[AS[p,q],i,j] += ...` if values stay in place."""
+    how = recipe_for(expr, tuple(grad_output.shape), name, form, dense)
     tensors = how.tensors(form, dense)
-    ((derived, upstream_as, others),), _ = _terms(how.text, how.values)
-    needed = {upstream_as: how.split_output(upstream), **{other: tensors[other] for other in others}}
-    return _Sampled(derived, how, needed, upstream_as, WrittenOnce(how.source) if how.source else None)
+    ((derived, grad_name, others),), _ = _terms(how.text, how.values)
+    needed = {grad_name: how.split_output(grad_output), **{key: tensors[key] for key in others}}
+    return _Sampled(derived, how, needed, grad_name, WrittenOnce(how.source) if how.source else None)
 
 
 def _side_by_side(
-    expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], upstream: Tensor
+    expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], grad_output: Tensor
 ) -> _Sampled | None:
-    """The same over narrow blocks of a row in groups, if a kernel holds a group in one tile: its row is read once."""
+    """Return the sampled product over groups of a row's narrow blocks; None if no kernel holds a group in one tile.
+
+    A tile of several blocks reads their common row once.
+    """
     blocks = form.block_size
     if blocks is None or len(form.value_axes) > 1 or not has_kernels(form.device):
         return None
@@ -133,7 +142,7 @@ def _side_by_side(
     size = beside_each_other(blocks, form.values.element_size(), count, rows, device_of(form.device))
     if size == 0:
         return None
-    sampled = _sampled(expr, name, form.in_groups(size), dense, upstream)
+    sampled = _sampled(expr, name, form.in_groups(size), dense, grad_output)
     ways = ways_of(sampled.text, sampled.tensors, tuple(form.values.shape), sampled.fact)
     return sampled if any(way.schedule.merged is not None for way in ways) else None
 
@@ -144,15 +153,15 @@ def gradients_of(
     name: str,
     form: SparseFormat,
     dense: Mapping[str, Tensor],
-    upstream: Tensor,
-    wanted: tuple[bool, ...],
+    grad_output: Tensor,
+    needs_grads: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """d loss / d values of the format `name`, then d loss / d each dense tensor; None where it is not wanted."""
-    d_values = values_gradient(evaluate, expr, name, form, dense, upstream) if wanted[0] else None
+    """Return d loss / d values of the format `name`, then d loss / d each dense tensor; None for those not needed."""
+    d_values = values_gradient(evaluate, expr, name, form, dense, grad_output) if needs_grads[0] else None
     operands = {name: form, **dense}
     grads = [
-        gradient_of(evaluate, expr, other, operands, upstream) if is_wanted else None
-        for other, is_wanted in zip(dense, wanted[1:])
+        gradient_of(evaluate, expr, key, operands, grad_output) if needs_grad else None
+        for key, needs_grad in zip(dense, needs_grads[1:])
     ]
     return [d_values, *grads]
 

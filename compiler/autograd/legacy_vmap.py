@@ -24,19 +24,24 @@ Backward = Callable[..., Any]
 
 
 def one_by_one(backward: Backward) -> Backward:
-    """The `backward` of an autograd.Function, called once for each gradient of a batch."""
+    """Return the `backward` of an autograd.Function so that a batch of gradients calls it once for each of them."""
 
     @wraps(backward)
-    def called(ctx: Any, *upstream: Any) -> Any:
-        if is_compiling() or not any([_is_batch(own) for own in upstream]):
-            return backward(ctx, *upstream)
-        level = next(_level(own) for own in upstream if _is_batch(own))
-        rows = [torch._remove_batch_dim(own, level, 1, 0) if _is_batch(own) else None for own in upstream]
-        found = []
+    def called(ctx: Any, *grad_outputs: Any) -> Any:
+        if is_compiling() or not any([_is_batch(grad_output) for grad_output in grad_outputs]):
+            return backward(ctx, *grad_outputs)
+        level = next(_level(grad_output) for grad_output in grad_outputs if _is_batch(grad_output))
+        rows = [
+            torch._remove_batch_dim(grad_output, level, 1, 0) if _is_batch(grad_output) else None
+            for grad_output in grad_outputs
+        ]
+        results = []
         for at in range(max([0 if row is None else len(row) for row in rows])):
-            grads = backward(ctx, *[own if row is None else row[at] for row, own in zip(rows, upstream)])
-            found.append(grads if isinstance(grads, tuple) else (grads,))
-        return tuple([_joined(grads, level) for grads in zip(*found)])
+            grads = backward(
+                ctx, *[grad_output if row is None else row[at] for row, grad_output in zip(rows, grad_outputs)]
+            )
+            results.append(grads if isinstance(grads, tuple) else (grads,))
+        return tuple([_joined(grads, level) for grads in zip(*results)])
 
     return called
 
@@ -46,10 +51,13 @@ def _is_batch(tensor: object) -> bool:
 
 
 def _level(tensor: Tensor) -> int:
-    """The level of a batch, by which torch takes it apart and puts it together: torch nests none of them in another.
+    """Return the level of a batch, by which torch takes it apart and puts it together.
 
-    It is asked of the tensor: the count of nested batches belongs to the thread that asked for the gradients, and the
-    backward of a GPU's tensors runs in a thread of its own. What is not of the level that is taken away stays a batch.
+    It is read off the tensor: the count of nested batches belongs to the thread that asked for the gradients, and the
+    backward of a GPU's tensors runs in a thread of its own. A tensor stays a batch unless its own level is removed.
+
+    Raises:
+        UnsupportedError: batches are nested.
     """
     for level in range(1, MOST_LEVELS + 1):
         if not _is_batch(torch._remove_batch_dim(tensor, level, 1, 0)):
@@ -58,5 +66,6 @@ def _level(tensor: Tensor) -> int:
 
 
 def _joined(grads: Sequence[Tensor | None], level: int) -> Tensor | None:
-    known = [grad for grad in grads if grad is not None]
-    return torch._add_batch_dim(torch.stack(known), 0, level) if known else None
+    """Return the gradients of one tensor as a batch; None if it has none."""
+    present = [grad for grad in grads if grad is not None]
+    return torch._add_batch_dim(torch.stack(present), 0, level) if present else None

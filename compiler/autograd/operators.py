@@ -33,7 +33,7 @@ _run: Run
 
 
 def implement(run: Run) -> Run:
-    """Let `run` be what both operators do; a decorator."""
+    """Make `run` the implementation of both operators, and return it; a decorator."""
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
@@ -50,7 +50,10 @@ def implement(run: Run) -> Run:
 
 
 def _with_gradients(operator: Any) -> Any:
-    """What an operator does to tensors that want a gradient: none do, unless a compiled transform hid it from us."""
+    """Return an operator that raises UnsupportedError for tensors that want a gradient.
+
+    None do, unless a compiled transform or an exported program hid from us that they are differentiated.
+    """
 
     def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         if (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
@@ -66,7 +69,7 @@ def _with_gradients(operator: Any) -> Any:
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Derivatives are carried forward, by one of them."""
+    """Return True if one of the tensors has a tangent, as in forward mode."""
     if not is_forward_mode():
         return False
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
@@ -92,16 +95,16 @@ def _fake_with_winners(
 def _batch(
     info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
 ) -> tuple[Tensor, int]:
-    """Under vmap: one statement for the whole batch."""
-    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
-    return call(*given, *_written(left)), 0
+    """Evaluate one statement for the whole batch, under vmap."""
+    *batch, batch_fact = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call(*batch, *_as_text(batch_fact)), 0
 
 
 def _batch_with_winners(
     info: Any, dims: Sequence[Any], expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    *given, left = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
-    return call_with_winners(*given, *_written(left)), (0, 0)
+    *batch, batch_fact = batch_call(info.batch_size, dims[3], expr, names, size, tensors, Fact.from_text(fact, facts))
+    return call_with_winners(*batch, *_as_text(batch_fact)), (0, 0)
 
 
 torch.library.register_vmap("insum_ops::run", _batch, lib=_library)
@@ -117,25 +120,26 @@ def batch_call(
     tensors: Sequence[Tensor],
     fact: Fact | None,
 ) -> tuple[str, str, Sequence[int] | None, list[Tensor], Fact | None]:
-    """The call for `count` tensors at once, along dimension `dims` of each; None: the same tensor for all of them.
+    """Return the call for `count` examples at once, which lie along dimension `dims` of each tensor.
 
-    A fact about a tensor that differs from example to example is dropped.
+    A dimension of None says that all examples share the tensor. A fact about a tensor that differs from example to
+    example is dropped.
     """
-    output, moved, along = parse(expr).output.name, list[Tensor](), list[str]()
+    output, batch_tensors, batch_names = parse(expr).output.name, list[Tensor](), list[str]()
     for name, tensor, dim in zip(names.split(","), tensors, dims):
         if dim is not None:
             tensor = tensor.movedim(dim, 0)
         elif name == output:
             tensor = tensor.expand(count, *tensor.shape)
         if dim is not None or name == output:
-            along.append(name)
-        moved.append(tensor)
-    wide = None if size is None else (count, *size)
-    left = None if fact is not None and set(fact.names) & set(along) else fact
-    return batched(expr, tuple(along)), names, wide, moved, left
+            batch_names.append(name)
+        batch_tensors.append(tensor)
+    batch_size = None if size is None else (count, *size)
+    batch_fact = None if fact is not None and set(fact.names) & set(batch_names) else fact
+    return batched(expr, tuple(batch_names)), names, batch_size, batch_tensors, batch_fact
 
 
-def _written(fact: Fact | None) -> tuple[str, list[Tensor]]:
+def _as_text(fact: Fact | None) -> tuple[str, list[Tensor]]:
     """Return a fact as the operators take it."""
     return ("", []) if fact is None else (fact.to_text(), list(fact.tensors))
 
@@ -147,17 +151,18 @@ _library.impl("run_with_winners", _with_gradients(call_with_winners), "Autograd"
 
 
 def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
-    """A statement over plain tensors, through the operator where somebody watches, else straight to the pipeline."""
+    """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called."""
     if _is_watched(tensors):
-        return call(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+        return call(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]
 
 
 def run_plain_with_winners(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None
 ) -> tuple[Tensor, Tensor]:
+    """Return the value of a `max` or `min` and the positions of its winners."""
     if _is_watched(tensors):
-        return call_with_winners(expr, names, size, tensors, *_written(fact))  # type: ignore[no-any-return]
+        return call_with_winners(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, True)  # type: ignore[no-any-return]
 
 

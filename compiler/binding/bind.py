@@ -42,7 +42,7 @@ class Pointed:
 
 @dataclass(frozen=True)
 class Kinds:
-    """What is known of a statement's tensors without their sizes."""
+    """What a statement's tensors are, apart from their sizes."""
 
     dtypes: Mapping[str, torch.dtype]
     dtype: torch.dtype  # of the result
@@ -74,12 +74,12 @@ class Bound:
 
     @property
     def is_empty(self) -> bool:
-        """No product is ever formed: some index runs over nothing, or points into nothing."""
+        """True if no product is ever formed: some index runs over nothing, or points into nothing."""
         return 0 in self.size or any([0 in shape for shape in self.shapes.values()])
 
     @cached_property
     def winner_dtype(self) -> torch.dtype:
-        """Of the positions of winning products, counted over the names that are reduced."""
+        """The dtype of winners' positions, which are counted over all reduced names together."""
         count = 1
         for name in self.statement.reduced:
             count *= self.extents[name]
@@ -87,44 +87,50 @@ class Bound:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Half precision is summed in float32 and rounded once."""
+        """The dtype of the sums: float32 for half precision, which is rounded once, and otherwise the result's own."""
         return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
 
 
 def bind(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None = None) -> Bound:
-    """Check `tensors` against `statement` and work out every extent and the output's size and dtype."""
+    """Check `tensors` against `statement` and return every extent and the output's size and dtype.
+
+    Raises InsumError, in the words of `bind_errors`, if they do not fit.
+    """
     return sized(statement, kinds_of(statement, tensors, size), tensors, size)
 
 
 def kinds_of(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> Kinds:
-    """The part of `bind` that holds whatever the sizes are; `refuse` looks again to say what is wrong."""
+    """Return the part of `bind` that does not depend on sizes; `refuse` raises if the tensors may not stand there."""
     device, output = _device(tensors), statement.output.name
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    if device is None or not _are_known(statement, tensors, dtypes):
+    if device is None or not _are_allowed(statement, tensors, dtypes):
         refuse(statement, tensors, size)
     is_seeded = output in dtypes and statement.op == "+="
-    found = [dtypes[access.name] for access in statement.accesses]
-    if is_seeded or (not found and output in dtypes):
-        found.append(dtypes[output])
-    dtype = reduce(torch.promote_types, found) if found else default_dtype()
+    value_dtypes = [dtypes[access.name] for access in statement.accesses]
+    if is_seeded or (not value_dtypes and output in dtypes):
+        value_dtypes.append(dtypes[output])
+    dtype = reduce(torch.promote_types, value_dtypes) if value_dtypes else default_dtype()
     return Kinds(dtypes, dtype, device, is_seeded)
 
 
 def sized(statement: Statement, kinds: Kinds, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> Bound:
-    """The part of `bind` that is about sizes: a call over tensors of new ones waits for it."""
+    """Return the bound statement: the part of `bind` that depends on sizes, and so runs again for new ones.
+
+    Raises InsumError if the shapes, or `size`, do not agree.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     extents: dict[str, int] = {}
     for access in statement.reads:
         if not _fits(extents, access, shapes[access.name]):
             refuse(statement, tensors, size)
-    own = _output_size(statement.output, extents, shapes.get(statement.output.name), size)
-    if own is None:
+    output_size = _output_size(statement.output, extents, shapes.get(statement.output.name), size)
+    if output_size is None:
         refuse(statement, tensors, size)
-    return Bound(statement, extents, shapes, kinds.dtypes, own, kinds.dtype, kinds.device, kinds.is_seeded)
+    return Bound(statement, extents, shapes, kinds.dtypes, output_size, kinds.dtype, kinds.device, kinds.is_seeded)
 
 
 def row_major(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor.
+    """Return the strides of a contiguous tensor of this size.
 
     >>> row_major((4, 0, 3)), row_major(())
     ((3, 3, 1), ())
@@ -137,7 +143,7 @@ def row_major(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def _device(tensors: Mapping[str, TensorLike]) -> torch.device | None:
-    """The one device of all tensors; None: there are several, or a tensor that has no plain values in memory."""
+    """Return the one device of all tensors; None if there are several, or if a tensor has no plain values in memory."""
     device = None
     for tensor in tensors.values():
         if isinstance(tensor, torch.Tensor) and (
@@ -151,8 +157,8 @@ def _device(tensors: Mapping[str, TensorLike]) -> torch.device | None:
     return device
 
 
-def _are_known(statement: Statement, tensors: Mapping[str, TensorLike], dtypes: Mapping[str, torch.dtype]) -> bool:
-    """There is a tensor for every name and a name for every tensor, and each has a type that it may have there."""
+def _are_allowed(statement: Statement, tensors: Mapping[str, TensorLike], dtypes: Mapping[str, torch.dtype]) -> bool:
+    """Return True if names and tensors match one to one and each tensor has a dtype that is allowed where it stands."""
     names, output = statement.tensor_names, statement.output.name
     is_more = output in dtypes and output not in names  # a tensor that no factor reads
     if not all([name in dtypes for name in names]) or len(dtypes) != len(names) + is_more:
@@ -166,13 +172,13 @@ def _are_known(statement: Statement, tensors: Mapping[str, TensorLike], dtypes: 
 
 
 def _fits(extents: dict[str, int], access: Access, shape: tuple[int, ...]) -> bool:
-    """The shape agrees with the extents that are known, and those that it tells are added."""
+    """Return True if `shape` agrees with `extents`; extents that are new are added to them."""
     if len(access.indices) != len(shape):
         return False
     for index, extent in zip(access.indices, shape):
         if isinstance(index, Var):
-            known = extents.setdefault(index.name, extent)
-            if known is not extent and known != extent:
+            first_extent = extents.setdefault(index.name, extent)
+            if first_extent is not extent and first_extent != extent:
                 return False
         elif isinstance(index, Const) and index.value >= extent:
             return False
@@ -180,16 +186,16 @@ def _fits(extents: dict[str, int], access: Access, shape: tuple[int, ...]) -> bo
 
 
 def _output_size(
-    output: Access, extents: dict[str, int], given: tuple[int, ...] | None, size: Sequence[int] | None
+    output: Access, extents: dict[str, int], tensor_shape: tuple[int, ...] | None, size: Sequence[int] | None
 ) -> tuple[int, ...] | None:
-    """Of the output tensor, of `size`, or of the extents; None: they disagree, or tell too little."""
-    wanted = None if size is None else tuple(size)
-    if wanted is not None and any([not isinstance(n, INTEGERS) or n < 0 for n in wanted]):
+    """Return the output's size from its tensor, `size` or the extents; None if they disagree or do not determine it."""
+    requested = None if size is None else tuple(size)
+    if requested is not None and any([not isinstance(n, INTEGERS) or n < 0 for n in requested]):
         return None
-    if given is not None and wanted is not None and wanted != given:
+    if tensor_shape is not None and requested is not None and requested != tensor_shape:
         return None
-    own = wanted if given is None else given
-    if own is not None:
-        return own if _fits(extents, output, own) else None
+    output_size = requested if tensor_shape is None else tensor_shape
+    if output_size is not None:
+        return output_size if _fits(extents, output, output_size) else None
     names = [index.name for index in output.indices if isinstance(index, Var) and index.name in extents]
     return tuple([extents[name] for name in names]) if len(names) == len(output.indices) else None

@@ -34,15 +34,15 @@ class TensorLike(Protocol):
 
 def refuse(statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> NoReturn:
     """Raise for the first thing that keeps `tensors` from fitting `statement`."""
-    _Misfit(statement, tensors, size).tell()
+    _BindErrors(statement, tensors, size).tell()
     raise AssertionError(f"{statement} fits its tensors")
 
 
-class _Misfit:
-    """The checks of `bind` one after the other, each with its words."""
+class _BindErrors:
+    """The checks of `bind` one after the other; the first that fails raises, in the user's names."""
 
     def __init__(self, statement: Statement, tensors: Mapping[str, TensorLike], size: Sequence[int] | None) -> None:
-        self.statement, self.tensors, self.given_size = statement, tensors, size
+        self.statement, self.tensors, self.size = statement, tensors, size
         self.extents: dict[str, int] = {}
         self.origin: dict[str, str] = {}  # how each extent became known, for messages
         self.first: dict[str, Access] = {}  # where each tensor stands first, for messages
@@ -51,6 +51,7 @@ class _Misfit:
                 self.first.setdefault(access.name, access)
 
     def tell(self) -> None:
+        """Raise the first error; return if the tensors fit after all."""
         self.check_presence()
         self.check_layouts()
         self.check_kinds()
@@ -60,13 +61,14 @@ class _Misfit:
         self.check_output()
 
     def check_presence(self) -> None:
+        """Refuse a name without a tensor and a tensor without a name."""
         output = self.statement.output
         for access in self.statement.index_accesses:
             if access.name == output.name:
                 self.fail_operand(f"{output.name} is both an index and the output; rename one of them", access.at)
         for name in self.statement.tensor_names:
             if name not in self.tensors:
-                unused = [given for given in self.tensors if given not in self.first]
+                unused = [passed for passed in self.tensors if passed not in self.first]
                 close = close_name(name, unused)
                 if name == "size":
                     remedy = "size=... gives the output's size, so rename it"
@@ -77,13 +79,14 @@ class _Misfit:
                 self.fail_operand(f"no tensor was given for {name}; {remedy}", self.first[name].at)
         for name in self.tensors:
             if name not in self.first:
-                known = ", ".join(sorted(self.first))
-                remedy = f"pass the output as {output.name}=..." if name == "out" else f"it uses {known}"
+                names = ", ".join(sorted(self.first))
+                remedy = f"pass the output as {output.name}=..." if name == "out" else f"it uses {names}"
                 self.fail_operand(f"{name} was given but the expression does not use it; {remedy}", None)
         if not self.tensors:
             self.fail_operand(f"no tensor tells dtype and device; pass the output as {output.name}=...", output.at)
 
     def check_layouts(self) -> None:
+        """Refuse tensors without plain values in memory: torch's sparse layouts, nested and quantized tensors."""
         for name, tensor in self.tensors.items():
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -101,6 +104,7 @@ class _Misfit:
             self.fail_operand(f"{name} is {kind}; pass {remedy}", self.first[name].at)
 
     def check_kinds(self) -> None:
+        """Refuse a dtype that can't stand where the tensor stands."""
         for access in self.statement.index_accesses:
             tensor = self.tensors[access.name]
             is_dense = isinstance(tensor, torch.Tensor)  # rewriting refuses a sparse index
@@ -130,17 +134,18 @@ class _Misfit:
 
     def check_devices(self) -> None:
         devices = {name: tensor.device for name, tensor in self.tensors.items()}
-        one = next(iter(devices))
+        first = next(iter(devices))
         for name, device in devices.items():
-            if device != devices[one]:
-                problem = f"{one} is on {devices[one]} but {name} is on {device}; move them to one device"
+            if device != devices[first]:
+                problem = f"{first} is on {devices[first]} but {name} is on {device}; move them to one device"
                 self.fail_operand(problem, self.first[name].at)
 
     def check_access(self, access: Access, shape: tuple[int, ...], origin: str = "") -> None:
+        """Refuse a shape that does not fit the access; `origin` names what has it, by default the access's tensor."""
         if len(access.indices) != len(shape):
-            known = f"{origin or access.name} has {_count(len(shape), 'dimension')} {list(shape)}"
+            dimensions = f"{origin or access.name} has {_count(len(shape), 'dimension')} {list(shape)}"
             indices = f"{access.name} has " * bool(origin) + _count(len(access.indices), "index", "indices")
-            self.fail_shape(f"{known} but {indices} here; give one per dimension", access.at)
+            self.fail_shape(f"{dimensions} but {indices} here; give one per dimension", access.at)
         for dim, index in enumerate(access.indices):
             if isinstance(index, Var):
                 self.check_name(index, shape[dim], f"{origin or access.name} dimension {dim}")
@@ -149,27 +154,29 @@ class _Misfit:
                 raise IndexRangeError(f"index {index.value} is outside {where}", self.statement.text or None, index.at)
 
     def check_name(self, index: Var, extent: int, origin: str) -> None:
-        known = self.extents.setdefault(index.name, extent)
-        first = self.origin.setdefault(index.name, origin)
-        if known != extent:
+        """Refuse an extent that differs from the one that the index name had first."""
+        first_extent = self.extents.setdefault(index.name, extent)
+        first_origin = self.origin.setdefault(index.name, origin)
+        if first_extent != extent:
             self.fail_shape(
-                f"index {index.name} is {known} in {first} but {extent} in {origin}; they must agree",
+                f"index {index.name} is {first_extent} in {first_origin} but {extent} in {origin}; they must agree",
                 index.at,
             )
 
     def check_output(self) -> None:
+        """Refuse an output whose tensor, `size` and extents disagree, or determine no size."""
         output = self.statement.output
-        given = self.tensors.get(output.name)
-        size = None if self.given_size is None else tuple(self.given_size)
+        tensor = self.tensors.get(output.name)
+        size = None if self.size is None else tuple(self.size)
         if size is not None and any(not isinstance(n, (int, torch.SymInt)) or n < 0 for n in size):
             self.fail_shape(f"size must hold integers of 0 or more, but it is {list(size)}", None)
-        if given is not None:
-            if size is not None and size != tuple(given.shape):
+        if tensor is not None:
+            if size is not None and size != tuple(tensor.shape):
                 self.fail_shape(
-                    f"{output.name} is {list(given.shape)} but size is {list(size)}; give one of them",
+                    f"{output.name} is {list(tensor.shape)} but size is {list(size)}; give one of them",
                     output.at,
                 )
-            self.check_access(output, tuple(given.shape))
+            self.check_access(output, tuple(tensor.shape))
             return
         if size is not None:
             self.check_access(output, size, "size")
@@ -193,5 +200,5 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _count(n: int, one: str, many: str | None = None) -> str:
-    return f"{n} {one if n == 1 else many or one + 's'}"
+def _count(n: int, singular: str, plural: str | None = None) -> str:
+    return f"{n} {singular if n == 1 else plural or singular + 's'}"

@@ -21,52 +21,62 @@ __all__ = ["grouping", "recipe_for"]
 Operand = Any  # a Tensor or a SparseFormat
 
 
-def _is_odd(tensor: Tensor) -> bool:
-    """Not a plain dense tensor; a tracer does not let itself be asked."""
+def _is_not_plain(tensor: Tensor) -> bool:
+    """Return True for a tensor that is not plainly dense; a tracer can't be asked, and gets False."""
     return not is_compiling() and (tensor.layout is not torch.strided or tensor.is_nested)
 
 
 def recipe_for(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, dense: Mapping[str, Operand]
 ) -> Recipe:
-    """How to evaluate a statement in which `form` stands as `name`."""
-    is_odd = [isinstance(o, Tensor) and _is_odd(o) for o in dense.values()]
-    if any(is_odd):
+    """Return how to evaluate a statement in which `form` stands as `name`; raise InsumError if it does not fit."""
+    is_not_plain = [isinstance(o, Tensor) and _is_not_plain(o) for o in dense.values()]
+    if any(is_not_plain):
         bind(parse(expr), {name: form, **dense}, size)  # says what is wrong with it
     others = [(key, _numbers(o.shape), o.dtype, o.device, is_sparse(o)) for key, o in dense.items()]
     return Recipe(*_recipe(expr, None if size is None else _numbers(size), name, Kind.of(form), tuple(others)))
 
 
 def _numbers(size: Sequence[int]) -> tuple[int, ...]:
-    """A recipe is for one size: a tracer that has met several is to trace each of them, and not to keep them open."""
+    """Return `size` as plain integers.
+
+    A recipe is for one size, so a tracer that has met several must trace each of them instead of a symbolic one.
+    """
     return tuple([index(extent) for extent in size]) if is_compiling() else tuple(size)
 
 
 @lru_cache(maxsize=256)
-def _known_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
-    statement, own = parse(expr), Kind(*kind)
+def _cached_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
+    """Return the fields of the recipe; `kind` are those of the format's `Kind`, `others` describe the other tensors."""
+    statement, sparse_kind = parse(expr), Kind(*kind)
     tensors: dict[str, TensorLike] = {key: Meta(shape, dtype, device) for key, shape, dtype, device, _ in others}
-    bound = bind(statement, {name: own, **tensors}, size)
+    bound = bind(statement, {name: sparse_kind, **tensors}, size)
     sparse = [name, *(key for key, _, _, _, is_also_sparse in others if is_also_sparse)]
-    return recipe(bound, sparse_factor(statement, sparse), own)
+    return recipe(bound, sparse_factor(statement, sparse), sparse_kind)
 
 
 def _recipe(*key: Any) -> tuple[Any, ...]:
-    return _known_recipe(*key)
+    """Return what `_cached_recipe` does, as a plain function that a tracer can be told to call."""
+    return _cached_recipe(*key)
 
 
 @lru_cache(maxsize=256)
-def _known_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
+def _cached_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
+    """Return what `grouping` does."""
     statement = parse(expr)
-    found = [access for access in statement.accesses if access.name in sparse]
-    if len(sparse) != 1 or len(found) != 1:
+    accesses = [access for access in statement.accesses if access.name in sparse]
+    if len(sparse) != 1 or len(accesses) != 1:
         return sparse[0], group_dim  # a mistake, of which the recipe will say more
-    return sparse[0], best_group_dim(statement, found[0], group_dim, has_groups)
+    return sparse[0], best_group_dim(statement, accesses[0], group_dim, has_groups)
 
 
 def grouping(*key: Any) -> tuple[str, int]:
-    """Which operand is the format, and the dimension that it had better be grouped along."""
-    return _known_grouping(*key)
+    """Return the name of the operand that is the format, and the dimension that it is best grouped along.
+
+    The arguments are the expression, the names of the sparse operands, the first one's group_dim, and whether it has
+    groups.
+    """
+    return _cached_grouping(*key)
 
 
 # What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:

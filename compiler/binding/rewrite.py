@@ -52,7 +52,12 @@ class Rewritten:
 
 
 def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
-    """The one access that reads a sparse format."""
+    """Return the one factor that reads a sparse format.
+
+    Raises:
+        OperandError: the output or an index is sparse.
+        UnsupportedError: there are several sparse factors.
+    """
     names, output = set(sparse), statement.output
     if output.name in names:
         problem = f"{output.name} is the output, which can't be sparse; pass {output.name}.to_dense()"
@@ -62,17 +67,17 @@ def sparse_factor(statement: Statement, sparse: Iterable[str]) -> Access:
         if access.name in names:
             problem = f"{access.name} is an index here, which can't be sparse; pass an int32 or int64 tensor"
             raise OperandError(problem, statement.text, access.at)
-    found = [access for access in statement.accesses if access.name in names]
-    if len(found) != 1:
-        one, other = found[:2]
-        if one.name != other.name:
-            both, remedy = f"{one.name} and {other.name}", f"pass {other.name}={other.name}.to_dense()"
+    accesses = [access for access in statement.accesses if access.name in names]
+    if len(accesses) != 1:
+        first, second = accesses[:2]
+        if first.name != second.name:
+            both, remedy = f"{first.name} and {second.name}", f"pass {second.name}={second.name}.to_dense()"
         else:
-            dense = fresh_name(f"{one.name}D", {*statement.tensor_names, output.name})
-            both, remedy = f"{one.name} twice", f"name one of them {dense} and pass {dense}={one.name}.to_dense()"
+            dense = fresh_name(f"{first.name}D", {*statement.tensor_names, output.name})
+            both, remedy = f"{first.name} twice", f"name one of them {dense} and pass {dense}={first.name}.to_dense()"
         problem = f"one sparse factor per statement, but it has {both}; {remedy}"
-        raise UnsupportedError(problem, statement.text, other.at)
-    return found[0]
+        raise UnsupportedError(problem, statement.text, second.at)
+    return accesses[0]
 
 
 def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
@@ -94,17 +99,17 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
         if form.is_stored[dim]:
             coordinate = fresh_name(f"{target.name}{name.upper()}", taken)
             taken.add(coordinate)
-            own: list[Index] = [Var(axes[axis]) for axis in form.coord_axes[dim]]
+            positions: list[Index] = [Var(axes[axis]) for axis in form.coord_axes[dim]]
             if dim == form.in_sets:
-                own[0] = Access(sets, (own[0],))
-            replaced[name] = Access(coordinate, tuple(own))
+                positions[0] = Access(sets, (positions[0],))
+            replaced[name] = Access(coordinate, tuple(positions))
             stored.append(coordinate)
         else:
             replaced[name] = Var(axes[form.coord_axes[dim][0]])
             stored.append(None)
         if form.is_blocked:
-            known = (*statement.names, *axes.values(), *map(str, blocks.values()))
-            blocks[name] = Var(fresh_name(f"b{name}", known))
+            names_in_use = (*statement.names, *axes.values(), *map(str, blocks.values()))
+            blocks[name] = Var(fresh_name(f"b{name}", names_in_use))
 
     places: tuple[Index, ...] = tuple(Var(axes[a]) for a in form.value_axes)
     source = fresh_name(f"{target.name}S", taken) if form.is_read_through else ""
@@ -136,6 +141,7 @@ def rewrite(statement: Statement, target: Access, form: Shape) -> Rewritten:
 
 
 def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:
+    """Return True if the rewritten statement reads some coordinate that is -1 wherever there is padding."""
     return any(
         name in used and form.is_stored[dim] and form.coord_axes[dim] == form.value_axes
         for dim, name in enumerate(names)
@@ -143,6 +149,7 @@ def _hides_padding(names: Sequence[str], form: Shape, used: set[str]) -> bool:
 
 
 def _index_names(statement: Statement, target: Access) -> list[str]:
+    """Return the index names of the sparse factor; raise UnsupportedError unless they are different names."""
     names: list[str] = []
     for index in target.indices:
         is_name = isinstance(index, Var)
@@ -156,7 +163,10 @@ def _index_names(statement: Statement, target: Access) -> list[str]:
 
 
 def _refuse_partial(statement: Statement, target: Access, names: Sequence[str], form: Shape) -> None:
-    """What fills a last block is 0, which is nothing to a sum, but may be the largest or smallest of all products."""
+    """Raise UnsupportedError if `max` or `min` reduces over a last block that is not full.
+
+    Zeros fill such a block: they add nothing to a sum, but 0 may be the largest or smallest of all products.
+    """
     for dim, name in enumerate(names):
         if form.is_partial[dim] and name not in statement.direct:
             problem = (
@@ -167,7 +177,7 @@ def _refuse_partial(statement: Statement, target: Access, names: Sequence[str], 
 
 
 def _fresh_axes(form: Shape, taken: Sequence[str]) -> dict[str, str]:
-    """The axes are single letters, so their new names can't meet each other."""
+    """Return the index name of each axis of the values; axes are single letters, so their new names can't collide."""
     return {axis: fresh_name(axis, taken) for axis in form.value_axes}
 
 
@@ -183,6 +193,7 @@ class _Swap:
     views: dict[str, View] = field(default_factory=dict)
 
     def access(self, access: Access) -> Access:
+        """Return `access` with its index names replaced, also inside indirections."""
         indices: list[Index] = []
         splits: list[tuple[int, int]] = []
         for dim, index in enumerate(access.indices):
@@ -199,9 +210,9 @@ class _Swap:
         return Access(self.view(View(access.name, tuple(splits))), tuple(indices))
 
     def view(self, view: View) -> str:
-        """The tensor's own name, or another one where it also stands with other dimensions split."""
-        for name, known in self.views.items():
-            if known == view:
+        """Return the name of a view: its tensor's own, or a new one if that stands with other dimensions split too."""
+        for name, earlier in self.views.items():
+            if earlier == view:
                 return name
         name = view.of if view.of not in self.views else fresh_name(f"{view.of}_", self.taken)
         self.taken.add(name)

@@ -10,20 +10,20 @@ NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
+    """Return the smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def bucket(n: int) -> int:
-    """The power of two not below n, for extents that vary from call to call: 0, 1, 3, 5 -> 0, 1, 4, 8."""
+    """Return the power of two not below n, for extents that vary from call to call: 0, 1, 3, 5 -> 0, 1, 4, 8."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
 def known_divisor(length: int) -> int:
-    """What a source may rely on to divide a length that varies; a short one is known as it is.
+    """Return the divisor that a kernel's source may assume of a length that varies; a short length is its own.
 
-    Few answers, so that lengths which change from call to call need few sources: of all powers of two there would be
-    a new combination, and a kernel to compile, every other time.
+    There are few answers, so that lengths which change from call to call need few sources: with every power of two
+    there would be a new combination, and a kernel to compile, every other time.
 
     >>> [known_divisor(length) for length in (48, 1000, 10_000, 4608, 4096)]
     [48, 1, 16, 128, 1024]

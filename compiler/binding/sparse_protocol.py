@@ -59,10 +59,10 @@ class SparseFormat(Protocol):
     @property
     def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
     def regroup(self, group_dim: int) -> SparseFormat: ...
-    def along(self, group_dim: int) -> SparseFormat: ...  # like regroup, with a value_source instead of a copy
-    def in_groups(self, group_size: int) -> SparseFormat: ...  # entries that have a p each, likewise; a row's together
-    def is_walked(self, group_dim: int, width: int) -> bool: ...  # `walked` has nothing left to find out
-    def walked(self, group_dim: int, width: int) -> Any: ...  # likewise, in sets of `width` rows; `walk`: which
+    def regrouped_view(self, group_dim: int) -> SparseFormat: ...  # `regroup` with a value_source instead of a copy
+    def in_groups(self, group_size: int) -> SparseFormat: ...  # a view of COO in which entries of one row share a p
+    def has_row_order(self, group_dim: int, width: int) -> bool: ...  # `row_ordered_view` finds its order cached
+    def row_ordered_view(self, group_dim: int, width: int) -> Any: ...  # a view in sets of `width` rows: its row_order
     @property
     def flat_values(self) -> Tensor: ...  # what a value_source points into
     def with_values(self, values: Tensor) -> SparseFormat: ...
@@ -73,12 +73,12 @@ def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
 
 
 def pattern_of(form: SparseFormat) -> object:
-    """What `check_pattern` tells a pattern by; None where none is kept, as for a tracer, which sees no changes."""
+    """Return what `check_pattern` identifies the pattern by; None if nothing is kept, as under a tracer."""
     return form.memory if may_keep() else None
 
 
 def check_pattern(form: SparseFormat, before: object, name: str) -> None:
-    """Refuse to differentiate by another pattern than the one that the result was made with."""
+    """Raise OperandError if the pattern is not the one that the forward pass had; `before` is its `pattern_of`."""
     if before is not None and form.memory is not before:
         raise OperandError(
             f"the coordinates of {name} have changed since the call that is differentiated; "
@@ -107,15 +107,15 @@ class Recipe:
     blocks: tuple[int, ...] | None
 
     def split(self, tensor: Tensor, splits: Splits) -> Tensor:
-        """One of the user's tensors as the indirect statement reads it."""
+        """Return one of the user's tensors as the indirect statement reads it."""
         return _split(tensor, splits, self.blocks)
 
     def split_output(self, output: Tensor) -> Tensor:
-        """A tensor of the output's shape as the user wrote it, split into blocks like the indirect one."""
+        """Return a tensor of the shape that the user wrote, split into blocks like the indirect statement's output."""
         return _split(output, self.output_splits, self.blocks)
 
     def finish(self, output: Tensor) -> Tensor:
-        """The indirect statement's output in the shape the user wrote: blocks joined, padding cropped."""
+        """Return the indirect statement's output in the shape that the user wrote: blocks joined, padding cropped."""
         for dim, _ in self.output_splits:
             output = output.flatten(dim, dim + 1)
             if output.shape[dim] != self.final[dim]:
@@ -128,22 +128,22 @@ class Recipe:
         return None if facts is None else facts.owned(self.rows, self.sets)
 
     def tensors(self, operand: SparseFormat, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the indirect statement reads."""
-        found = {self.values: operand.values}
+        """Return the tensors that the indirect statement reads, by name."""
+        operands = {self.values: operand.values}
         if self.source and operand.value_source is not None:
-            found[self.source] = operand.value_source
+            operands[self.source] = operand.value_source
         if self.sets and operand.sets is not None:
-            found[self.sets] = operand.sets
+            operands[self.sets] = operand.sets
         for name, original, splits in self.views:
             if original in dense:
-                found[name] = _split(dense[original], splits, self.blocks)
-        for coordinate, stored in zip(self.coords, operand.coords):
-            if coordinate is not None and stored is not None:
-                found[coordinate] = stored
+                operands[name] = _split(dense[original], splits, self.blocks)
+        for coordinate, tensor in zip(self.coords, operand.coords):
+            if coordinate is not None and tensor is not None:
+                operands[coordinate] = tensor
         for name, dim in self.ones:
             ones = torch.ones((), dtype=operand.dtype, device=operand.device).expand(operand.shape[dim])
-            found[name] = _split(ones, ((0, dim),), self.blocks)
-        return found
+            operands[name] = _split(ones, ((0, dim),), self.blocks)
+        return operands
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Kind:
 
     @staticmethod
     def of(form: SparseFormat) -> tuple[Any, ...]:
-        """The fields, as plain data that a tracer takes for constants."""
+        """Return the fields, as plain data that a tracer takes for constants."""
         return (
             tuple(form.shape),
             form.dtype,
@@ -183,7 +183,7 @@ class Kind:
 
 
 def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
-    """The fields of the `Recipe` that rewrites `target`, read from a format of this kind, away."""
+    """Return the fields of the `Recipe` that replaces `target`, a factor in a format of this kind."""
     blocks = kind.block_size
     is_partial = tuple(blocks is not None and size % blocks[dim] != 0 for dim, size in enumerate(kind.shape))
     axes = kind.value_axes, kind.coord_axes, kind.is_stored
@@ -210,23 +210,25 @@ def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:
 
 
 def best_group_dim(statement: Statement, target: Access, group_dim: int, has_groups: bool = True) -> int:
-    """A matrix is grouped along the dimension that the output keeps, so that groups meet their output row together.
+    """Return the dimension to group `target` along: for a matrix the one that the output keeps.
 
-    With more dimensions the grouping is the user's choice: a convolution's map grouped by offset stays so. Without
-    groups, p being the row, rows that the output lacks would turn every entry into a scatter of its own. And a group
-    that shares a matrix stays whole: tokens grouped by expert, `Y[t,m] += R[e,t] * X[t,c] * W[e,c,m]`, read W[e] once.
+    Then a group adds to one output row. With more dimensions the grouping is the user's choice: a convolution's map
+    grouped by offset stays so. Without groups, p being the row, rows that the output lacks would turn every entry into
+    a scatter of its own. And a group that shares a matrix stays whole: tokens grouped by expert,
+    `Y[t,m] += R[e,t] * X[t,c] * W[e,c,m]`, read W[e] once.
     """
     names = set(map(str, statement.output.indices))
-    kept = [dim for dim, index in enumerate(target.indices) if str(index) in names]
-    if (len(target.indices) != 2 and has_groups) or not kept or group_dim in kept:
+    kept_dims = [dim for dim, index in enumerate(target.indices) if str(index) in names]
+    if (len(target.indices) != 2 and has_groups) or not kept_dims or group_dim in kept_dims:
         return group_dim
-    shared, own = str(target.indices[group_dim]), set(target.names)
-    summed = {name for name in statement.summed if name not in own}
+    shared, target_names = str(target.indices[group_dim]), set(target.names)
+    summed = {name for name in statement.summed if name not in target_names}
     others = (access for access in statement.accesses if access is not target and shared in access.names)
-    return group_dim if any(summed & set(access.names) for access in others) else kept[0]
+    return group_dim if any(summed & set(access.names) for access in others) else kept_dims[0]
 
 
 def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return `shape` with each split dimension as a number of blocks, the last one counted whole, and their length."""
     size: list[int] = []
     for dim, extent in enumerate(shape):
         if blocks is not None and dim in splits:
@@ -238,7 +240,7 @@ def _split_size(shape: tuple[int, ...], splits: Mapping[int, int], blocks: tuple
 
 
 def _split(tensor: Tensor, splits: Splits, blocks: tuple[int, ...] | None) -> Tensor:
-    """`tensor` with dimensions split into blocks: a view, but for a last block that is not full."""
+    """Return `tensor` with dimensions split into blocks: a view, or a padded copy if a last block is not full."""
     if blocks is None:
         return tensor
     for dim, of in reversed(splits):
@@ -253,5 +255,5 @@ def _split(tensor: Tensor, splits: Splits, blocks: tuple[int, ...] | None) -> Te
 
 
 def _no_entry(tensor: Tensor, shape: list[int]) -> Tensor:
-    """What fills a last block: zeros for values, -1 for an index tensor."""
+    """Return what fills a last block: zeros for values, -1 for an index tensor."""
     return tensor.new_full(shape, 0 if tensor.is_floating_point() else -1)

@@ -1,8 +1,9 @@
-"""`max` and `min` in a kernel: products compete in the accumulator, and where winners are is kept beside it.
+"""`max` and `min` in a kernel: the accumulator holds the best product so far, and beside it the winner's position.
 
-A tile of the accumulator may hold several rivals of one output element, along the axis of a step: each lane keeps its
-own winner through the loops, and the lanes compete once, after them. The kernel's variable `acc` holds the best product
-so far; `place` its position, if winners are wanted, and `found` whether there was any, if an element may have none.
+A tile of the accumulator may hold several candidates for one output element, along the axis of a step: each lane keeps
+its own winner through the loops, and the lanes are reduced once, after them. The kernel's variable `acc` holds the best
+product so far, `place` its position, if winners are wanted, and `found` whether there was any, if an element may have
+none.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ INTEGERS = {torch.int32: "tl.int32", torch.int64: "tl.int64"}
 
 
 def write_extremum(scope: Scope) -> None:
-    """The loops of a `max` or `min`, and the store of what won."""
+    """Write the loops of a `max` or `min`, and the store of the winners."""
     start, axes = len(scope.lines), scope.spec.result_axes
     _write_no_winner(scope, axes)
-    found = _compete(open_loops(scope), axes)
-    if found is not None:  # the masks have told over which axes
+    has_product = _compete(open_loops(scope), axes)
+    if has_product is not None:  # its axes are known only now, from the masks in the loops
         before = scope.aside()
-        before.line(f"found = {_full(scope.spec, found.axes, '0', 'tl.int1')}")
+        before.line(f"found = {_full(scope.spec, has_product.axes, '0', 'tl.int1')}")
         scope.lines[start:start] = before.lines
-    _store_winner(scope, axes, found)
+    _store_winner(scope, axes, has_product)
 
 
 def _is_max(spec: KernelSpec) -> bool:
@@ -52,7 +53,7 @@ def _full(spec: KernelSpec, axes: Axes, value: str, dtype: str) -> str:
 
 
 def _write_no_winner(scope: Scope, axes: Axes) -> None:
-    """Nothing has competed yet."""
+    """Write an accumulator that no product has reached."""
     spec = scope.spec
     if spec.flags.wants_winners:
         scope.line(f"acc = {_full(spec, axes, '0.0', spec.accumulate)}")
@@ -65,23 +66,26 @@ def _write_no_winner(scope: Scope, axes: Axes) -> None:
 
 
 def _compete(scope: Scope, axes: Axes) -> Value | None:
-    """The product of the loaded tiles competes with the best so far; the variable that tells whether there was any."""
-    spec, product = scope.spec, _rival(scope, axes)
+    """Write the comparison of the loaded tiles' product with the best so far.
+
+    Return the variable that tells whether there was any product, or None if none is needed.
+    """
+    spec, product = scope.spec, _candidate(scope, axes)
     masks = [scope.bounds[name] for name in spec.schedule.names("segment", "step") if name in scope.bounds]
     masks += scope.valid.values()
     mask, text = conjunction(spec, masks, axes), spec.tile.spread(product, axes)
     if spec.flags.wants_winners:
         _keep_better(scope, axes, text, mask)
         return None
-    found = _note_found(scope, masks)
+    has_product = _note_product(scope, masks)
     text = f"tl.where({mask}, {text}, {_worst(spec)})" if mask else text
     function = "tl.maximum" if _is_max(spec) else "tl.minimum"
     scope.line(f"acc = {function}(acc, {text}, propagate_nan=tl.PropagateNan.ALL)")
-    return found
+    return has_product
 
 
-def _rival(scope: Scope, axes: Axes) -> Value:
-    """The product, its number included, in the type that products are compared in."""
+def _candidate(scope: Scope, axes: Axes) -> Value:
+    """Return the product, times the statement's number, in the type that products are compared in."""
     spec, tree, scale = scope.spec, scope.spec.schedule.tree, scope.spec.bound.statement.scale
     number = f"tl.full((), {float(scale)!r}, {spec.accumulate})"
     if tree is None:
@@ -94,7 +98,10 @@ def _rival(scope: Scope, axes: Axes) -> Value:
 
 
 def _keep_better(scope: Scope, axes: Axes, product: str, mask: str) -> None:
-    """NaN beats every number; of equal products the one that is met first, or has the smaller position, stays."""
+    """Write the choice between a product and the best so far, with its position.
+
+    NaN beats every number. Of equal products the one that is met first, or has the smaller position, stays.
+    """
     spec, loops = scope.spec, loops_of(scope.spec)
     place = spec.tile.spread(_position_of_product(scope), axes)
     loses = f"({product} {'<=' if _is_max(spec) else '>='} acc)"  # false for a NaN
@@ -108,7 +115,7 @@ def _keep_better(scope: Scope, axes: Axes, product: str, mask: str) -> None:
 
 
 def _position_of_product(scope: Scope) -> Value:
-    """Its position over the reduced names, the last of which varies fastest."""
+    """Return the position of a product over the reduced names, the last of which varies fastest."""
     spec, reduced = scope.spec, scope.spec.bound.statement.reduced
     if not reduced:
         return scope.let(_full(spec, (), "0", _place_type(spec)), (), "at")
@@ -125,8 +132,8 @@ def _length(scope: Scope, name: str) -> str:
     return scope.extent(name) if scope.spec.is_varying(name) else str(scope.spec.schedule.extents[name])
 
 
-def _note_found(scope: Scope, masks: Sequence[Value]) -> Value | None:
-    """Whether an element has any product must be known unless every one has."""
+def _note_product(scope: Scope, masks: Sequence[Value]) -> Value | None:
+    """Write whether an element has had any product, and return that variable; None if every element has one."""
     spec, segments = scope.spec, scope.spec.schedule.names("segment")
     if not scope.valid and not segments:
         return None
@@ -142,18 +149,18 @@ def _note_found(scope: Scope, masks: Sequence[Value]) -> Value | None:
 # after the loops
 
 
-def _store_winner(scope: Scope, axes: Axes, found: Value | None) -> None:
-    """The lanes of one output element compete, and what no product reached becomes 0."""
+def _store_winner(scope: Scope, axes: Axes, has_product: Value | None) -> None:
+    """Write the reduction over the lanes of each output element, and the store; an element without a product is 0."""
     spec, output = scope.spec, scope.spec.schedule.output
     for axis in axes:
         if axis not in spec.schedule.free:
             if spec.flags.wants_winners:
                 _choose_winning_lane(scope, axes, axis)
             else:
-                found = _choose_best_lane(scope, axes, axis, found)
+                has_product = _choose_best_lane(scope, axes, axis, has_product)
             axes = tuple(other for other in axes if other != axis)
-    if found is not None:
-        scope.line(f"acc = tl.where({spec.tile.spread(found, axes)}, acc, 0.0)")
+    if has_product is not None:
+        scope.line(f"acc = tl.where({spec.tile.spread(has_product, axes)}, acc, 0.0)")
     masks = [scope.bounds[name] for name in spec.schedule.free if name in scope.bounds]
     masks += [scope.valid[access] for access in output.indirections if access in scope.valid]
     mask = conjunction(spec, masks, axes)
@@ -169,21 +176,23 @@ def _reduced(spec: KernelSpec, function: str, text: str, axes: Axes, axis: str) 
     return spec.tile.reduce(function, Value(text, axes), axis).text
 
 
-def _choose_best_lane(scope: Scope, axes: Axes, axis: str, found: Value | None) -> Value | None:
+def _choose_best_lane(scope: Scope, axes: Axes, axis: str, has_product: Value | None) -> Value | None:
+    """Write the reduction of values along one axis; return whether there was any product, reduced as well."""
     spec = scope.spec
     function = "tl.max" if _is_max(spec) else "tl.min"
     lanes = f"tl.where(acc == acc, acc, {_worst(spec)})"
     scope.line(f"is_nan = {_reduced(spec, 'tl.max', '(acc != acc).to(tl.int32)', axes, axis)} > 0")
     scope.line(f"acc = {_reduced(spec, function, lanes, axes, axis)}")
     scope.line('acc = tl.where(is_nan, float("nan"), acc)')
-    if found is None or axis not in found.axes:
-        return found
-    any_lane = spec.tile.reduce("tl.max", Value("found.to(tl.int32)", found.axes), axis)
+    if has_product is None or axis not in has_product.axes:
+        return has_product
+    any_lane = spec.tile.reduce("tl.max", Value("found.to(tl.int32)", has_product.axes), axis)
     scope.line(f"found = {any_lane.text} > 0")
     return Value("found", any_lane.axes)
 
 
 def _choose_winning_lane(scope: Scope, axes: Axes, axis: str) -> None:
+    """Write the reduction of values and of their positions along one axis."""
     spec, none = scope.spec, torch.iinfo(scope.spec.bound.winner_dtype).max
     function = "tl.max" if _is_max(spec) else "tl.min"
 

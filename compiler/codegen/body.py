@@ -1,4 +1,4 @@
-"""The whole kernel: the program's place, then one of four bodies, then the head that names what they used."""
+"""The whole kernel: the program's place in the grid, then one of four bodies, then the head with its parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .argreduce import write_extremum
 from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
-from .loads import load_known
+from .loads import load_available
 from .loops import define_single_steps, loops_of, open_loops
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
@@ -21,11 +21,11 @@ __all__ = ["emit"]
 
 
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
-    """The kernel that runs `schedule` with `config`."""
+    """Return the kernel that runs `schedule` with `config`."""
     scope = Scope(KernelSpec.of(schedule, strides, config, flags or Flags()))
     grid = place_program(scope)
     define_single_steps(scope)
-    load_known(scope)
+    load_available(scope)
     if config.rows > 1:
         write_persistent_rows(scope)
     elif schedule.tables:
@@ -38,7 +38,7 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
 
 
 def _write_sum(scope: Scope) -> None:
-    """One tile of sums to a program: the loops, and the store of what they came to."""
+    """Write the loops of a program that sums one tile, and the store of its sums."""
     spec, has_loops = scope.spec, bool(loops_of(scope.spec))
     acc = Value("acc", spec.result_axes)
     seed = early_seed(scope, acc.axes) if has_loops else None
@@ -50,12 +50,12 @@ def _write_sum(scope: Scope) -> None:
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")
     store_sum(scope, acc, seed)
-    if nan_recheck.is_needed(body):  # the sums are on their way to memory while they are looked at
+    if nan_recheck.is_needed(body):  # after the store, so that the check overlaps it
         nan_recheck.recheck_tile(scope, acc)
 
 
 def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
-    """The source with its head, and how to call it."""
+    """Return the source with its head, and how to call it."""
     spec, statement, parameters = scope.spec, scope.spec.bound.statement, scope.symbols.parameters
     ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
     extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
@@ -83,7 +83,7 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
 
 
 def _scheduled_statement(schedule: Schedule) -> str:
-    """The statement as the scatter strategy has rewritten it."""
+    """Return the statement as the scatter strategy has rewritten it."""
     statement = schedule.bound.statement
     product = " * ".join(map(str, schedule.factors)) or str(statement.scale)
     if not statement.is_sum:

@@ -1,4 +1,4 @@
-"""How values over different tile axes meet: lazily, an axis inserted where needed, or eagerly, with all axes."""
+"""Broadcasting of values over different tile axes: lazy, an axis inserted where needed, or eager, with all axes."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class Lazy:
     blocks: Mapping[str, int]
 
     def shape(self, axes: Sequence[str]) -> str:
-        """Of a tile over `axes`."""
+        """Return the shape of a tile over `axes`."""
         return _tuple([self.blocks[axis] for axis in axes])
 
     def arange(self, name: str) -> str:
         return f"tl.arange(0, {self.blocks[name]})"
 
     def spread(self, value: Value, axes: tuple[str, ...]) -> str:
-        """`value` so that it broadcasts against a tile over `axes`."""
+        """Return `value` in a form that broadcasts against a tile over `axes`."""
         if value.axes == axes or not value.axes:
             return value.text
-        own = tuple(axis for axis in axes if axis in value.axes)
-        text = value.text if own == value.axes else f"tl.trans({value.text})"
-        return text if own == axes else f"{text}[{_slots(own, axes)}]"
+        ordered = tuple(axis for axis in axes if axis in value.axes)
+        text = value.text if ordered == value.axes else f"tl.trans({value.text})"
+        return text if ordered == axes else f"{text}[{_slots(ordered, axes)}]"
 
     def operand(self, value: Value, axes: tuple[str, ...]) -> str:
-        """A tile as one side of a dot."""
+        """Return a tile as one operand of a dot."""
         return self.spread(value, axes)
 
     def result(self, text: str, axes: tuple[str, ...]) -> str:
-        """A dot's result as a tile."""
+        """Return a dot's result as a tile."""
         return text
 
     def reduce(self, function: str, value: Value, axis: str) -> Value:
-        """`tl.sum` or `tl.max` over one axis."""
+        """Return the reduction of a value over one axis by `function`, such as `tl.sum`."""
         kept = tuple(other for other in value.axes if other != axis)
         return Value(f"{function}({value.text}, {value.axes.index(axis)})", kept)
 
@@ -70,14 +70,15 @@ class Eager(Lazy):
         return value.text
 
     def operand(self, value: Value, axes: tuple[str, ...]) -> str:
-        own = tuple(axis for axis in self.axes if axis in axes)
-        text = f"tl.reshape(tl.broadcast_to({value.text}, {self.shape(own)}), {_tuple([self.blocks[a] for a in own])})"
-        return text if own == axes else f"tl.trans({text})"
+        ordered = tuple(axis for axis in self.axes if axis in axes)
+        flat = _tuple([self.blocks[axis] for axis in ordered])
+        text = f"tl.reshape(tl.broadcast_to({value.text}, {self.shape(ordered)}), {flat})"
+        return text if ordered == axes else f"tl.trans({text})"
 
     def result(self, text: str, axes: tuple[str, ...]) -> str:
-        own = tuple(axis for axis in self.axes if axis in axes)
-        text = text if own == axes else f"tl.trans({text})"
-        return f"tl.reshape({text}, {self.shape(own)})"
+        ordered = tuple(axis for axis in self.axes if axis in axes)
+        text = text if ordered == axes else f"tl.trans({text})"
+        return f"tl.reshape({text}, {self.shape(ordered)})"
 
     def reduce(self, function: str, value: Value, axis: str) -> Value:
         kept = tuple(other for other in value.axes if other != axis)
@@ -89,5 +90,5 @@ def _tuple(sizes: Sequence[int]) -> str:
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
 
-def _slots(own: Sequence[str], axes: Sequence[str]) -> str:
-    return ", ".join(":" if axis in own else "None" for axis in axes)
+def _slots(present: Sequence[str], axes: Sequence[str]) -> str:
+    return ", ".join(":" if axis in present else "None" for axis in axes)

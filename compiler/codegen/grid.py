@@ -1,4 +1,4 @@
-"""Which values of the grid's indices a program takes, by its number."""
+"""The place of a program in the grid: the values of the grid's indices that it takes, by its program id."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ __all__ = ["bound_index", "place_program", "split_merged", "wide_extent"]
 
 
 def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
-    """Program id -> grid positions and tiles, each with how many values a program takes; the first varies fastest."""
+    """Write the grid positions and tiles that a program takes, by its program id.
+
+    Return the grid: each index name with how many of its values a program takes, the fastest varying first.
+    """
     spec, schedule = scope.spec, scope.spec.schedule
     order = [*schedule.names("grid"), *schedule.names("tile")]
     order = order if spec.config.reverse else order[::-1]
     grid = tuple((name, _share(spec, name)) for name in order)
-    # what one program takes whole is no part of its number
+    # an index of which one program takes all values is no part of the program id
     varying = [(name, block) for name, block in grid if schedule.extents[name] > block]
     _divide_program_id(scope, varying)
     for name, block in grid:
@@ -32,6 +35,7 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
 
 
 def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
+    """Write the division of the program id among the indices that it varies over."""
     parts = scope.spec.config.parts
     if varying or parts > 1:
         scope.line("pid = tl.program_id(0)")
@@ -47,21 +51,21 @@ def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
 
 
 def _is_persistent_row(spec: KernelSpec, name: str) -> bool:
-    """A program owns several values of this index, and has one after another."""
+    """Whether a program owns several values of this index and takes one after another."""
     return spec.config.rows > 1 and name == spec.owner.row
 
 
 def _share(spec: KernelSpec, name: str) -> int:
-    """How many values of an index of the grid one program takes."""
+    """Return how many values of an index of the grid one program takes."""
     if _is_persistent_row(spec, name):
         return spec.config.rows
     return spec.block(name) if spec.schedule.roles[name] == "tile" else 1
 
 
 def _place(scope: Scope, name: str, block: int, place: str) -> None:
-    """The values that a program takes, by its place among those that differ in them; "": it has all.
+    """Write the values of an index that a program takes, of which `place` is the number of its block.
 
-    Persistent rows are from `first_row` to `past_row` - 1.
+    If `place` is "", the program takes all values. Persistent rows are from `first_row` to `past_row` - 1.
     """
     if _is_persistent_row(scope.spec, name):
         scope.line(f"first_row = {f'({place}) * {block}' if place else 0}")
@@ -74,7 +78,7 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
 
 
 def _sort_rows(scope: Scope) -> None:
-    """The program's row, by its place among rows that are sorted by length."""
+    """Write the load of the program's row, by its place among rows that are sorted by length."""
     owner = scope.spec.owner
     row, order = scope.indices[owner.row], scope.parameter("order", owner.index)
     assert not row.axes
@@ -82,7 +86,10 @@ def _sort_rows(scope: Scope) -> None:
 
 
 def split_merged(scope: Scope) -> None:
-    """The two names that one axis holds; loads through the outer one are alike for all of the inner one."""
+    """Write the values of the two index names that one axis holds.
+
+    Loads through the outer name read one position for all values of the inner name.
+    """
     merged = scope.spec.merged
     both = scope.indices[merged.name]
     for name, operator in ((merged.outer, "//"), (merged.inner, "%")):
@@ -92,7 +99,7 @@ def split_merged(scope: Scope) -> None:
 
 
 def bound_index(scope: Scope, name: str, block: int) -> None:
-    """Note where the values of an index are inside its extent, unless blocks are known to divide that."""
+    """Write where the values of an index are inside its extent, unless blocks divide the extent."""
     if block > 1 and _divisor(scope.spec, name) % block:
         value = scope.indices[name]
         text = f"{value.text} < {scope.extent(name)}"
@@ -100,18 +107,18 @@ def bound_index(scope: Scope, name: str, block: int) -> None:
 
 
 def _divisor(spec: KernelSpec, name: str) -> int:
-    """What the source may rely on to divide an extent, which it serves at other lengths too."""
+    """Return a divisor of an extent on which the source may rely, though it serves other lengths too."""
     extent, owner = spec.schedule.extents[name], spec.schedule.owner
     is_row = owner is not None and name == owner.row
     return known_divisor(extent) if is_row or spec.is_varying(name) else extent
 
 
 def wide_extent(scope: Scope, name: str, block: int) -> str:
-    """An extent to which a block can be added."""
+    """Return an extent in a type to which a block can be added without overflow."""
     extent = scope.extent(name)
     return f"tl.cast({extent}, tl.int64)" if _is_long(scope.spec, name, block) else extent
 
 
 def _is_long(spec: KernelSpec, name: str, block: int) -> bool:
-    """The last tile may end where 32 bits no longer count; lengths near that have a source of their own."""
+    """Whether the last tile may end beyond 32 bits; such lengths have a source of their own."""
     return spec.schedule.extents[name] + block > 2**31

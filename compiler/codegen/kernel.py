@@ -1,4 +1,4 @@
-"""What surrounds a generated kernel: the config tuning chose, the settings it obeys, its source and how to call it."""
+"""A generated kernel as data: its config, the settings that it obeys, its source and how to call it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ NUMBERS = ("extent", "stride")  # parameters that are no tensors
 
 @dataclass(frozen=True)
 class Config:
-    """What tuning chooses for one schedule."""
+    """The choices of tuning for one schedule."""
 
     blocks: tuple[tuple[str, int], ...]  # of each tile axis
     num_warps: int = 4
     num_stages: int = 2
     swap: bool = False  # columns of the output on the rows' side of the dot
-    reverse: bool = False  # the order in which programs walk the output
+    reverse: bool = False  # the order of programs over the output
     parts: int = 1  # programs that share one sum, each with a part of its longest loop
     rows: int = 1  # that a program owns, one after another
-    longest_first: bool = False  # rows with the most groups come first, so that none is waited for at the end
+    longest_first: bool = False  # rows with the most groups come first, so that programs end together
 
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
 
     @property
     def kind(self) -> tuple[bool, ...]:
-        """All but sizes: what decides which statements a kernel has."""
+        """The choices that decide which lines a kernel has, without sizes."""
         return self.swap, self.reverse, self.parts > 1, self.rows > 1, self.longest_first
 
     def __str__(self) -> str:

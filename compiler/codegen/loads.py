@@ -1,4 +1,4 @@
-"""What a kernel reads: positions behind indirections and the tiles of factors, each under the masks that it needs."""
+"""The loads of a kernel: positions behind indirections and the tiles of factors, each under the masks that it needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .broadcast import Value
 from .scope import Scope
 from .spec import Axes, KernelSpec
 
-__all__ = ["axes_of", "conjunction", "load_factor", "load_known", "moving_axes", "pointer"]
+__all__ = ["axes_of", "conjunction", "load_available", "load_factor", "moving_axes", "pointer"]
 
 
-def load_known(scope: Scope) -> None:
-    """Load everything whose index names have just become known, so that nothing is loaded deeper than needed."""
+def load_available(scope: Scope) -> None:
+    """Write the loads of all positions and tiles whose index names are defined by now, as far outside as possible."""
     schedule = scope.spec.schedule
     for root in _indirections((schedule.output, *schedule.factors)):
         for access in walk(root):
@@ -29,7 +29,7 @@ def load_known(scope: Scope) -> None:
 
 
 def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
-    """The tile of factor number `at`; 0 where it, or a factor that it is multiplied with, has no entry."""
+    """Write the load of factor number `at`; 0 where it, or a factor that it is multiplied with, has no entry."""
     spec = scope.spec
     axes = spec.layouts.get(at) or axes_of(scope, factor.names)
     if isinstance(factor, OneHot):
@@ -45,11 +45,12 @@ def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
 
 
 def axes_of(scope: Scope, names: Sequence[str]) -> Axes:
-    """The tile axes that values of these index names vary over."""
+    """Return the tile axes that values of these index names vary over."""
     return scope.spec.ordered({axis for name in names for axis in scope.indices[name].axes})
 
 
 def _load_position(scope: Scope, access: Access) -> None:
+    """Write the load of an index tensor, and where it holds a position if it may hold -1."""
     identifier = scope.identifier(access.name)
     position = _load(scope, access, axes_of(scope, access.names), "-1", f"at_{identifier}", [])
     scope.positions[access] = position
@@ -58,6 +59,7 @@ def _load_position(scope: Scope, access: Access) -> None:
 
 
 def _may_be_negative(spec: KernelSpec, access: Access) -> bool:
+    """Whether an index tensor, or one that it is read through, may hold -1."""
     padded = spec.flags.padded
     return (
         padded is None or access.name in padded or any(_may_be_negative(spec, inner) for inner in access.indirections)
@@ -73,7 +75,7 @@ def _indirections(factors: Sequence[Factor]) -> list[Access]:
 
 
 def _hiding(spec: KernelSpec, factor: Factor) -> list[Access]:
-    """Indirections of other factors whose -1 must hide this factor's value too: 0 * NaN is NaN."""
+    """Return the indirections of other factors whose -1 must mask this factor too, since 0 * NaN is NaN."""
     return [access for access in _indirections(spec.schedule.factors) if set(access.names) <= set(factor.names)]
 
 
@@ -87,18 +89,19 @@ def _load(scope: Scope, access: Access, axes: Axes, other: str, stem: str, hidin
 
 
 def conjunction(spec: KernelSpec, masks: Sequence[Value], axes: Axes) -> str:
-    """All of the masks; those over the same axes meet before they are spread over the tile."""
+    """Return the conjunction of masks; those over the same axes are joined before they are spread over the tile."""
     groups: dict[Axes, dict[str, None]] = {}
     for mask in masks:
         groups.setdefault(mask.axes, {})[mask.text] = None
-    joined = [
-        Value(" & ".join(texts) if len(texts) == 1 else f"({' & '.join(texts)})", own) for own, texts in groups.items()
-    ]
+    joined = []
+    for mask_axes, texts in groups.items():
+        text = " & ".join(texts)
+        joined.append(Value(text if len(texts) == 1 else f"({text})", mask_axes))
     return " & ".join(spec.tile.spread(mask, axes) for mask in joined)
 
 
 def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
-    """The addresses of a tile over `axes`, of a tensor that is read or, by its kind, of the output and its seed."""
+    """Return the addresses of a tile over `axes`, of a tensor that is read or, by `kind`, of the output or its seed."""
     spec, bound = scope.spec, scope.spec.bound
     is_output = kind in ("output", "winners", "seed")
     base = scope.parameter(kind, "" if is_output else access.name)
@@ -111,11 +114,11 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     terms = []
     for dim, index in enumerate(access.indices):
         value = _index_value(scope, index)
-        if not {*value.axes} <= {*axes}:  # along which the address stays: see `moving_axes`
+        if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
         text = spec.tile.spread(value, axes)
         if strides[dim] == 0 or shape[dim] == 1 or text == "0":
-            if value.axes:  # the address stays, but its shape must be the tile's
+            if value.axes:  # the address does not change, but its shape must be the tile's
                 terms.append(f"{text} * 0")
             continue
         if is_wide:
@@ -125,7 +128,7 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
 
 
 def moving_axes(scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]) -> set[str]:
-    """The axes along which an address moves: not those of a dimension that was expanded, or has one element."""
+    """Return the axes along which an address changes: not those of a dimension that is expanded or has one element."""
     moved = [index for index, size, stride in zip(indices, shape, strides) if size > 1 and stride != 0]
     return {axis for index in moved for axis in _index_value(scope, index).axes}
 
@@ -137,5 +140,5 @@ def _index_value(scope: Scope, index: Index) -> Value:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How far apart the first and last element lie."""
+    """Return how many elements apart the first and the last element lie."""
     return sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)

@@ -1,4 +1,4 @@
-"""Serial loops over what is summed: single values, blocks, and the groups of the row that a program owns."""
+"""Serial loops over summed indices: single values, blocks, and the groups of the row that a program owns."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from collections.abc import Callable
 from ..binding import power_of_two
 from .broadcast import Value
 from .grid import bound_index, wide_extent
-from .loads import load_known
+from .loads import load_available
 from .scope import Scope
 from .spec import KernelSpec
 
 __all__ = ["define_single_steps", "inner_turns", "is_fused", "loops_of", "open_loops", "row_segment"]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
-UNROLLED = 16  # an innermost loop of rivals up to this long is unrolled: ptxas for sm_90 left it rolled with winners
+UNROLLED = (
+    16  # an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
+)
 
 Segment = Callable[[Scope], tuple[Value, Value]]  # writes where the groups to be summed begin and end
 
 
 def define_single_steps(scope: Scope) -> None:
-    """Summed indices that one tile holds whole: they are known from the start."""
+    """Write the values of summed indices that one tile holds whole, outside all loops."""
     for name in scope.spec.schedule.names("step"):
         if scope.spec.is_one_step(name):
             _define_step(scope, name)
 
 
 def loops_of(spec: KernelSpec) -> tuple[str, ...]:
-    """The index names that are looped over, the outermost first."""
+    """Return the index names that are looped over, the outermost first."""
     names = spec.schedule.names
     return (*names("segment"), *names("loop"), *(name for name in names("step") if not spec.is_one_step(name)))
 
 
 def row_segment(scope: Scope) -> tuple[Value, Value]:
-    """Where the groups of the row in scope begin and end, or of each row of a tile."""
+    """Write the loads of where the groups of the row in scope, or of each row of a tile, begin and end."""
     owner = scope.spec.owner
     row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
@@ -44,13 +46,13 @@ def row_segment(scope: Scope) -> tuple[Value, Value]:
 
 
 def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
-    """The scope in all loops, with what can be loaded there; without any loop it is the same scope."""
+    """Write the heads of all loops and the loads in them; return the innermost scope, this one without any loop."""
     loops = loops_of(scope.spec)
     if is_fused(scope.spec):
         return _open_fused_loop(scope, loops, segment)
     for name in loops:
         scope = _open_loop(scope, name, segment)
-        load_known(scope)
+        load_available(scope)
     return scope
 
 
@@ -62,7 +64,7 @@ def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
 
 
 def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
-    """The groups of one row, or of a tile of rows side by side."""
+    """Open the loop over the groups of one row, or of the rows of a tile side by side."""
     variable = scope.index(name)
     first, last = segment(scope)
     if not first.axes:
@@ -79,6 +81,7 @@ def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
 
 
 def _open_single_values(scope: Scope, name: str) -> Scope:
+    """Open a loop that takes one value of an index at a time."""
     spec, variable, extent = scope.spec, scope.index(name), scope.spec.schedule.extents[name]
     is_baked = extent <= BAKED_LOOP and not spec.is_varying(name)
     is_unrolled = is_baked and extent <= UNROLLED and name == loops_of(spec)[-1] and not spec.schedule.is_sum
@@ -92,6 +95,7 @@ def _open_single_values(scope: Scope, name: str) -> Scope:
 
 
 def _open_blocks(scope: Scope, name: str) -> Scope:
+    """Open a loop that takes a block of an index at a time."""
     block = scope.spec.block(name)
     start, first, end = f"start_{scope.identifier(name)}", "0", wide_extent(scope, name, block)
     if name == _shared_loop(scope.spec):
@@ -105,7 +109,7 @@ def _open_blocks(scope: Scope, name: str) -> Scope:
 
 
 def _define_step(scope: Scope, name: str, start: str = "") -> None:
-    """A block of a summed index."""
+    """Write the values of a block of a summed index, which begins at `start`."""
     block = scope.spec.block(name)
     if block > 1:
         scope.define(name, f"{start}{scope.spec.tile.arange(name)}", (name,))
@@ -118,14 +122,14 @@ def _define_step(scope: Scope, name: str, start: str = "") -> None:
 
 
 def _shared_loop(spec: KernelSpec) -> str | None:
-    """The loop of which each program has a part: the one with the most turns, by the power of two of its length."""
+    """Return the loop that programs share (split-K): that with the most turns, by the power of two of its length."""
     if spec.config.parts == 1:
         return None
     return max(loops_of(spec), key=lambda name: power_of_two(spec.schedule.extents[name]) / spec.step(name))
 
 
 def _part_of(scope: Scope, turns: str) -> tuple[str, str]:
-    """The first turn of this program's part and the one after its last."""
+    """Return the first turn of this program's part and the one after its last."""
     share = scope.let(f"tl.cdiv({turns}, {scope.spec.config.parts})", (), "share").text
     return f"part * {share}", f"tl.minimum((part + 1) * {share}, {turns})"
 
@@ -134,7 +138,7 @@ def _part_of(scope: Scope, turns: str) -> tuple[str, str]:
 
 
 def is_fused(spec: KernelSpec) -> bool:
-    """Nested loops around a dot become one, so that loads of the next round are in flight across all of them."""
+    """Whether nested loops around a dot become one loop, so that loads are pipelined across all of them."""
     loops, owner = loops_of(spec), spec.schedule.owner
     is_side_by_side = owner is not None and spec.schedule.roles[owner.row] == "tile"
     return (
@@ -146,16 +150,17 @@ def is_fused(spec: KernelSpec) -> bool:
 
 
 def inner_turns(spec: KernelSpec) -> int:
-    """Of the loops inside the outermost one, for each of its own."""
+    """Return how many turns the inner loops take together for each turn of the outermost one."""
     return math.prod(_turns(spec, name) for name in loops_of(spec)[1:])
 
 
 def _turns(spec: KernelSpec, name: str) -> int:
-    """Of a loop whose length the source may rely on."""
+    """Return the turns of a loop on whose length the source may rely."""
     return -(-spec.schedule.extents[name] // spec.step(name))
 
 
 def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> Scope:
+    """Open one loop in the place of several nested ones."""
     spec, (outer, *inner) = scope.spec, loops
     total = inner_turns(spec)
     if spec.schedule.roles[outer] == "segment":
@@ -173,11 +178,12 @@ def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> 
         count = _turns(spec, name)
         total //= count
         _define_turn(body, name, f"{f'turn // {total}' if total > 1 else 'turn'} % {count}")
-    load_known(body)
+    load_available(body)
     return body
 
 
 def _define_turn(scope: Scope, name: str, place: str) -> None:
+    """Write the values of a loop's index in its turn number `place`."""
     if scope.spec.schedule.roles[name] == "step":
         _define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
     else:

@@ -1,7 +1,7 @@
-"""Sums of merged rows that are no number, taken again row by row.
+"""NaN recheck: sums of merged rows that are NaN are computed again row by row.
 
-Rows that share a tile multiply the entries that only others of them have by 0. If an operand is NaN or infinite the sum
-of such a row is wrong: a kernel detects a sum that is no number, and recomputes that tile without what rows share.
+Rows that share a tile multiply absent entries by 0. If an operand is NaN or infinite the sum of such a row is wrong: a
+kernel detects a sum that is NaN, and recomputes the rows of that tile a few at a time, under masks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..language import Access
 from ..planning import leaves, multiply
 from .broadcast import Value
 from .grid import bound_index, split_merged
-from .loads import load_known
+from .loads import load_available
 from .loops import open_loops
 from .products import add_product, zeros
 from .scope import Scope
@@ -25,9 +25,9 @@ FEW_ROWS = 4  # that are summed again at a time: they take registers beside the 
 
 
 def is_needed(scope: Scope) -> bool:
-    """Rows of the tile differ in which summands they have, and a factor of the dot does not know of it.
+    """Whether rows of a tile differ in their summands and a factor of the dot is not masked for it.
 
-    The scope is the one in which products are summed.
+    The scope is that in which products are summed.
     """
     schedule = scope.spec.schedule
     if not schedule.holds_set or not schedule.uses_dot:
@@ -38,7 +38,7 @@ def is_needed(scope: Scope) -> bool:
 
 
 def recheck_tile(scope: Scope, acc: Value) -> None:
-    """Sum the rows of a tile again if one of its sums, which have just been stored, is no number."""
+    """Write the recomputation of a tile's rows, under the condition that one of its stored sums is NaN."""
     total = _sum_of_sums(scope, acc)
     scope.line(f"if {total} != {total}:")
     wrong = scope.child()
@@ -47,7 +47,7 @@ def recheck_tile(scope: Scope, acc: Value) -> None:
 
 
 def _sum_of_sums(scope: Scope, acc: Value) -> str:
-    """No number if one of the sums is none; along columns first, which are several sums side by side."""
+    """Return a sum that is NaN if one of the sums is, taken along columns first, which are summed side by side."""
     if not scope.spec.flags.lazy:
         return scope.let(f"tl.sum({acc.text})", (), "total").text
     value = acc
@@ -59,7 +59,7 @@ def _sum_of_sums(scope: Scope, acc: Value) -> str:
 
 
 def sum_rows_again(scope: Scope) -> None:
-    """Sum the rows of a tile again and store them: a few rows and one summed index at a time, under masks."""
+    """Write the sums of a tile's rows again and store them: a few rows and one summed index at a time, masked."""
     spec, merged = scope.spec, scope.spec.merged
     size = spec.block(merged.name)
     single = _without_dot(with_few_rows(spec, min(FEW_ROWS, size)))
@@ -70,7 +70,7 @@ def sum_rows_again(scope: Scope) -> None:
     rows.define(merged.name, f"{first.text} + part * {few} + {single.tile.arange(merged.name)}", (merged.name,))
     bound_index(rows, merged.name, size)  # few rows may divide an extent past which the tile goes on
     split_merged(rows)
-    load_known(rows)
+    load_available(rows)
     exact = Value("exact", spec.result_axes)
     rows.line(f"exact = {zeros(single, exact.axes)}")
     add_product(open_loops(rows), exact, in_loop=True)
@@ -78,19 +78,19 @@ def sum_rows_again(scope: Scope) -> None:
 
 
 def with_few_rows(spec: KernelSpec, count: int) -> KernelSpec:
-    """A spec whose tiles hold `count` of the merged rows, and which is otherwise as given."""
+    """Return a spec whose tiles hold `count` of the merged rows."""
     blocks = {**dict(spec.config.blocks), spec.merged.name: count}
     return replace(spec, config=replace(spec.config, blocks=tuple(blocks.items())))
 
 
 def without_rows(scope: Scope, spec: KernelSpec, prefix: str) -> Scope:
-    """A scope for tiles of other rows: what depends on rows, or is summed, is not known there."""
+    """Return a scope for tiles of other rows: names of rows and summed names are not defined there."""
     merged = spec.merged
     return scope.without((merged.name, merged.outer, merged.inner, *scope.spec.schedule.names("step")), spec, prefix)
 
 
 def _without_dot(spec: KernelSpec) -> KernelSpec:
-    """A spec with a loop over each summed index and elementwise products in place of a dot."""
+    """Return a spec with a loop over each summed index and elementwise products in place of a dot."""
     whole = spec.schedule
     steps = whole.names("step")
     roles = {name: "loop" if name in steps else role for name, role in whole.roles.items()}

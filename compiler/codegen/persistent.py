@@ -1,7 +1,6 @@
-"""Persistent rows: a program takes several rows, one after another in one loop, so that while the sums of one are
-stored, what the next one reads is on its way.
+"""Persistent rows: a program takes several rows in one loop, so that storing one overlaps the loads of the next.
 
-A program for each row begins with loads that nothing is there to hide, and ends with a store. Four rows to a program,
+A program for each row begins with loads whose latency nothing hides, and ends with a store. Four rows to a program,
 and as many programs as a GPU has cores: pairs of rows of 32 x 32 blocks at a tenth, 4096^3 in float16, took 0.050 ms on
 an H200, 0.060 with a program for each; rows of 128 x 128 blocks 0.033 and 0.039.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 from .broadcast import Value
 from .grid import bound_index, split_merged
-from .loads import conjunction, load_known, pointer
+from .loads import conjunction, load_available, pointer
 from .loops import inner_turns, is_fused, open_loops, row_segment
 from .nan_recheck import is_needed, sum_rows_again, with_few_rows, without_rows
 from .products import add_product, zeros
@@ -21,7 +20,7 @@ __all__ = ["write_persistent_rows"]
 
 
 def write_persistent_rows(scope: Scope) -> None:
-    """A dot over the groups of neighbouring rows; where a row's groups end its sums are stored and begin again."""
+    """Write a dot over the groups of neighbouring rows, whose sums are stored where the groups of a row end."""
     needs_recheck = _write_rows(scope)
     _write_empty_rows(scope)
     if needs_recheck:
@@ -29,7 +28,7 @@ def write_persistent_rows(scope: Scope) -> None:
 
 
 def _write_rows(scope: Scope) -> bool:
-    """All rows that have groups; whether sums of one may have reached another."""
+    """Write the loop over all rows that have groups; return whether a NaN of one row may have reached another."""
     spec, owner = scope.spec, scope.spec.owner
     row, acc = scope.index(owner.row), Value("acc", spec.result_axes)
     scope.line("stored = 0")
@@ -52,14 +51,14 @@ def _write_rows(scope: Scope) -> bool:
 
 
 def _in_row(scope: Scope, row: str) -> Scope:
-    """The scope of a block in which variable `row` holds the program's row."""
+    """Return the scope of a block in which variable `row` holds the program's row."""
     inside = scope.child()
     inside.indices[scope.spec.owner.row] = Value(row)
     return inside
 
 
 def _segment_of_rows(scope: Scope) -> tuple[Value, Value]:
-    """Where the groups of all rows of the program begin and end; the row's own variable begins with them."""
+    """Write where the groups of all rows of the program begin and end, and the variable of the first row."""
     owner = scope.spec.owner
     pointers = scope.parameter("pointers", owner.index)
     begin = scope.let(f"tl.load({pointers} + first_row)", (), "begin")
@@ -72,7 +71,7 @@ def _segment_of_rows(scope: Scope) -> tuple[Value, Value]:
 
 
 def _skip_empty_rows(scope: Scope, begin: str) -> None:
-    """To the next row that has groups: the one of which the group `begin` is the first."""
+    """Write the step to the next row that has groups, the one whose first group is `begin`."""
     scope.line(f"while until == {begin}:")
     inside = scope.child()
     inside.line(f"{scope.index(scope.spec.owner.row)} += 1")
@@ -80,15 +79,15 @@ def _skip_empty_rows(scope: Scope, begin: str) -> None:
 
 
 def _end_of_next(scope: Scope) -> str:
-    """Where the groups of the row end that it has come to; -1 after its last one."""
+    """Return the load of where the groups of the row at hand end, which is -1 past the program's last row."""
     owner = scope.spec.owner
     row, pointers = scope.index(owner.row), scope.parameter("pointers", owner.index)
     return f"tl.load({pointers} + {row} + 1, mask={row} < past_row, other=-1)"
 
 
 def _store_row(scope: Scope, acc: Value) -> None:
-    """The sums of one row to where they belong."""
-    load_known(scope)
+    """Write the store of the sums of one row."""
+    load_available(scope)
     result = scope.spec.tile.result(acc.text, acc.axes)
     if result != acc.text:
         scope.line(f"result = {result}")
@@ -97,25 +96,25 @@ def _store_row(scope: Scope, acc: Value) -> None:
 
 
 def _write_empty_rows(scope: Scope) -> None:
-    """Rows without groups, which the loop has not met."""
+    """Write zeros to rows without groups, which the loop does not visit."""
     spec = scope.spec
     scope.line("if stored < past_row - first_row:")
-    some = scope.child(prefix="empty")
-    row = some.index(spec.owner.row)
-    some.line(f"for {row} in range(first_row, past_row):")
-    each = _in_row(some, row)
-    begin, end = row_segment(each)
-    each.line(f"if {begin.text} == {end.text}:")
-    empty = each.child()
+    rows = scope.child(prefix="empty")
+    row = rows.index(spec.owner.row)
+    rows.line(f"for {row} in range(first_row, past_row):")
+    row_scope = _in_row(rows, row)
+    begin, end = row_segment(row_scope)
+    row_scope.line(f"if {begin.text} == {end.text}:")
+    empty = row_scope.child()
     nothing = Value("nothing", spec.result_axes)
     empty.line(f"nothing = {zeros(spec, nothing.axes)}")
     _store_row(empty, nothing)
 
 
 def _recheck_rows(scope: Scope) -> None:
-    """As `nan_recheck.recheck_tile`, for all rows at the end.
+    """Write the NaN recheck of all rows, after the last of them.
 
-    What reached another row is in all rows of a block: the first of each is read back, for all columns.
+    A NaN that reached another row is in all rows of a block: the first of each is read back, for all columns.
     """
     spec, owner = scope.spec, scope.spec.owner
     scope.line("tl.debug_barrier()")  # what other threads have stored comes first
@@ -125,7 +124,7 @@ def _recheck_rows(scope: Scope) -> None:
     first.line(f"for turn in tl.static_range({spec.config.rows}):")
     look = first.child()
     look.define(owner.row, "tl.minimum(first_row + turn, past_row - 1)")
-    load_known(look)
+    load_available(look)
     mask = conjunction(look.spec, output_masks(look), axes)
     guard = f", mask={mask}, other=0.0" if mask else ""
     address = pointer(look, spec.schedule.output, "output", axes)
@@ -139,7 +138,7 @@ def _recheck_rows(scope: Scope) -> None:
 
 
 def _first_of_each_block(scope: Scope) -> Scope:
-    """The tile with one row of each block that stands beside others in it."""
+    """Return a scope whose tile holds the first row of each block of the merged rows."""
     merged, size = scope.spec.merged, scope.spec.block(scope.spec.merged.name)
     first = without_rows(scope, with_few_rows(scope.spec, size // merged.width), "top")
     first.define(merged.name, f"{first.spec.tile.arange(merged.name)} * {merged.width}", (merged.name,))

@@ -15,7 +15,7 @@ __all__ = ["add_product", "evaluate", "widened", "zeros"]
 
 
 def zeros(spec: KernelSpec, axes: Axes) -> str:
-    """An accumulator to which nothing was added."""
+    """Return an accumulator of zeros over `axes`."""
     if not axes:
         return f"tl.full((), 0.0, {spec.accumulate})"
     shape = spec.tile.shape(axes)
@@ -25,7 +25,7 @@ def zeros(spec: KernelSpec, axes: Axes) -> str:
 
 
 def add_product(scope: Scope, acc: Value, in_loop: bool) -> None:
-    """Add the product of the loaded tiles to the accumulator, or outside all loops begin it with that."""
+    """Write the addition of the loaded tiles' product to the accumulator, or outside all loops its first value."""
     spec, tree = scope.spec, scope.spec.schedule.tree
     if isinstance(tree, Dot) and in_loop:
         scope.line(f"{acc.text} = {_dot(scope, tree, acc.axes, acc.text)}")
@@ -45,7 +45,10 @@ def add_product(scope: Scope, acc: Value, in_loop: bool) -> None:
 
 
 def _has_entries(scope: Scope, axes: Axes) -> str:
-    """Where a product has all its entries, if some factor would not notice: it lacks an index of a -1's tensor."""
+    """Return where a product has all its entries, or "" if the masks of its factors see to that.
+
+    They do not if a factor lacks an index of an index tensor that holds -1: its value there is not masked.
+    """
     spec, factors = scope.spec, scope.spec.schedule.factors
     accesses = [access for factor in factors if isinstance(factor, Access) for access in factor.indirections]
     padded = [access for access in dict.fromkeys(accesses) if access in scope.valid]
@@ -61,7 +64,7 @@ def _has_entries(scope: Scope, axes: Axes) -> str:
 
 
 def widened(spec: KernelSpec, value: Value, axes: Axes) -> str:
-    """A value over `axes` in the type that sums are taken in."""
+    """Return a value over `axes` in the type that sums are taken in."""
     return _converted(spec, spec.tile.spread(value, axes), value)
 
 
@@ -72,13 +75,13 @@ def _converted(spec: KernelSpec, text: str, value: Value) -> str:
 
 
 def evaluate(scope: Scope, node: Node, axes: Axes) -> Value:
-    """What a node of the tree comes to; `axes` tells in which order its own are wanted."""
+    """Write the value of a node of the tree, with its axes in the order of `axes`."""
     spec = scope.spec
     if isinstance(node, Leaf):
         return scope.tiles[node.at]
     if isinstance(node, Dot):
-        own = tuple(axis for axis in axes if axis in node.axes)
-        return scope.let(spec.tile.result(_dot(scope, node, own), own), own, "product")
+        result_axes = tuple(axis for axis in axes if axis in node.axes)
+        return scope.let(spec.tile.result(_dot(scope, node, result_axes), result_axes), result_axes, "product")
     if isinstance(node, Sum):
         if spec.block(node.over) == 1:
             return evaluate(scope, node.of, axes)
@@ -114,14 +117,14 @@ def _dot(scope: Scope, node: Dot, axes: Axes, acc: str = "") -> str:
     if spec.accumulate == "tl.float64":
         return f"tl.dot({', '.join(texts)}{extra}, out_dtype=tl.float64)"
     if dtype in (None, torch.float32):
-        # products of half-precision factors are at most tf32's rounding away from exact
+        # a product of factors that were half precision is exact to within the rounding of tf32
         is_half = spec.bound.dtype in (torch.float16, torch.bfloat16)
         extra += f', input_precision="{"tf32" if is_half else spec.flags.precision}"'
     return f"tl.dot({', '.join(texts)}{extra})"
 
 
 def _short_dot(spec: KernelSpec, node: Dot, axes: Axes, a: Value, b: Value, acc: str) -> str:
-    """A dot by multiply-adds."""
+    """Return a dot as a sum of elementwise products, for a depth that `tl.dot` does not take."""
     joint = spec.short_dot_axes(node, *axes)
     text = f"{widened(spec, a, joint)} * {widened(spec, b, joint)}"
     total = spec.tile.reduce("tl.sum", Value(text, joint), node.over).text

@@ -1,4 +1,4 @@
-"""Where the next line of a kernel goes, and what is defined there."""
+"""The scope of a kernel's next line: its indentation, and the names that are defined there."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Scope", "Symbols"]
 
 @dataclass
 class Symbols:
-    """The names that one kernel uses: its parameters, in the order of their first use, and what keeps others apart."""
+    """The names of one kernel: its parameters, in the order of their first use, and unique names for the rest."""
 
     parameters: dict[Parameter, str] = field(default_factory=dict)
     identifiers: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
     count: int = 0  # of the names that `fresh` has made
 
     def identifier(self, name: str) -> str:
-        """A user's name as part of the kernel's: ASCII, its own, and never ending as only pointers do."""
+        """Return a user's name as part of the kernel's names: ASCII, unique, and never ending in `_ptr`."""
         if name not in self.identifiers:
             wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):x}" for c in name)
             wanted = f"{wanted}_" if wanted.endswith("_ptr") else wanted
@@ -57,7 +57,7 @@ class Scope:
     """A block of the kernel's text and what is defined in it.
 
     The body of a loop or of an `if` is a child: it writes to the same lines, one level deeper, and knows all that its
-    parent knew when it was opened. What it defines ends with it.
+    parent knew when it was opened. Its own definitions end with it.
     """
 
     spec: KernelSpec
@@ -74,7 +74,7 @@ class Scope:
     # children
 
     def child(self, indent: int = 1, prefix: str | None = None) -> Scope:
-        """The scope of a block inside this one; with indent=0 of lines at its own level, with names of their own."""
+        """Return the scope of a block inside this one; with indent=0, of lines at this level with their own names."""
         return replace(
             self,
             depth=self.depth + indent,
@@ -87,7 +87,7 @@ class Scope:
         )
 
     def without(self, names: Container[str], spec: KernelSpec, prefix: str) -> Scope:
-        """A scope in the same place for another spec's tiles: it lacks some index names and what depends on them."""
+        """Return a scope in this place for another spec's tiles, without some index names and all that uses them."""
 
         def is_kept(access: Access) -> bool:
             return not any(name in names for name in access.names)
@@ -104,7 +104,7 @@ class Scope:
         )
 
     def aside(self) -> Scope:
-        """A scope with lines of its own, which go to their place later."""
+        """Return a scope with separate lines, which the caller inserts where they belong."""
         return replace(self.child(indent=0), lines=[])
 
     # text
@@ -113,13 +113,13 @@ class Scope:
         self.lines.append("    " * self.depth + text)
 
     def let(self, text: str, axes: Axes, stem: str, dtype: torch.dtype | None = None) -> Value:
-        """Give an expression a name that nothing else has."""
+        """Write the assignment of an expression to a fresh name, and return that name's value."""
         name = self.symbols.fresh(stem)
         self.line(f"{name} = {text}")
         return Value(name, axes, dtype)
 
     def define(self, name: str, text: str, axes: Axes = ()) -> None:
-        """Give an index name its value."""
+        """Write the value of an index name."""
         variable = self.index(name)
         self.line(f"{variable} = {text}")
         self.indices[name] = Value(variable, axes)
@@ -127,7 +127,7 @@ class Scope:
     # names
 
     def index(self, name: str) -> str:
-        """The variable that holds an index name's value."""
+        """Return the variable that holds an index name's value."""
         return f"{self.prefix}_{self.identifier(name)}"
 
     def identifier(self, name: str) -> str:

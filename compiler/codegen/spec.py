@@ -1,4 +1,4 @@
-"""What a kernel is written from, as one value: schedule, strides, config, flags, and what follows from them alone."""
+"""The input of the code generator as one value: schedule, strides, config, flags, and what follows from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_DEPTH = 16  # of tl.dot, whatever its rows and columns
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """The input of the code generator; nothing here depends on the text that has been written."""
+    """The input of the code generator, which does not depend on the text that is written."""
 
     schedule: Schedule
     strides: Strides
@@ -50,19 +50,19 @@ class KernelSpec:
 
     @property
     def owner(self) -> Owner:
-        """Of a schedule in which programs own rows of the output."""
+        """The owner of rows, of a schedule in which programs own rows of the output."""
         assert self.schedule.owner is not None
         return self.schedule.owner
 
     @property
     def merged(self) -> Merged:
-        """Of a schedule that holds two index names on one tile axis."""
+        """The merged axis, of a schedule that holds two index names on one tile axis."""
         assert self.schedule.merged is not None
         return self.schedule.merged
 
     @cached_property
     def tile(self) -> Lazy:
-        """How values over different axes meet."""
+        """The rule by which values over different axes broadcast."""
         return (Lazy if self.flags.lazy else Eager)(self.axes, dict(self.config.blocks))
 
     @cached_property
@@ -72,7 +72,7 @@ class KernelSpec:
 
     @cached_property
     def result_axes(self) -> Axes:
-        """Of the tile that the products of a program are accumulated in."""
+        """The axes of the tile in which the products of a program are accumulated."""
         tree = self.schedule.tree
         axes = self.ordered({*self.schedule.names("tile"), *(tree.axes if tree is not None else ())})
         return axes[::-1] if self.config.swap and len(axes) == 2 else axes
@@ -81,11 +81,11 @@ class KernelSpec:
         return self.config.block(name)
 
     def step(self, name: str) -> int:
-        """How many values of a summed index one turn of its loop takes."""
+        """Return how many values of a summed index one turn of its loop takes."""
         return self.block(name) if self.schedule.roles[name] == "step" else 1
 
     def is_one_step(self, name: str) -> bool:
-        """One tile holds all values of a summed index, so that it needs no loop."""
+        """Whether one tile holds all values of a summed index, so that it needs no loop."""
         return self.schedule.extents[name] <= self.block(name)
 
     def is_varying(self, name: str) -> bool:
@@ -95,23 +95,23 @@ class KernelSpec:
         return tuple(axis for axis in self.axes if axis in axes)
 
     def kept(self, axes: Sequence[str]) -> Axes:
-        """Those that the output has."""
+        """Return those of `axes` that the output has."""
         return tuple(axis for axis in axes if self.schedule.is_kept(axis))
 
     # the tree of products
 
     def is_deep(self, node: Dot) -> bool:
-        """A dot that is as deep as `tl.dot` takes it; others are summed by multiply-adds."""
+        """Whether a dot is as deep as `tl.dot` requires; others are sums of elementwise products."""
         return self.block(node.over) >= LEAST_DEPTH
 
     def sum_axes(self, node: Sum, axes: Axes) -> Axes:
-        """In which order a sum wants its summand's axes, if its result has `axes`."""
+        """Return the order of the axes of a sum's operand, if its result has `axes`."""
         if self.block(node.over) == 1:
             return axes
         return (*(axis for axis in axes if axis in node.of.axes), node.over)
 
     def dot_sides(self, node: Dot, axes: Axes) -> tuple[tuple[Node, Axes], tuple[Node, Axes]]:
-        """The two operands of a dot whose result has `axes`, each with its own axes in the order that it wants."""
+        """Return the two operands of a dot whose result has `axes`, each with the order of its axes."""
         first, second = (axis for axis in axes if axis in node.axes)
         left, right = (node.left, node.right) if first in node.left.axes else (node.right, node.left)
         if self.is_deep(node):
@@ -119,11 +119,14 @@ class KernelSpec:
         return (left, self.short_dot_axes(node, first)), (right, self.short_dot_axes(node, second))
 
     def short_dot_axes(self, node: Dot, *axes: str) -> Axes:
-        """A sum by multiply-adds is over the first axis, swapped over the last: one in the middle Triton makes tf32."""
+        """Return the axes of a dot by elementwise products, which is summed over the first axis, swapped over the last.
+
+        A sum over an axis in the middle is turned into a tf32 dot by Triton.
+        """
         return (*axes, node.over) if self.config.swap else (node.over, *axes)
 
     def _layouts(self, node: Node | None, axes: Axes) -> list[tuple[int, Axes]]:
-        """The order in which each factor's axes are loaded, so that dots need no transpose."""
+        """Return the order in which each factor's axes are loaded, so that dots need no transpose."""
         if isinstance(node, Leaf):
             return [(node.at, tuple(axis for axis in axes if axis in node.axes))]
         if isinstance(node, Sum):

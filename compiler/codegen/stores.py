@@ -1,4 +1,4 @@
-"""Where the sums of a tile go: stored, added atomically or either of them, and what they start from."""
+"""The stores of a tile's sums: plain, atomic or either of them, and the seed that sums start from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ __all__ = ["early_seed", "output_masks", "store_sum"]
 
 
 def early_seed(scope: Scope, axes: Axes) -> Value | None:
-    """A seed that lacks an axis of the tile, as a bias does, is so small that it is loaded before the loops."""
+    """Write the load of a seed that lacks an axis of the tile, as a bias does, before the loops; it is small.
+
+    None if there is no seed, or if it has all axes and is loaded where it is added.
+    """
     spec = scope.spec
     if not spec.bound.is_seeded or spec.schedule.is_atomic:
         return None
@@ -23,43 +26,44 @@ def early_seed(scope: Scope, axes: Axes) -> Value | None:
 
 
 def _seed_axes(scope: Scope, axes: Axes) -> Axes:
+    """Return those of `axes` along which the seed varies."""
     spec = scope.spec
     moving = moving_axes(scope, spec.schedule.output.indices, spec.bound.size, spec.strides[" seed"])
     return tuple(axis for axis in axes if axis in moving)
 
 
 def _load_seed(scope: Scope, axes: Axes) -> Value:
-    """What the sums of a tile start from."""
-    spec, own = scope.spec, _seed_axes(scope, axes)
-    mask = conjunction(spec, [mask for mask in output_masks(scope) if {*mask.axes} <= {*own}], own)
+    """Write the load of the seed, which the sums of a tile start from."""
+    spec, seed_axes = scope.spec, _seed_axes(scope, axes)
+    mask = conjunction(spec, [mask for mask in output_masks(scope) if {*mask.axes} <= {*seed_axes}], seed_axes)
     guard = f", mask={mask}, other=0.0" if mask else ""
-    address = pointer(scope, spec.schedule.output, "seed", own)
-    return scope.let(f"tl.load({address}{guard}).to({spec.accumulate})", own, "seed")
+    address = pointer(scope, spec.schedule.output, "seed", seed_axes)
+    return scope.let(f"tl.load({address}{guard}).to({spec.accumulate})", seed_axes, "seed")
 
 
 def output_masks(scope: Scope) -> list[Value]:
-    """Where the program's tile has places in the output."""
+    """Return the masks of where the program's tile has places in the output."""
     masks = [scope.bounds[name] for name in scope.spec.schedule.free if name in scope.bounds]
-    return masks + [scope.valid[access] for access in _own_places(scope) if access in scope.valid]
+    return masks + [scope.valid[access] for access in _exclusive_places(scope) if access in scope.valid]
 
 
-def _own_places(scope: Scope) -> tuple[Access, ...]:
-    """Positions in the output that no other program writes: where there is none nothing is stored."""
+def _exclusive_places(scope: Scope) -> tuple[Access, ...]:
+    """Return the indirections of an output that no other program writes: where they are -1 nothing is stored."""
     schedule = scope.spec.schedule
     return schedule.output.indirections if schedule.strategy in ("store-once", "owner") else ()
 
 
 def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
-    """Bring the sums in `acc` to the output, by the schedule's strategy; `seed`: if it has been loaded already."""
+    """Write the sums in `acc` to the output by the schedule's strategy; `seed` is given if it is loaded already."""
     spec, schedule = scope.spec, scope.spec.schedule
     axes = spec.kept(acc.axes)
     _finish_sum(scope, acc, axes)
-    masks, places = output_masks(scope), _own_places(scope)
+    masks, places = output_masks(scope), _exclusive_places(scope)
     free = [access for access in scope.valid if set(access.names) <= set(schedule.free) and access not in places]
     entries = [scope.valid[access] for access in free]
     if schedule.strategy == "atomic":
         masks += entries
-    elif entries:  # the element is written all the same: as zero, whatever the other factors hold
+    elif entries:  # an element without an entry is written too, as zero, though other factors may be NaN there
         scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, axes)}, {acc.text}, 0.0)")
     mask = conjunction(spec, masks, axes)
     guard = f", mask={mask}" if mask else ""
@@ -77,7 +81,7 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
 
 
 def _finish_sum(scope: Scope, acc: Value, kept: Axes) -> None:
-    """Sum over the axes that the output lacks, and multiply by the statement's number."""
+    """Write the sum over the axes that the output lacks, times the statement's number."""
     spec, value = scope.spec, acc
     for axis in acc.axes:
         if axis not in kept:
@@ -90,7 +94,7 @@ def _finish_sum(scope: Scope, acc: Value, kept: Axes) -> None:
 
 
 def _store_or_add(scope: Scope, address: str, value: str, masks: Sequence[Value], axes: Axes) -> None:
-    """Groups that have their row alone are stored, only the others are added atomically."""
+    """Write a plain store for groups that are alone in their row, and an atomic addition for the others."""
     spec = scope.spec
     group = spec.schedule.output.indirections[0].indices[0]
     assert isinstance(group, Var)

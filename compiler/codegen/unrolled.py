@@ -1,7 +1,7 @@
-"""Straight-line code for statements over known tables: every entry is a product of its own, with numbers for positions.
+"""Straight-line code for statements over constant tables: a product for each entry, with numbers for positions.
 
-What is loaded once for a position serves all entries that name it, and each row of the output is stored when it is
-complete. Coefficients of equivariant products are such tables: a few hundred entries that never change.
+A tile is loaded once for all entries that read it, and each row of the output is stored when it is complete.
+Coefficients of equivariant products are such tables: a few hundred entries that never change.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["write_unrolled"]
 class Term(NamedTuple):
     """The product of one entry."""
 
-    number: str  # the table's, times the factors that are one number each
+    number: str  # the table's number, times the factors that are scalars
     tiles: tuple[Value, ...]  # the factors with axes
 
 
 class Load(NamedTuple):
-    """A tile, or a number, and the lines that load it."""
+    """A tile or a scalar, and the lines that load it."""
 
     value: Value
     lines: list[str]
 
 
 def write_unrolled(scope: Scope) -> None:
-    """A program's rows, each a sum over the entries of its tables."""
+    """Write a program's rows, each a sum over the entries of its tables."""
     spec, schedule = scope.spec, scope.spec.schedule
     axes = spec.ordered({*schedule.names("tile", "step")})
     rows = [name for name in schedule.names("unrolled") if name in schedule.free]
@@ -46,7 +46,7 @@ def write_unrolled(scope: Scope) -> None:
     loads: dict[str, Load] = {}  # by address
     terms = [_terms_of_row(row, sums, loads) for row in _entries(scope, rows)]
     large = _large_loads(terms, loads, axes)
-    # all loads before the first store: no compiler moves one past it, since they might overlap
+    # all loads before the first store: a compiler moves no load before a store that it might alias
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
@@ -64,7 +64,7 @@ def write_unrolled(scope: Scope) -> None:
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
-    """For every combination of values a scope in which the names stand for its numbers."""
+    """Yield a scope for every combination of values of the names, in which they stand for those numbers."""
     for place in product(*[range(scope.spec.schedule.extents[name]) for name in names]):
         entry = scope.child(indent=0)
         entry.indices.update({name: Value(str(at)) for name, at in zip(names, place)})
@@ -72,12 +72,13 @@ def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
 
 
 def _terms_of_row(row: Scope, sums: Sequence[str], loads: dict[str, Load]) -> list[Term]:
+    """Return the products of one row that are not 0."""
     terms = [_term(entry, loads) for entry in _entries(row, sums)]
     return [term for term in terms if term is not None]
 
 
 def _large_loads(rows: Sequence[Sequence[Term]], loads: dict[str, Load], axes: Axes) -> list[Load]:
-    """The tiles that have every one of several axes, of each product the first."""
+    """Return the loads of tiles that have all axes, the first one of each product; none if there is but one axis."""
     if len(axes) < 2:
         return []
     firsts = {next((tile for tile in term.tiles if tile.axes == axes), None) for terms in rows for term in terms}
@@ -88,7 +89,7 @@ def _large_loads(rows: Sequence[Sequence[Term]], loads: dict[str, Load], axes: A
 
 
 def _term(scope: Scope, loads: dict[str, Load]) -> Term | None:
-    """The product of the entry in scope; None: there is none, or it is 0."""
+    """Return the product of the entry in scope, or None if there is no entry or it is 0."""
     spec, tables, scale = scope.spec, scope.spec.schedule.tables, 1.0
     factors = [(at, factor) for at, factor in enumerate(spec.schedule.factors) if isinstance(factor, Access)]
     for _, factor in factors:
@@ -115,7 +116,10 @@ def _literal(spec: KernelSpec, number: float) -> str:
 
 
 def _look_up(scope: Scope, access: Access) -> bool:
-    """Note where a table leads for the entry in scope, on a line along an axis of tiles; False: nowhere."""
+    """Define the position that a table holds for the entry in scope, or along an axis of tiles the line of positions.
+
+    Return False if the table holds no position there.
+    """
     schedule = scope.spec.schedule
     names = [index.name for index in access.indices if isinstance(index, Var)]
     place = [None if name in schedule.axes else int(scope.indices[name].text) for name in names]
@@ -133,6 +137,7 @@ def _look_up(scope: Scope, access: Access) -> bool:
 
 
 def _load_once(scope: Scope, at: int, factor: Access, loads: dict[str, Load]) -> Value:
+    """Return the tile of a factor, whose load is added to `loads` unless its address is there."""
     address = pointer(scope, factor, "tensor", axes_of(scope, factor.names))
     if address not in loads:
         aside = scope.aside()
@@ -144,7 +149,7 @@ def _load_once(scope: Scope, at: int, factor: Access, loads: dict[str, Load]) ->
 
 
 def _sum_row(scope: Scope, terms: Sequence[Term], acc: Value) -> None:
-    """One row: a line for all products with one tile of the factor that meets the sum of the others last."""
+    """Write the sum of one row, a line for each tile of its widest factor; see `_summands`."""
     summands = _summands(scope.spec, terms)
     is_whole = bool(acc.axes) and bool(summands) and summands[0].axes == acc.axes
     if not is_whole:  # nothing has the axes of a result
@@ -154,10 +159,10 @@ def _sum_row(scope: Scope, terms: Sequence[Term], acc: Value) -> None:
 
 
 def _sum_by_tile(scope: Scope, rows: Sequence[Sequence[Term]], large: Sequence[Load], axes: Axes) -> dict[int, str]:
-    """The results of all rows, where a factor has every axis: each of its tiles is loaded once, for all rows.
+    """Write the sums of all rows where a factor has every axis; return the variable of each row's result.
 
-    The next tiles are on their way meanwhile, as many as the config has stages. A row that is complete is summed
-    over the axes that the output lacks: few rows are whole tiles at a time.
+    Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
+    is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time.
     """
     spec = scope.spec
     uses = _uses(rows, large)
@@ -178,7 +183,7 @@ def _sum_by_tile(scope: Scope, rows: Sequence[Sequence[Term]], large: Sequence[L
 
 
 def _uses(rows: Sequence[Sequence[Term]], large: Sequence[Load]) -> list[dict[int, list[Term]]]:
-    """For each large tile the products that it is in, by their rows."""
+    """Return for each large tile the products that it is in, by their rows."""
     order = {load.value: at for at, load in enumerate(large)}
     uses: list[dict[int, list[Term]]] = [{} for _ in large]
     for row, terms in enumerate(rows):
@@ -188,15 +193,17 @@ def _uses(rows: Sequence[Sequence[Term]], large: Sequence[Load]) -> list[dict[in
 
 
 def _total(spec: KernelSpec, value: Value) -> Value:
-    """Summed over the axes that the output lacks."""
+    """Return a value summed over the axes that the output lacks."""
     for axis in [axis for axis in value.axes if not spec.schedule.is_kept(axis)]:
         value = spec.tile.reduce("tl.sum", value, axis)
     return value
 
 
 def _summands(spec: KernelSpec, terms: Sequence[Term]) -> list[Value]:
-    """For each tile of the factor with the most axes, it times the sum of all it meets; of several that one which has
-    the fewest tiles."""
+    """Return the products, factored: each tile of the widest factor times the sum of all that it is multiplied with.
+
+    The widest factor has the most axes and, of several such, the fewest tiles.
+    """
     if not terms or not terms[0].tiles:
         return [Value(" + ".join(term.number for term in terms))] if terms else []
     factors = range(len(terms[0].tiles))

@@ -14,7 +14,7 @@ __all__ = ["batched"]
 
 @lru_cache(maxsize=1024)
 def batched(expr: str, names: tuple[str, ...]) -> str:
-    """The statement over a batch of the tensors `names`, along a first dimension of each of them and of the output.
+    """Return the statement over a batch of the tensors `names`: each of them and the output gain a first dimension.
 
     >>> batched("C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", ("B",))
     'C[b,AM[p],n] += AV[p,q] * B[b,AK[p,q],n]'

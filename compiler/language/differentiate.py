@@ -19,7 +19,7 @@ __all__ = [
 
 
 def fresh_name(wanted: str, taken: Iterable[str]) -> str:
-    """`wanted`, or `wanted_`, `wanted__`, ...: the first that is not taken."""
+    """Return `wanted`, or `wanted_`, `wanted__` and so on: the first of them that is not in `taken`."""
     names = set(taken)
     while wanted in names:
         wanted += "_"
@@ -27,12 +27,12 @@ def fresh_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def upstream_name(statement: Statement) -> str:
-    """What the gradient of the output is called in the statement's gradients."""
+    """Return the name that the gradient of the output has in the statement's gradients."""
     return fresh_name(f"d{statement.output.name}", statement.tensor_names)
 
 
 def gradient(statement: Statement, wrt: int) -> Statement:
-    """The statement accumulating d loss / d factors[wrt].
+    """Return the statement that accumulates d loss / d factors[wrt]; factors[wrt] must be an access.
 
     For `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]` and factor 1 it is `dB[AK[p,q],n] += dC[AM[p],n] * AV[p,q]`. With `max`
     and the winners' places P and Q it is `dB[AK[P[i,n],Q[i,n]],n] += dC[i,n] * AV[P[i,n],Q[i,n]]`.
@@ -52,7 +52,7 @@ def gradient(statement: Statement, wrt: int) -> Statement:
 
 
 def tangent(statement: Statement, wrt: int) -> Statement:
-    """The statement of how the output changes with factors[wrt]: its tangent in its place.
+    """Return the statement of the output's tangent, in which the tangent of factors[wrt] stands in its place.
 
     For `C[i] += A[i,k] * B[k]` and factor 1 it is `tC[i] += A[i,k] * tB[k]`, and with `max` and the winners' places K
     it is `tC[i] += A[i,K[i]] * tB[K[i]]`.
@@ -73,45 +73,50 @@ def tangent(statement: Statement, wrt: int) -> Statement:
 
 @dataclass(frozen=True)
 class Winners:
-    """How the gradients of a `max` or `min` name where the winning products are."""
+    """The names by which the gradients of a `max` or `min` say where the winning products are."""
 
     statement: Statement
 
     @cached_property
     def output(self) -> tuple[Index, ...]:
-        """The output's indices with a name of their own instead of each indirection."""
-        taken, found = set(self.statement.names), list[Index]()
+        """The output's indices, with a new index name in the place of each indirection."""
+        taken, indices = set(self.statement.names), list[Index]()
         for index in self.statement.output.indices:
             if isinstance(index, Access):
                 index = Var(fresh_name("i", taken))
                 taken.add(index.name)
-            found.append(index)
-        return tuple(found)
+            indices.append(index)
+        return tuple(indices)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
         """For each name that is reduced, the tensor that holds its value in the winning product."""
-        statement, found = self.statement, dict[str, str]()
+        statement, winner_names = self.statement, dict[str, str]()
         taken = {*statement.tensor_names, statement.output.name, upstream_name(statement)}
         for name in statement.reduced:
-            found[name] = fresh_name(name.upper(), (*taken, *found.values()))
-        return found
+            winner_names[name] = fresh_name(name.upper(), (*taken, *winner_names.values()))
+        return winner_names
 
     @cached_property
     def ones(self) -> str:
-        """Ones along the first of the names, for a gradient that would not notice where nothing won."""
+        """The name of a tensor of ones, read at the first winner by a gradient that reads no other winner.
+
+        A winner is -1 where no product reached the output, and reading there gives 0.
+        """
         taken = (*self.statement.tensor_names, self.statement.output.name, *self.names.values())
         return fresh_name("ones", (*taken, upstream_name(self.statement)))
 
     @property
     def one(self) -> Access:
+        """The factor that reads `ones` at the winning product."""
         return Access(self.ones, (self.winner(self.statement.reduced[0]),))
 
     def winner(self, name: str) -> Access:
+        """Return the access that reads the value of the reduced name `name` in the winning product."""
         return Access(self.names[name], self.output)
 
     def place(self, access: Access) -> Access:
-        """The access in the winning product."""
+        """Return `access` as the winning product reads it: each reduced name is replaced by its winner."""
 
         def index(item: Index) -> Index:
             if isinstance(item, Access):
@@ -121,19 +126,19 @@ class Winners:
         return replace(access, indices=tuple(map(index, access.indices)))
 
     def is_seen(self, derived: Statement) -> bool:
-        """Some winner's -1 hides what no product reached."""
+        """Return True if `derived` reads a winner, whose -1 masks the elements that no product reached."""
         return not set(derived.tensor_names).isdisjoint(self.names.values())
 
     @property
     def extents(self) -> tuple[tuple[str, int], ...]:
         """For each name that is reduced, a tensor and the dimension of it that the name runs over."""
-        found: dict[str, tuple[str, int]] = {}
+        dims: dict[str, tuple[str, int]] = {}
         for root in (*self.statement.output.indirections, *self.statement.accesses):
             for access in walk(root):
                 for dim, index in enumerate(access.indices):
                     if isinstance(index, Var):
-                        found.setdefault(index.name, (access.name, dim))
-        return tuple(found[name] for name in self.statement.reduced)
+                        dims.setdefault(index.name, (access.name, dim))
+        return tuple(dims[name] for name in self.statement.reduced)
 
 
 # (the tensor of winners, a tensor and the dimension of it that tells the extent) for each reduced name; ones' name
@@ -142,7 +147,7 @@ Split = tuple[tuple[tuple[str, str, int], ...], str]
 
 @lru_cache(maxsize=1024)
 def winners(expr: str) -> Split:
-    """What the gradients of a `max` or `min` call the places of the winners, as plain data.
+    """Return the names of the winners' tensors in the gradients of a `max` or `min`, as plain data.
 
     >>> winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])")
     ((('P', 'AM', 0), ('Q', 'AV', 1)), 'ones')
@@ -156,7 +161,7 @@ Term = tuple[str, str, tuple[str, ...]]  # gradient expression, the upstream's n
 
 @lru_cache(maxsize=1024)
 def terms(expr: str, name: str) -> tuple[Term, ...]:
-    """The gradient of tensor `name` as expressions to be added up, one for each place where it stands.
+    """Return the gradient of tensor `name` as expressions to be added up, one for each factor that reads it.
 
     >>> terms("C[i] += A[i,k] * B[k]", "B")
     (('dB[k] += dC[i] * A[i,k]', 'dC', ('A',)),)
@@ -165,27 +170,30 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
     """
     statement = parse(expr)
     upstream = upstream_name(statement)
-    found = []
+    gradients = []
     for at, factor in enumerate(statement.factors):
         if isinstance(factor, Access) and factor.name == name:
             derived = gradient(statement, at)
-            found.append((str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream)))
-    return tuple(found)
+            gradients.append((str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream)))
+    return tuple(gradients)
 
 
 @lru_cache(maxsize=1024)
 def tangent_terms(expr: str, name: str) -> tuple[Term, ...]:
-    """How the output changes with tensor `name`, as expressions to be added up; each with the tangent's name in it.
+    """Return the output's tangent with respect to tensor `name` as expressions to be added up.
+
+    Each comes with the name that the tensor's tangent has in it.
 
     >>> tangent_terms("C[i] += A[i,k] * B[k]", "B")
     (('tC[i] += A[i,k] * tB[k]', 'tB', ('A',)),)
     """
     statement = parse(expr)
-    found = []
+    tangents = []
     for at, factor in enumerate(statement.factors):
         if isinstance(factor, Access) and factor.name == name:
             derived = tangent(statement, at)
-            moved = derived.factors[at]
-            assert isinstance(moved, Access)
-            found.append((str(derived), moved.name, tuple(key for key in derived.tensor_names if key != moved.name)))
-    return tuple(found)
+            tangent_factor = derived.factors[at]
+            assert isinstance(tangent_factor, Access)
+            others = tuple(key for key in derived.tensor_names if key != tangent_factor.name)
+            tangents.append((str(derived), tangent_factor.name, others))
+    return tuple(tangents)

@@ -46,13 +46,13 @@ class Access:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Index names in order of first appearance, those inside indirections included."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for index in self.indices:
             if isinstance(index, Var):
-                found[index.name] = None
+                names[index.name] = None
             elif isinstance(index, Access):
-                found.update(dict.fromkeys(index.names))
-        return tuple(found)
+                names.update(dict.fromkeys(index.names))
+        return tuple(names)
 
     @cached_property
     def indirections(self) -> tuple[Access, ...]:
@@ -123,12 +123,12 @@ class Statement:
     @cached_property
     def index_accesses(self) -> tuple[Access, ...]:
         """Every access that stands as an index anywhere, each once, innermost first."""
-        found: dict[Access, None] = {}
+        accesses: dict[Access, None] = {}
         for root in (self.output, *self.accesses):
             for access in walk(root):
                 if access is not root:
-                    found[access] = None
-        return tuple(found)
+                    accesses[access] = None
+        return tuple(accesses)
 
     @cached_property
     def index_names(self) -> tuple[str, ...]:
@@ -160,21 +160,21 @@ class Statement:
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
         """Every tensor the right side and the indirections read, in order of first appearance."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for access in walk(self.output):
             if access is not self.output:
-                found[access.name] = None
+                names[access.name] = None
         for root in self.accesses:
-            found.update(dict.fromkeys(access.name for access in walk(root)))
-        return tuple(found)
+            names.update(dict.fromkeys(access.name for access in walk(root)))
+        return tuple(names)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every index name, the output's first."""
-        found = dict.fromkeys(self.output.names)
+        names = dict.fromkeys(self.output.names)
         for access in self.accesses:
-            found.update(dict.fromkeys(access.names))
-        return tuple(found)
+            names.update(dict.fromkeys(access.names))
+        return tuple(names)
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class Statement:
 
 
 def walk(access: Access) -> Iterator[Access]:
-    """The access and every access inside it, innermost first."""
+    """Yield the access and every access inside it, innermost first."""
     for index in access.indices:
         if isinstance(index, Access):
             yield from walk(index)

@@ -1,4 +1,4 @@
-"""einsum's and einops' texts -> the same in this language, for the message that refuses them."""
+"""einsum's and einops' texts -> what to write in this language, for the message that refuses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TERM = re.compile(r"[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*|")
 
 
 def other_notation(text: str) -> str | None:
-    """What to write instead of a text of einsum's or einops', None if it is neither.
+    """Return what to write instead of a text of einsum's or einops', None if it is neither.
 
     >>> other_notation("ij,jk->ik")
     "this is einsum's notation; write C[i,k] += A[i,j] * B[j,k] and pass each tensor by its name"

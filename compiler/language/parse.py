@@ -42,7 +42,7 @@ _SIGNS = frozenset("[],*=()-") | {"+="}
 
 
 def parse(text: str) -> Statement:
-    """The statement that `text` spells.
+    """Return the statement that `text` spells; raise ParseError if it spells none.
 
     >>> print(parse("C[AM[p],n]+=AV[p,q]*B[AK[p,q],n]"))
     C[AM[p],n] += AV[p,q] * B[AK[p,q],n]
@@ -52,10 +52,11 @@ def parse(text: str) -> Statement:
     return _parse(text)
 
 
-def _not_text(given: object) -> ParseError:
-    own = getattr(given, "EXPR", None)  # a layer's statement
-    remedy = _LANGUAGE if own is None else f"pass its EXPR, which is {own}"
-    return ParseError(f"the expression is of type {type(given).__name__}, not a string; {remedy}")
+def _not_text(value: object) -> ParseError:
+    """Return the error for an expression that is not a string, such as a layer that was passed for its statement."""
+    expr = getattr(value, "EXPR", None)
+    remedy = _LANGUAGE if expr is None else f"pass its EXPR, which is {expr}"
+    return ParseError(f"the expression is of type {type(value).__name__}, not a string; {remedy}")
 
 
 @lru_cache(maxsize=1024)
@@ -78,10 +79,11 @@ class _Parser:
         self.tokens = list(_TOKEN.finditer(text))
 
     def statement(self) -> Statement:
+        """Return the statement; raise the ParseError of the first part that is not in the language."""
         self.refuse_depth()
-        other = other_notation(self.text)
-        if other is not None:
-            raise self.error(other, 0)
+        notation_problem = other_notation(self.text)
+        if notation_problem is not None:
+            raise self.error(notation_problem, 0)
         self.refuse_keywords()
         try:
             body = ast.parse(self.text).body
@@ -122,17 +124,17 @@ class _Parser:
         return statement
 
     def reduction(self, node: ast.expr) -> tuple[ast.expr, str]:
-        """What `max( )` or `min( )` stands around, and its name; any other right side is summed."""
+        """Return the product inside `max( )` or `min( )` and that name; any other right side comes back with "sum"."""
         name = _called(node)
         if not isinstance(node, ast.Call) or name is None:
             return node, "sum"
         if len(node.args) > 1:
             at, bound = self.sign_after(node.args[0]), self.number(node.args[1])
-            other = {"max": "min", "min": "max"}[name]
+            opposite = {"max": "min", "min": "max"}[name]
             remedy = (
                 f"torch.{name}imum compares two tensors"
                 if bound is None
-                else f"torch.clamp(..., {other}={bound}) bounds the result"
+                else f"torch.clamp(..., {opposite}={bound}) bounds the result"
             )
             problem = f"{name} is taken of one product, over the indices that the output lacks"
             raise self.error(f"{problem}; {remedy}", at)
@@ -141,15 +143,15 @@ class _Parser:
         return node.args[0], name
 
     def factors(self, node: ast.expr) -> tuple[Access | Number, ...]:
-        found: list[Access | Number] = []
+        factors: list[Access | Number] = []
         while isinstance(node, ast.BinOp):  # a * b * c is (a * b) * c
             if not isinstance(node.op, ast.Mult):
                 remedy = _OPERATIONS.get(type(node.op))
                 problem = _PRODUCTS if remedy is None else f"{_PRODUCTS}; {remedy}"
                 raise self.error(problem, self.sign_after(node.left))
-            found.insert(0, self.factor(node.right))
+            factors.insert(0, self.factor(node.right))
             node = node.left
-        return self.representable((self.factor(node), *found))
+        return self.representable((self.factor(node), *factors))
 
     def factor(self, node: ast.expr) -> Access | Number:
         if isinstance(node, ast.Subscript):
@@ -211,6 +213,7 @@ class _Parser:
         raise self.error(_INDEX, self.column(node))
 
     def number(self, node: ast.expr) -> float | None:
+        """Return the real number that the node spells, with its sign; None if it is not a number."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self.number(node.operand) if isinstance(node.operand, ast.Constant) else None
             return None if value is None else -value
@@ -219,7 +222,10 @@ class _Parser:
         return None
 
     def representable(self, factors: tuple[Access | Number, ...]) -> tuple[Access | Number, ...]:
-        """The factors, their numbers floats where the product of integers grows too large for torch."""
+        """Return the factors, with their numbers as floats if the product of the integers is too large for torch.
+
+        Raises ParseError if the product is too large for a float as well.
+        """
         product: float = 1
         for factor in factors:
             if isinstance(factor, Number):
@@ -245,7 +251,7 @@ class _Parser:
                 raise self.error(f"'{token[0]}' is a Python keyword, not a name; call it something else", token.start())
 
     def refuse_ghosts(self) -> None:
-        """What Python's tree forgets: comments, trailing commas, semicolons and needless parentheses."""
+        """Refuse what Python's tree does not keep: comments, trailing commas, semicolons and needless parentheses."""
         for before, token in zip([None, *self.tokens], self.tokens):
             if token[0] in "#;\\":
                 raise self.error(f"{token[0]!r} is not in the language; {_LANGUAGE}", token.start())
@@ -257,18 +263,18 @@ class _Parser:
                 raise self.error(_PARENTHESES, token.start())
 
     def is_unit(self, token: re.Match[str]) -> bool:
-        """`token` opens the `()` of `C[()]`."""
+        """Return True if `token` opens the `()` of `C[()]`."""
         before, after = self.text[: token.start()].rstrip(), self.text[token.end() :]
         return before.endswith("[") and re.match(r"\s*\)\s*\]", after) is not None
 
     def opens_reduction(self, token: re.Match[str]) -> bool:
-        """`token` opens the `max(` or `min(` that follows the assignment."""
-        before = [each[0] for each in self.tokens[: self.tokens.index(token)]]
+        """Return True if `token` opens the `max(` or `min(` that follows the assignment."""
+        before = [earlier[0] for earlier in self.tokens[: self.tokens.index(token)]]
         *_, assignment, name = [None, None, *before]
         return name in _REDUCTIONS and assignment in ("=", "+=")
 
     def diagnose(self, error: Exception) -> ParseError:
-        """Python could not read the line: say why in the language's own terms."""
+        """Return the error, in the language's own terms, of a line that Python's parser refused with `error`."""
         if isinstance(error, (RecursionError, MemoryError)):
             return ParseError("the expression has too many operators in a row to be read")
         opened: list[str] = []
@@ -306,7 +312,7 @@ class _Parser:
         return self.error(f"not in the language; {_LANGUAGE}", min(at, end))
 
     def problem(self, before: str, token: re.Match[str], opened: list[str]) -> str | None:
-        """What is wrong with a token that follows the token `before`, if it shows."""
+        """Return what is wrong with a token that follows the token `before`, None if the two show nothing wrong."""
         sign = token[0]
         if re.match(r"\.?\d", sign):
             return _number_problem(sign) or _adjacent(before, sign)
@@ -336,7 +342,7 @@ class _Parser:
         return None
 
     def sign_after(self, node: ast.expr) -> int:
-        """Where the operator after `node` stands."""
+        """Return the column of the operator that follows `node`."""
         start = self.characters(node.end_col_offset or 0)
         return start + len(self.text[start:]) - len(self.text[start:].lstrip(" )"))
 
@@ -344,7 +350,7 @@ class _Parser:
         return self.characters(node.col_offset)
 
     def characters(self, offset: int) -> int:
-        """`ast` counts UTF-8 bytes; people count characters."""
+        """Return the column of a byte offset: `ast` counts UTF-8 bytes, and a caret stands under a character."""
         return len(self.text.encode()[:offset].decode(errors="ignore"))
 
     def error(self, problem: str, at: int) -> ParseError:
@@ -352,13 +358,13 @@ class _Parser:
 
 
 def _called(node: ast.expr) -> str | None:
-    """`max` or `min` where the node calls it."""
+    """Return "max" or "min" if the node calls that function, None otherwise."""
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REDUCTIONS
     return node.func.id if is_call else None  # type: ignore[attr-defined]
 
 
 def _call_problem(node: ast.Call) -> str:
-    """What is wrong with a call that stands as a factor: parentheses for brackets, or a function."""
+    """Return what is wrong with a call that stands as a factor: parentheses for brackets, or a function."""
     function = ast.unparse(node.func)
     if node.args and all(isinstance(argument, ast.Name) for argument in node.args):
         return _brackets(f"{function}[{','.join(map(ast.unparse, node.args))}]")
@@ -367,7 +373,7 @@ def _call_problem(node: ast.Call) -> str:
 
 
 def _indexed_problem(node: ast.Subscript) -> str:
-    """What is wrong with an access to something that is no name: one bracket for each index, mostly."""
+    """Return what is wrong with an access to something other than a name, mostly one bracket for each index."""
     indices: list[str] = []
     inner: ast.expr = node
     while isinstance(inner, ast.Subscript):
@@ -384,6 +390,7 @@ def _brackets(access: str) -> str:
 
 
 def _number_problem(digits: str) -> str | None:
+    """Return why `digits` can't be a factor, None if it can."""
     try:
         value = int(digits, 0) if digits[:2].lower() in ("0b", "0o", "0x") else float(digits)
     except ValueError:
@@ -392,7 +399,7 @@ def _number_problem(digits: str) -> str | None:
 
 
 def _adjacent(before: str, word: str) -> str | None:
-    """A name or a number right after a complete operand."""
+    """Return what is wrong if `word`, a name or a number, follows a complete operand; None if it does not."""
     if before == "]":
         return f"'{word}' can't follow ']'; factors are joined by '*'"
     return f"'{word}' can't follow '{before}'" if before[:1].isalnum() or before.isidentifier() else None

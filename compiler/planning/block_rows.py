@@ -1,6 +1,6 @@
-"""How the rows of a block-sparse matrix are taken: in a listed order, alone or in pairs, their blocks side by side.
+"""Rules for the rows of a block-sparse matrix: taken in a listed order, alone or in pairs, their blocks side by side.
 
-Each rule is about a matrix, a result and a device; what was measured stands beside it as data.
+Each rule is about a matrix, a result and a device; the measurements that it follows stand beside it as data.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MEASURED_ROWS = (
     MeasuredRows(128, 0.1, 4096, 0.037, 0.034),
     MeasuredRows(128, 0.3, 1024, 0.023, 0.027),
 )
-LEAST_PROGRAMS = {1: 4, 2: 1}  # for each multiprocessor, by the rows of a set: fewer leave it idle sooner
+LEAST_PROGRAMS = {1: 4, 2: 1}  # for each multiprocessor, by the rows of a set: fewer leave it idle
 LEAST_SHARED = 0.15  # of all blocks, that both rows of a pair have
-LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: what follows its sums costs as much however few
+LEAST_COLUMNS = {1: 1, 2: 8}  # of a set, on average: storing its sums costs the same however few columns it has
 
 # Neighbouring blocks of a row are taken together from so many a row on, four at a time, and eight at a time in long
-# rows of narrow blocks, where the padding of the last group counts for little; these numbers are reckoned. Each group
+# rows of narrow blocks, where the padding of the last group counts for little; these numbers are estimated. Each group
 # is a program: 128 groups of 64 x 64 blocks took one H200 0.031 ms, 410 blocks alone 0.038.
 SHORT_ROW, LONG_ROW = 3, 24
 FEW_TOGETHER, MANY_TOGETHER = 4, 8
@@ -54,7 +54,7 @@ LEAST_GROUPS = 0.75  # for each multiprocessor
 
 
 def rows_of_a_set(block: int, dtype: torch.dtype, device: Device) -> int:
-    """Return how many rows of blocks a program takes at once where rows are listed; 0: they are left as they are.
+    """Return how many rows of blocks a program takes at once where rows are listed, or 0 if they are not listed.
 
     Two blocks that fill a tensor core's rows together are taken together, and a block of twice as many rows or more is
     enough for a program. Types wider than half precision were not measured.
@@ -79,7 +79,7 @@ def may_be_listed(width: int, sets: int, columns: int, results: int, device: Dev
 
 
 def beside_each_other(block: Sequence[int], itemsize: int, blocks: int, rows: int, device: Device) -> int:
-    """How many neighbouring blocks of a row share what the row reads, in one tile; 0: each is taken alone."""
+    """Return how many neighbouring blocks of a row are taken together in one tile, or 0 if each is taken alone."""
     if max(block) > line_of(itemsize):
         return 0
     average = blocks / max(rows, 1)

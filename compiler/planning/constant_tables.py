@@ -8,15 +8,16 @@ __all__ = ["is_permutation", "line_at", "number_at"]
 
 
 def number_at(table: Any, place: tuple[int, ...]) -> Any:
+    """Return the number, or the nested list, at a position of a table."""
     for position in place:
         table = table[position]
     return table
 
 
 def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None:
-    """Where a table begins along the dimension whose place is None, and how far apart its numbers are.
+    """Return the first number of a table along the dimension whose place is None, and the step between its numbers.
 
-    None: unevenly, with some but not all below 0, or along several dimensions.
+    The result is None if the steps differ, if some but not all numbers are below 0, or for several such dimensions.
 
     >>> line_at([[7, 1, 4, 7]], (0, None)), line_at([[0, 1, 4]], (0, None)), line_at([[7, 1, 4]], (0, 2))
     (None, None, (4, 0))
@@ -30,19 +31,19 @@ def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None
     if along == len(place):
         return table, 0
     rest = tuple(at for at in place[along + 1 :] if at is not None)
-    numbers = [number_at(each, rest) for each in table]
+    numbers = [number_at(row, rest) for row in table]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     is_line = numbers == [numbers[0] + step * at for at in range(len(numbers))]
     return (numbers[0], step) if is_line and (step == 0 or min(numbers[0], numbers[-1]) >= 0) else None
 
 
 def is_permutation(table: Any, length: int) -> bool:
-    """Every number below `length` stands in the table, once.
+    """Whether every number below `length` stands in the table once.
 
     >>> is_permutation([[2, 0], [1, 3]], 4), is_permutation([[2, 0], [1, 2]], 4)
     (True, False)
     """
     numbers = [table]
     while numbers and isinstance(numbers[0], list):
-        numbers = [number for each in numbers for number in each]
+        numbers = [number for nested in numbers for number in nested]
     return sorted(numbers) == list(range(length))

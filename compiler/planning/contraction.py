@@ -1,8 +1,8 @@
-"""How the factors of one tile are multiplied and summed: a tree of elementwise products, `tl.dot`s and sums.
+"""The contraction of one tile's factors: a tree of elementwise products, `tl.dot`s and sums.
 
 Tiles have at most two axes, a table over short ones three. A tree is found greedily: a factor whose axes lie inside
-another's multiplies into it; two factors that share one summed axis meet in a dot; an axis that only one factor has is
-summed.
+another's is multiplied into it; two factors that share one summed axis become a dot; an axis that only one factor has
+is summed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Product:
-    """Elementwise, the axes of one inside those of the other, or disjoint."""
+    """An elementwise product of nodes, the axes of one inside those of the other, or disjoint."""
 
     left: Node
     right: Node
@@ -52,7 +52,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Sum:
-    """Summed over one axis."""
+    """A node summed over one axis."""
 
     of: Node
     over: str
@@ -68,7 +68,7 @@ Node = Union[Leaf, Product, Dot, Sum]  # noqa: UP007 - evaluated before the clas
 def contract(
     leaves: Sequence[frozenset[str]], kept: frozenset[str], sizes: Mapping[str, int], use_dot: bool
 ) -> Node | None:
-    """A tree over `leaves` in which no tile has more than two axes, or three with two short ones; None: there is none.
+    """Return a tree over `leaves` in which no tile has more than two axes, or three with two short ones, or None.
 
     Axes in `kept` are not summed. The root may keep others: they are summed once, after the loops.
     """
@@ -87,20 +87,20 @@ def contract(
 
 
 def multiply(leaves: Sequence[frozenset[str]]) -> Node | None:
-    """All of the leaves multiplied, nothing summed: each product is needed by itself."""
+    """Return the product of all leaves, with nothing summed, for a reduction that compares single products."""
     nodes: list[Node] = [Leaf(at, axes) for at, axes in enumerate(leaves)]
     return reduce(Product, nodes) if nodes else None
 
 
 def dots(node: Node | None) -> list[Dot]:
-    """Every dot of a tree, inner ones first."""
+    """Return every dot of a tree, inner ones first."""
     if isinstance(node, (Product, Dot)):
         return [*dots(node.left), *dots(node.right), *([node] if isinstance(node, Dot) else [])]
     return dots(node.of) if isinstance(node, Sum) else []
 
 
 def leaves(node: Node | None) -> list[Leaf]:
-    """Every factor of a tree."""
+    """Return every factor of a tree."""
     if isinstance(node, (Product, Dot)):
         return [*leaves(node.left), *leaves(node.right)]
     return leaves(node.of) if isinstance(node, Sum) else [node] if node is not None else []
@@ -118,7 +118,7 @@ def _area(axes: frozenset[str], sizes: Mapping[str, int]) -> int:
 
 
 def _absorb(nodes: list[Node], sizes: Mapping[str, int]) -> list[Node]:
-    """Multiply each factor into the smallest other one whose axes contain its own."""
+    """Return the nodes with each multiplied into the smallest other one whose axes contain its own."""
     while True:
         for small in sorted(nodes, key=lambda node: len(node.axes)):
             hosts = [node for node in nodes if node is not small and small.axes <= node.axes]
@@ -131,7 +131,7 @@ def _absorb(nodes: list[Node], sizes: Mapping[str, int]) -> list[Node]:
 
 
 def _dot(nodes: list[Node], kept: frozenset[str], sizes: Mapping[str, int]) -> list[Node] | None:
-    """The cheapest pair that shares exactly one axis, which nobody else needs."""
+    """Return the nodes with the cheapest pair that shares one axis, which no other node has, as a dot; or None."""
     best: tuple[int, list[Node]] | None = None
     for i, left in enumerate(nodes):
         for right in nodes[i + 1 :]:
@@ -149,7 +149,7 @@ def _dot(nodes: list[Node], kept: frozenset[str], sizes: Mapping[str, int]) -> l
 
 
 def _sum(nodes: list[Node], kept: frozenset[str]) -> list[Node] | None:
-    """Sum an axis that only one factor has."""
+    """Return the nodes with one summed over an axis that only it has, or None."""
     for node in nodes:
         others = [other for other in nodes if other is not node]
         for axis in sorted(node.axes - kept):
@@ -159,7 +159,7 @@ def _sum(nodes: list[Node], kept: frozenset[str]) -> list[Node] | None:
 
 
 def _outer(nodes: list[Node]) -> list[Node] | None:
-    """Multiply two factors whose axes together are at most two."""
+    """Return the nodes with two multiplied whose axes together are at most two, or None."""
     for i, left in enumerate(nodes):
         for right in nodes[i + 1 :]:
             if len(left.axes | right.axes) <= 2:

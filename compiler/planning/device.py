@@ -1,4 +1,4 @@
-"""What a GPU can do, as data: where rules learn how many programs fill it and how much a tile may hold."""
+"""The device model: a GPU as data, by which rules know how many programs fill it and how much a tile may hold."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Device:
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
     sector_bytes: int = 32  # that memory hands out for one element of them
-    # Seconds of the device between two launches of a stream; reckoned, not measured. A memset that takes no longer than
-    # this is worth less than the launches that would save it.
+    # Seconds of the device between two launches of a stream; estimated, not measured. A memset that takes no longer
+    # than this is worth less than the launches that would save it.
     launch_gap: float = 1.75e-6
     # Milliseconds of the host for a call, and for each operation that it puts on the stream. On an H200's host a call
     # of spmm took 0.015 with one launch and 0.025 with a memset before (`make bench CASES=bench/cases/test_host.py`).
@@ -66,12 +66,12 @@ class Device:
     host_launch: float = 0.010
 
     def tensor_core(self, dtype: torch.dtype) -> str | None:
-        """The instruction that multiplies tiles of a type: mma, wgmma, tcgen05 or mfma; None: there is none."""
+        """Return the instruction that multiplies tiles of a type, mma, wgmma, tcgen05 or mfma, or None."""
         return dict(self.tensor_cores).get(dtype)
 
     @cached_property
     def wave(self) -> int:
-        """Programs that give each multiprocessor one, as the nearest power of two.
+        """The number of programs that give each multiprocessor one, as the nearest power of two.
 
         Tuned configs are remembered by the powers of two of lengths, so programs are counted in powers of two as well.
         """
@@ -79,11 +79,11 @@ class Device:
 
     @property
     def register_bytes(self) -> int:
-        """Bytes in all registers of a multiprocessor."""
+        """The bytes of all registers of a multiprocessor."""
         return 4 * self.registers
 
     def dot_rows(self, dtype: torch.dtype) -> int:
-        """Rows that four warps multiply at once by tensor cores, 0 without: a tile with fewer leaves some of them idle.
+        """Return how many rows four warps multiply at once by tensor cores, 0 without; fewer leave some warps idle.
 
         >>> H200.dot_rows(torch.float16), A10.dot_rows(torch.float64)
         (64, 0)
@@ -91,7 +91,7 @@ class Device:
         return DOT_ROWS.get(self.tensor_core(dtype) or "", 0)
 
     def products_per_number(self, itemsize: int) -> float:
-        """Multiply-adds in float32 that all multiprocessors make while memory passes one number.
+        """Return how many multiply-adds in float32 the GPU makes in the time in which it reads one number.
 
         >>> [round(device.products_per_number(4)) for device in (A100, H200, MI300X)]
         [19, 28, 62]
@@ -99,7 +99,7 @@ class Device:
         return self.multiprocessors * self.vector_flops / 2 * itemsize / self.bandwidth
 
     def flops(self, itemsize: int) -> float:
-        """Floating point operations per second of all tensor cores; wider types pass as many bytes, so fewer numbers.
+        """Return the operations per second of all tensor cores, which take as many bytes whatever the type's width.
 
         >>> f"{H200.flops(2):.3g} {H200.flops(4):.3g}"
         '9.9e+14 4.95e+14'
@@ -107,12 +107,12 @@ class Device:
         return self.multiprocessors * self.tensor_flops * 2 / itemsize
 
     def host_milliseconds(self, operations: int) -> float:
-        """How long a call of so many operations keeps the host busy; tiny problems wait for that."""
+        """Return how long a call of so many operations keeps the host busy; tiny problems wait for that."""
         return self.host_call + self.host_launch * operations
 
 
 def line_of(itemsize: int) -> int:
-    """Elements of the 128 bytes that all banks of shared memory hold side by side; 32 at least, two sides of a dot.
+    """Return the elements of the 128 bytes that all banks of shared memory hold side by side, at least 32.
 
     A dot's tile up to this wide is made wider by neighbours, which share what the other side loads: 64 x 64 blocks in
     float16 gain 1.2 times (`make bench CASES=bench/cases/test_block_sparse_linear.py`); wider types were not measured.
@@ -203,7 +203,7 @@ _described: list[Device] = []  # in place of whatever is there, the innermost la
 
 
 def device_of(device: torch.device) -> Device:
-    """The GPU behind a torch device, read once; without one, or on a CPU where kernels are interpreted, an H200."""
+    """Return the GPU behind a torch device, read once; an H200 for a CPU, where kernels are interpreted."""
     if _described:
         return _described[-1]
     return _read(device) if device.type == "cuda" else DEFAULT
@@ -217,8 +217,8 @@ setattr(device_of, "_dynamo_marked_constant", True)  # noqa: B010 - no such attr
 def described_as(device: Device) -> Iterator[Device]:
     """Plan for this GPU, whatever is there, until the block ends.
 
-    Plans made before, and those made inside, are remembered by their tensors alone: this is for looking at what would
-    be planned elsewhere, and for tests whose small tensors stand for large ones.
+    Plans are cached by their tensors alone, before and inside the block: this is for looking at what would be planned
+    elsewhere, and for tests whose small tensors stand for large ones.
     """
     _described.append(device)
     try:
@@ -233,34 +233,34 @@ def _read(device: torch.device) -> Device:
 
 
 def from_properties(properties: Any) -> Device:
-    """Return a description from torch's properties of a GPU; the nearest one below tells what torch does not."""
+    """Return a description from torch's properties of a GPU; the rest is that of the nearest known GPU."""
     nearest = _nearest(properties)
 
-    def told(field: str, default: int) -> int:
+    def read(field: str, default: int) -> int:
         return int(getattr(properties, field, 0) or default)
 
     return replace(
         nearest,
         name=properties.name,
         architecture=_architecture(properties),
-        multiprocessors=told("multi_processor_count", nearest.multiprocessors),
-        shared_per_block=told("shared_memory_per_block_optin", nearest.shared_per_block),
-        shared_per_multiprocessor=told("shared_memory_per_multiprocessor", nearest.shared_per_multiprocessor),
-        registers=told("regs_per_multiprocessor", nearest.registers),
-        l2_bytes=max(told("L2_cache_size", 0), nearest.l2_bytes if nearest is MI300X else 0) or nearest.l2_bytes,
+        multiprocessors=read("multi_processor_count", nearest.multiprocessors),
+        shared_per_block=read("shared_memory_per_block_optin", nearest.shared_per_block),
+        shared_per_multiprocessor=read("shared_memory_per_multiprocessor", nearest.shared_per_multiprocessor),
+        registers=read("regs_per_multiprocessor", nearest.registers),
+        l2_bytes=max(read("L2_cache_size", 0), nearest.l2_bytes if nearest is MI300X else 0) or nearest.l2_bytes,
         bandwidth=_bandwidth(properties) or nearest.bandwidth,
-        warp_width=told("warp_size", nearest.warp_width),
+        warp_width=read("warp_size", nearest.warp_width),
     )
 
 
 def _architecture(properties: Any) -> str:
-    """`sm_90`, or `gfx942` of `gfx942:sramecc+:xnack-`."""
+    """Return the architecture: `sm_90`, or `gfx942` of `gfx942:sramecc+:xnack-`."""
     amd = str(getattr(properties, "gcnArchName", ""))
     return amd.partition(":")[0] if amd.startswith("gfx") else f"sm_{properties.major}{properties.minor}"
 
 
 def _nearest(properties: Any) -> Device:
-    """The description of the same architecture, or of the newest of those that came before it."""
+    """Return the description of the same architecture, or of the newest of those that came before it."""
     architecture = _architecture(properties)
     if architecture in DEVICES:
         return DEVICES[architecture]
@@ -275,6 +275,6 @@ def _nearest(properties: Any) -> Device:
 
 
 def _bandwidth(properties: Any) -> float:
-    """Two transfers per clock over the whole bus; 0 where torch does not tell."""
+    """Return the bytes per second of two transfers per clock over the whole bus; 0 if torch does not say."""
     kilohertz, bits = (getattr(properties, field, 0) or 0 for field in ("memory_clock_rate", "memory_bus_width"))
     return 2.0 * kilohertz * 1e3 * bits / 8

@@ -1,4 +1,4 @@
-"""How a result may reach the output, and what the statement becomes for it; what is known of the rows scattered to."""
+"""Scatter strategies: how a result may reach the output, and the statement as each strategy rewrites it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 
 # A scattered dimension up to this long is held whole by one program, beside 64 columns as tuning starts with: its sums
 # are 32 registers for each of four warps' threads. And at least so many programs remain for each multiprocessor. Both
-# are reckoned, not measured.
+# are estimated, not measured.
 ON_CHIP_EXTENT = 32 * 4 * 32 // 64
 ON_CHIP_PROGRAMS = 2
 
 
 @dataclass(frozen=True)
 class OneHot:
-    """1 where `position` equals index `name`, else 0: a scatter as a factor."""
+    """A scatter as a factor: 1 where `position` equals index `name`, else 0."""
 
     position: Access
     name: str
@@ -54,7 +54,7 @@ Factor = Union[Access, OneHot]  # noqa: UP007 - evaluated before the classes exi
 
 @dataclass(frozen=True)
 class Owner:
-    """Each program owns row `row` of the output and walks that row's groups, index `segment`."""
+    """Each program owns row `row` of the output and loops over that row's groups, index `segment`."""
 
     row: str
     segment: str
@@ -72,7 +72,7 @@ class Merged:
 
 
 def is_varying(bound: Bound, name: str) -> bool:
-    """The length of a tensor's first dimension (entries, groups, batch) changes from call to call."""
+    """Whether an index runs over a tensor's first dimension (entries, groups, batch), whose length varies by call."""
     roots = (bound.statement.output, *bound.statement.accesses)
     firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
     return any(isinstance(first, Var) and first.name == name for first in firsts)
@@ -83,9 +83,9 @@ def strategies(
 ) -> tuple[str, ...]:
     """Return how the result may reach the output, the most promising first.
 
-    Nothing: no deterministic way fits, or a max or min is scattered to rows that no program can own. `full`: after
-    those that rules prefer come sums that are added atomically, whatever is known of rows. A sum on chip is not among
-    them: it multiplies by zeros what other rows get, so that a NaN reaches them all.
+    The result is empty if no deterministic strategy fits, or if a max or min is scattered to rows that no program can
+    own. If `full`, atomic sums come after the strategies that rules prefer, whatever the fact says of rows. A sum on
+    chip is not added to them: it multiplies by zeros what other rows get, so that a NaN reaches them all.
     """
     preferred = _preferred(bound, fact, deterministic)
     is_scattered = any(isinstance(index, Access) for index in bound.statement.output.indices)
@@ -113,28 +113,28 @@ def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[st
         return ("store",)
     direct = [index.name for index in indices if isinstance(index, Var)]
     is_simple, is_sum = _is_simple(indices, scattered), bound.statement.is_sum
-    found = []
+    preferred = []
     if is_simple and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)
     if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS * device_of(bound.device).wave:
-            found.append("on-chip")
+            preferred.append("on-chip")
     if is_simple and owned_by(scattered[0], fact) is not None:
         if owns_tiles(fact):
             return ("owner",)
-        found.append("owner")
+        preferred.append("owner")
         if is_sum and not deterministic and not bound.is_seeded:
-            found.append("store-or-atomic")
-    if is_sum and not deterministic and "store-or-atomic" not in found:
-        found.append("atomic")
-    return tuple(found)
+            preferred.append("store-or-atomic")
+    if is_sum and not deterministic and "store-or-atomic" not in preferred:
+        preferred.append("atomic")
+    return tuple(preferred)
 
 
 def _is_written_once(bound: Bound, scattered: Access, fact: Fact | None) -> bool:
-    """The fact says that what is scattered to is written once.
+    """Whether the fact says that each element of the output is written once.
 
-    Of constant tables it does where each number is met once, and they lead to every place once.
+    Constant tables say so if each of their numbers is read once, and they are a permutation of all positions.
     """
     if isinstance(fact, WrittenOnce):
         return fact.index == scattered.name
@@ -149,12 +149,12 @@ def _is_written_once(bound: Bound, scattered: Access, fact: Fact | None) -> bool
 
 
 def owns_tiles(fact: Fact | None) -> bool:
-    """A program owns a tile of several rows."""
+    """Whether a program owns a tile of several rows."""
     return isinstance(fact, OwnedRows) and bool(fact.tiles)
 
 
 def owned_by(scattered: Access, fact: Fact | None) -> Access | None:
-    """The access whose values own what is scattered to, if `fact` says so: AM[p], or TILE[p] in ROW[TILE[p],q]."""
+    """Return the access whose values own rows of the output, AM[p], or TILE[p] in ROW[TILE[p],q]; None if none does."""
     if not isinstance(fact, OwnedRows) or scattered.name != fact.rows:
         return None
     owner: Index = scattered
@@ -165,24 +165,24 @@ def owned_by(scattered: Access, fact: Fact | None) -> Access | None:
     if not isinstance(owner, Access) or owner.name != fact.owner:
         return None
     if owner is not scattered and set(owner.names) & {str(index) for index in scattered.indices[1:]}:
-        return None  # a tile would own what its own groups pick
+        return None  # the rows of a tile would depend on its groups
     return owner if all(isinstance(index, Var) for index in owner.indices) else None
 
 
 def is_in_set(owner: Owner | None, output: Access, name: str) -> bool:
-    """An owner has several rows of the output, and `name` tells which of them."""
+    """Whether an owner has several rows of the output, among which `name` counts."""
     return owner is not None and any(name in access.names for access in output.indirections)
 
 
 def owned_rows(bound: Bound, fact: Fact | None) -> int:
-    """How many rows are owned: of the output, or of ROW where tiles own what it holds."""
+    """Return how many rows are owned: those of the output, or of ROW if tiles of rows are owned."""
     output = bound.statement.output
     return bound.shapes[output.indirections[0].name][0] if owns_tiles(fact) else bound.size[bound.statement.scatter_dim]
 
 
 @dataclass(frozen=True)
 class Start:
-    """The statement after its scatter strategy has had its say, before roles."""
+    """A statement as its scatter strategy has rewritten it, before indices have roles."""
 
     bound: Bound
     strategy: str
@@ -195,6 +195,7 @@ class Start:
 
     @staticmethod
     def of(bound: Bound, strategy: str, fact: Fact | None) -> Start:
+        """Return a bound statement as a scatter strategy rewrites it."""
         statement = bound.statement
         start = Start(bound, strategy, statement.output, statement.accesses, dict(bound.extents), None)
         if strategy == "owner":
@@ -211,9 +212,9 @@ class Start:
         return fresh_name(wanted, self.extents)
 
     def owned(self, fact: Fact | None) -> Start:
-        """`C[AM[p],n]` becomes `C[r,n]`; p is summed over the groups of row r.
+        """Return the statement with owned rows: `C[AM[p],n]` becomes `C[r,n]`, with p over the groups of row r.
 
-        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`: a row of ROW has its groups instead.
+        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`, where the groups belong to a row of ROW.
         """
         access = owned_by(self.scattered, fact)
         assert access is not None
@@ -224,13 +225,13 @@ class Start:
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
     def side_by_side(self, outer: str, inner: str, axis: str) -> Start:
-        """One axis for two names, the values of `inner` for one value of `outer` after another."""
+        """Return the statement with one axis for two names: all values of `inner` for each value of `outer`."""
         merged = Merged(self.fresh(axis), outer, inner, self.extents[inner])
         extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
         return replace(self, extents=extents, merged=merged)
 
     def on_chip(self) -> Start:
-        """`Z[b,I[p,q],w]` becomes `Z[b,s,w]` with one more factor, 1 where I[p,q] is s."""
+        """Return the statement with `Z[b,s,w]` for `Z[b,I[p,q],w]` and one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
         extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
         output = _substitute(self.output, {self.scattered: Var(name)})
@@ -248,7 +249,7 @@ class Start:
         return tuple(name for name in names if name not in self.free)
 
     def varies_over(self, factor: Factor) -> set[str]:
-        """The names a factor's tile changes with: groups follow the row that owns them."""
+        """Return the names that a factor's tile depends on; groups depend on the row that owns them."""
         names = set(factor.names)
         if self.owner is not None and self.owner.segment in names:
             names.add(self.owner.row)

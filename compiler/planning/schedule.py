@@ -44,12 +44,12 @@ Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
-# four turns at least for each of two programs, of the deepest tiles that are tried; reckoned, not measured.
+# four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
 SHARED_TILE = 64
 MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
 SHARED_LOOP = 2 * 4 * 128
 # A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
-# multiprocessor, and the sum is longer than there are results; reckoned, not measured.
+# multiprocessor, and the sum is longer than there are results; estimated, not measured.
 SPLIT_WARPS = 2
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
@@ -81,7 +81,7 @@ class Schedule:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """Names that are axes of tiles, in their usual order: rows, then what is summed, then columns."""
+        """Names that are axes of tiles, in their usual order: rows, then summed names, then columns."""
         tiles, steps = self.names("tile"), self.names("step")
         if len(tiles) == 1 and not self.uses_dot and self.is_along(tiles[0]):
             return (*steps, *tiles)
@@ -89,13 +89,13 @@ class Schedule:
 
     @cached_property
     def holds_set(self) -> bool:
-        """A tile holds the rows of one set side by side, which share what they load."""
+        """Whether a tile holds the rows of one set side by side, which share their loads."""
         merged = self.merged
         return merged is not None and is_in_set(self.owner, self.output, merged.outer)
 
     @cached_property
     def has_rows_in_turn(self) -> bool:
-        """Rows are listed to be owned one after another, and which one it is matters only where its sums are stored."""
+        """Whether a program may own several rows in turn: a row matters only for where its sums are stored."""
         owner, merged, output = self.owner, self.merged, self.output.indirections
         if owner is None or not output or not isinstance(self.tree, Dot):
             return False
@@ -114,7 +114,7 @@ class Schedule:
 
     @cached_property
     def has_table(self) -> bool:
-        """A factor over three axes, short ones, that is summed before it meets the others."""
+        """Whether a factor is a table over three short axes, summed before it is multiplied with the others."""
         return any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
 
     @property
@@ -131,7 +131,7 @@ class Schedule:
 
     @cached_property
     def covers_output(self) -> bool:
-        """Every element of the output is written, so it needs no initial value."""
+        """Whether every element of the output is written, so that it needs no initial value."""
         is_tiled = self.owner is not None and bool(
             self.output.indirections
         )  # each tile owns rows, every row has a tile
@@ -142,7 +142,7 @@ class Schedule:
 
     @cached_property
     def may_be_shared(self) -> bool:
-        """Several programs could each add a part of a sum to the output."""
+        """Whether several programs could each add a part of a sum to the output."""
         has_sum = self.is_sum and bool(self.names("loop", "step"))
         return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
 
@@ -151,18 +151,21 @@ class Schedule:
         return replace(self, strategy="atomic", is_shared=True)
 
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
-        """The type in which partial sums meet in memory; `wanted` holds where a few do."""
+        """Return the type in which partial sums are added in memory.
+
+        It is `wanted` for atomic sums, and float32 where programs share a sum in half precision.
+        """
         dtype = self.bound.dtype
         if self.is_shared and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
             return torch.float32
         return wanted if self.is_atomic and wanted is not None else dtype
 
     def is_along(self, name: str) -> bool:
-        """The name runs along the output's last dimension, so along memory."""
+        """Whether a name runs along the output's last dimension, so along memory."""
         return bool(self.output.indices) and str(self.output.indices[-1]) == name
 
     def is_kept(self, axis: str) -> bool:
-        """A tile axis that the output has, so that nothing is summed over it."""
+        """Whether the output has a tile axis, so that nothing is summed over it."""
         return axis in self.free or (self.merged is not None and axis == self.merged.name)
 
     def names(self, *roles: str) -> tuple[str, ...]:
@@ -184,28 +187,30 @@ def schedules(
     deterministic: bool = False,
     use_dot: bool | None = None,
 ) -> tuple[Schedule, ...]:
-    """The ways worth trying to run a statement with one scatter strategy, the most promising first.
+    """Return the schedules of a statement that are worth trying with one scatter strategy, the most promising first.
 
-    `use_dot`: True or False allows one kind of product only; None lets extents decide.
+    `use_dot` allows one kind of product only if it is True or False; if it is None, extents decide.
     """
     start = Start.of(bound, strategy, fact)
-    found: list[Schedule] = []
+    candidates: list[Schedule] = []
     may_dot = use_dot is not False and bound.statement.is_sum
     dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         merged = _merged_schedules(start, dotted)
-        found += merged if any(way.holds_set for way in merged) else (*merged, dotted)
-    if not found:
-        found.append(_plain_schedule(start, strides, not deterministic))
-        deep = _deep_schedule(start, found[0])
-        found += [deep] if deep is not None else []
-    if not deterministic and _is_worth_sharing(found[0]):
-        found.insert(0, found[0].shared())
+        candidates += merged if any(way.holds_set for way in merged) else (*merged, dotted)
+    if not candidates:
+        candidates.append(_plain_schedule(start, strides, not deterministic))
+        deep = _deep_schedule(start, candidates[0])
+        candidates += [deep] if deep is not None else []
+    if not deterministic and _is_worth_sharing(candidates[0]):
+        candidates.insert(0, candidates[0].shared())
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
-        return tuple(found)
-    return (unrolled, *found) if len(unrolled.axes) == 1 else (unrolled,)  # tiles: others would take far longer
+        return tuple(candidates)
+    return (
+        (unrolled, *candidates) if len(unrolled.axes) == 1 else (unrolled,)
+    )  # beside whole tiles others take far longer
 
 
 def other_schedules(
@@ -217,31 +222,34 @@ def other_schedules(
     several summands at once however few there are; and sums that are cut over programs, or not.
     """
     start, preferred = Start.of(bound, strategy, fact), schedules(bound, strides, strategy, fact, deterministic)
-    found = list(preferred)
+    candidates = list(preferred)
     dotted = _dot_schedules(start, strides)[:MOST_DOTS] if bound.statement.is_sum else []
     for schedule in dotted:
-        found += [schedule, *_merged_schedules(start, schedule, full=True)]
+        candidates += [schedule, *_merged_schedules(start, schedule, full=True)]
     for may_cut in (False, not deterministic):
         plain = _plain_schedule(start, strides, may_cut)
         deep = _deep_schedule(start, plain, 2)
-        found += [plain, *([deep] if deep is not None else [])]
+        candidates += [plain, *([deep] if deep is not None else [])]
     if not deterministic:
-        found += [schedule.shared() for schedule in found if schedule.may_be_shared]
-    is_new = [all(not _is_same(schedule, other) for other in found[:at]) for at, schedule in enumerate(found)]
-    return tuple(schedule for schedule, is_other in zip(found, is_new) if is_other)[len(preferred) :]
+        candidates += [schedule.shared() for schedule in candidates if schedule.may_be_shared]
+    is_new = [all(not _is_same(schedule, other) for other in candidates[:at]) for at, schedule in enumerate(candidates)]
+    return tuple(schedule for schedule, is_other in zip(candidates, is_new) if is_other)[len(preferred) :]
 
 
 def _is_same(one: Schedule, other: Schedule) -> bool:
     """Whether two schedules of a statement differ in the name of a merged axis at most."""
-    merged = [None if own.merged is None else replace(own.merged, name="") for own in (one, other)]
+    merged = [None if schedule.merged is None else replace(schedule.merged, name="") for schedule in (one, other)]
     if merged[0] is None or merged != merged[1:] * 2:
         return one == other
-    kinds = [(own.strategy, own.is_shared, {*own.names("step")}, {*own.names("grid")}) for own in (one, other)]
+    kinds = [
+        (schedule.strategy, schedule.is_shared, {*schedule.names("step")}, {*schedule.names("grid")})
+        for schedule in (one, other)
+    ]
     return kinds[0] == kinds[1]
 
 
 def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:
-    """The extents of the same schedule for tensors of other lengths; a dimension held on chip is too short to vary."""
+    """Return a schedule's extents for tensors of other lengths; a dimension held on chip is too short to vary."""
     extents = resized_extents(schedule, bound.extents)
     if schedule.owner is not None:
         extents[schedule.owner.row] = owned_rows(bound, fact)
@@ -249,7 +257,7 @@ def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, in
 
 
 def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str, int]:
-    """Return the extents for other lengths alone: a schedule without an owner has no others."""
+    """Return a schedule's extents for other lengths of its index names; owned rows keep their number."""
     extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
@@ -257,7 +265,10 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
 
 
 def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
-    """Known tables as numbers in the source, if a program has all that they lead to along one or two axes of tiles."""
+    """Return a schedule with constant tables as numbers in the source, over one or two axes of tiles.
+
+    None if the tables are not all read by index names, have too many entries, or tiles would be too large.
+    """
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
     roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
@@ -278,7 +289,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
     if any(name in unrolled for access in inside for name in access.names):
         return None
     summed = [name for name in others if name in start.summed]
-    # tiles are powers of two, along what is summed whole
+    # tiles are powers of two, and hold a summed name whole
     sizes = [power_of_two(start.extents[name]) for name in axes]
     least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
     if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
@@ -294,7 +305,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
-    """The name along memory, and one more that stands beside it in a factor or in the output, as channels do."""
+    """Return the tile axes: the name along memory, and before it one more of fixed length, such as channels."""
     contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
     rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
     by_memory = sorted(names, key=rank, reverse=True)
@@ -304,7 +315,7 @@ def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str
 
 
 def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], tables: Tables) -> int:
-    """How many products there are, 0 if some table is no line along an axis; where a position is -1 there is none."""
+    """Count the products, of which there is none where a position is -1; 0 if some table is no line along an axis."""
     count = 0
     for place in product(*[range(extents[name]) for name in names]):
         at = dict(zip(names, place))
@@ -321,7 +332,7 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
 def _finish(
     start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
 ) -> Schedule:
-    """Roles for the names that are no tile axis: what is written is a grid position, what is summed is a loop."""
+    """Return a schedule in which other names of the output are grid positions, and other summed names are loops."""
     roles: dict[str, str] = {}
     together = (start.merged.outer, start.merged.inner) if start.merged is not None else ()
     for name in start.free:
@@ -349,6 +360,7 @@ def _finish(
 
 
 def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
+    """Return the contraction of the factors over these tile axes, or None if there is none."""
     axes = {*tiles, *steps}
     leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
     if not start.bound.statement.is_sum:
@@ -362,7 +374,7 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
 
 
 def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
-    """Return all such choices, those first that load the fewest elements."""
+    """Return all choices of rows, columns and summed axes with a dot, those first that load the fewest elements."""
     row = {start.owner.row} if start.owner is not None else set()
     rows = [name for name in start.free if name not in row]
     sums = [name for name in start.summed if name != start.segment]
@@ -388,7 +400,7 @@ def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
 
 
 def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, ...]]]:
-    """Where one factor is a table over several short names, these are axes all at once: no loop goes over them."""
+    """Return choices for a factor that is a table over several short names: all of them are axes, without a loop."""
     names = [name for name in (*sums, *start.free) if not is_varying(start.bound, name)]
     short = {name for name in names if start.extents[name] <= SHORT}
     if not any(len(short.intersection(factor.names)) > 2 for factor in start.factors):
@@ -399,33 +411,33 @@ def _table_choices(start: Start, sums: list[str]) -> list[tuple[int, tuple[str, 
 
 
 def _merged_schedules(start: Start, narrow: Schedule, full: bool = False) -> list[Schedule]:
-    """Return a narrow dot with its neighbours along a grid position beside it: the other side is loaded once for all.
+    """Return a narrow dot with its neighbours along a grid position in one tile, which loads the other side once.
 
-    Rows of a set are meant to share what they load, however wide the other side is. `full`: every dot with any
-    neighbours, where the first that fits is one of them.
+    Rows of a set share their loads however wide the other side is. The result has at most one schedule, or if `full`
+    one for every grid position, of dots of any width.
     """
-    found: list[Schedule] = []
+    merged: list[Schedule] = []
     tiles, steps = narrow.names("tile"), narrow.names("step")
     if len(tiles) != 2:
-        return found
+        return merged
     is_narrow = full or max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
     for inner, other in (tiles, tiles[::-1]):
         for outer in narrow.names("grid"):
             is_meant = is_narrow or is_in_set(start.owner, start.output, outer)
             if not is_meant or not _may_merge(start, outer, inner, other):
                 continue
-            # other neighbours have axes of other names, by which tuned configs tell them apart
+            # each has an axis of another name, by which tuned configs distinguish them
             wide = start.side_by_side(outer, inner, f"{outer}_{inner}" if full else "c")
             assert wide.merged is not None
             axes = tuple(wide.merged.name if name == inner else name for name in tiles)
             tree = _tree(wide, axes, steps, use_dot=True)
             if isinstance(tree, Dot) and {dot.over for dot in dots(tree)} == set(steps):
-                found.append(_finish(wide, axes, steps, tree))
-    return found if full else found[:1]
+                merged.append(_finish(wide, axes, steps, tree))
+    return merged if full else merged[:1]
 
 
 def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
-    """Tiles of a fixed power of two that `outer` moves, while it does not move those along `other`."""
+    """Whether tiles along `inner`, a fixed power of two, change with `outer` while those along `other` do not."""
     width, names = start.extents[inner], start.bound.statement.free
     if outer not in names or inner not in names or start.extents[outer] < 2 or width & (width - 1):
         return False
@@ -460,9 +472,10 @@ def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
 
 
 def _is_worth_a_dot(schedule: Schedule) -> bool:
-    """Tensor Cores want 16 x 16 x 16; a padded side may be as short as 4, but not two of the three.
+    """Whether dots are long enough for Tensor Cores.
 
-    Beside a dot that is worth it, products with a table's short axes cost next to nothing.
+    They take 16 x 16 x 16; one padded side may be as short as 4, but not two of the three. The dots of a table's short
+    axes do not count: beside a long dot they cost next to nothing.
     """
     sides = [sorted(schedule.extents[name] for name in (*dot.axes, dot.over)) for dot in dots(schedule.tree)]
     if schedule.has_table:
@@ -471,7 +484,7 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
 
 
 def _is_worth_sharing(schedule: Schedule) -> bool:
-    """Too few results to keep a GPU busy, each a long sum: the gradient of weights that all rows share."""
+    """Whether results are too few to keep a GPU busy and each is a long sum, as in the gradient of shared weights."""
     if not schedule.may_be_shared:
         return False
     longest = max(schedule.extents[name] for name in schedule.names("loop", "step"))
@@ -484,7 +497,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
 
 
 def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
-    """For each name, how many elements are read or written along a unit stride of it."""
+    """Return for each name how many elements are read or written along a unit stride of it."""
     elements_along: dict[str, int] = {}
     for factor in (start.output, *start.factors):
         if isinstance(factor, Access):
@@ -499,23 +512,23 @@ def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
 
 
 def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
-    """Instead of several results side by side, several summands: many gathers in flight for rows of many entries.
+    """Return a schedule with several summands side by side instead of results: many gathers are then in flight.
 
-    None: no loop has `least` summands, or some are side by side already.
+    None if no loop has `least` summands, or if summands are side by side already.
     """
     sums = [name for name in plain.names("loop") if start.extents[name] >= least]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
-    if plain.strategy != start.strategy:  # its last tile is a sum that is cut over programs
+    if plain.strategy != start.strategy:  # its last tile axis is a sum that is cut over programs
         return None
     tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
 
 
 def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
-    """No dot: one axis along memory, one more over results, everything else serial.
+    """Return the schedule without a dot: one axis along memory, one more over results, everything else serial.
 
-    `may_cut`: a long sum for few results may be cut over programs that add their parts atomically.
+    If `may_cut`, a long sum for few results may be cut over programs that add their parts atomically.
     """
     contiguous = _contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None

@@ -1,4 +1,4 @@
-"""A statement of three or more factors as several of fewer, in the order of contraction that takes the least work."""
+"""A statement of three or more factors split into several of fewer, in the contraction order with the least work."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Split", "split"]
 
 @dataclass(frozen=True)
 class Split:
-    """Statements to be evaluated in turn; each but the last makes a tensor that a later one reads."""
+    """Statements to be evaluated in turn; each but the last computes a tensor that a later one reads."""
 
     steps: tuple[Statement, ...]
-    gain: float  # how many times the time of all steps one kernel would take, by work and bytes
+    gain: float  # the estimated time of one kernel over that of all steps, by work and bytes
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
 
 
 def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
-    """Return the steps of a bound sum over positions that all exist; None if one kernel takes no longer.
+    """Return the steps of a bound sum over positions that all exist, or None if one kernel takes no longer.
 
-    A factor whose indices another one has all is multiplied where that one is read, at no cost, so that the two stay
-    together. What remains is contracted two by two, in the order that opt_einsum finds.
+    A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
+    together. The rest is contracted two by two, in the order that opt_einsum finds.
 
     >>> import torch
     >>> from insum_ops.compiler.binding import bind
@@ -55,9 +55,9 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
         kept = [name for name in statement.names if name in needed & _names(together)]  # those of the output first
         name = fresh_name("T", taken)
         taken.add(name)
-        made = Access(name, tuple(map(Var, kept)))
-        steps.append(Statement(made, tuple(together)))
-        groups.append((made,))
+        result = Access(name, tuple(map(Var, kept)))
+        steps.append(Statement(result, tuple(together)))
+        groups.append((result,))
     numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
     rest = tuple(factor for group in groups for factor in group)
     steps.append(Statement(statement.output, (*rest, *numbers), statement.op))
@@ -86,7 +86,7 @@ def _names(factors: Iterable[Access]) -> set[str]:
 def _order(
     groups: Sequence[tuple[Access, ...]], free: Sequence[str], extents: Mapping[str, int]
 ) -> list[tuple[int, ...]]:
-    """Return which groups are contracted with each other, as opt_einsum counts them: what they make comes last."""
+    """Return which groups are contracted with each other, as opt_einsum counts them: each result comes last."""
     letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
     terms = ["".join(letters[name] for name in group[0].names) for group in groups]
     reached = [name for name in free if any(name in group[0].names for group in groups)]
@@ -99,7 +99,7 @@ def _order(
 def _seconds(
     statement: Statement, extents: Mapping[str, int], device: Device, itemsize: int, uses_tensor_cores: bool
 ) -> float:
-    """Return what one kernel takes at best: its work, or the bytes of each factor read once and of the output."""
+    """Return the least time of one kernel: for its work, or for reading each factor once and writing the output."""
     products = prod(extents[name] for name in statement.names)
     is_matrix_product = uses_tensor_cores and len(_together(statement.accesses)) > 1 and bool(statement.summed)
     rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops

@@ -23,7 +23,7 @@ __all__ = ["Extremes"]
 
 @dataclass(frozen=True)
 class Competing:
-    """Products, and what else is known of them over some of the same axes."""
+    """Products that compete, where they exist and their positions, each over some of the same axes."""
 
     value: Value
     entries: Value | None  # where there is a product; None: everywhere
@@ -43,11 +43,11 @@ class Extremes(Gathers):
 
     @cached_property
     def last(self) -> Length:
-        """One past the last position."""
+        """One past the last position of a product: the number of products that an element could have."""
         return self.product(self.sizes(self.bound.statement.reduced))
 
     def extremum(self, wants_winners: bool) -> tuple[fx.Node, fx.Node | None]:
-        """The statement's value, and where its winners are if that is wanted."""
+        """Return the statement's value and, if `wants_winners`, the positions of its winners; else None for them."""
         if self.bound.is_empty:
             return self.filled(0, self.compute_dtype), self.no_winner() if wants_winners else None
         best = self.best_inside(self.products(wants_winners))
@@ -57,7 +57,7 @@ class Extremes(Gathers):
         return result, self.put(self.shown(best.place, best.entries, -1), -1) if best.place is not None else None
 
     def shown(self, value: Value, entries: Value | None, otherwise: float | fx.Node) -> Value:
-        """The value where it has an entry."""
+        """Return the value where there is an entry, and `otherwise` elsewhere."""
         if entries is None:
             return value
         names = {*value.axes, *entries.axes}
@@ -66,16 +66,18 @@ class Extremes(Gathers):
         return Value(node, axes)
 
     def no_winner(self) -> fx.Node:
+        """Return winners' positions of an output that no product reaches: -1 everywhere."""
         return self.filled(-1, self.bound.winner_dtype)
 
     def filled(self, value: float | fx.Node, dtype: torch.dtype, size: Sequence[Length] | None = None) -> fx.Node:
+        """Return a tensor of one value; its size is by default the output's."""
         size = self.size if size is None else tuple(size)
         return self.call(torch.full, size, value, dtype=dtype, device=self.bound.device)
 
     # products
 
     def products(self, wants_winners: bool) -> Competing:
-        """Every product over all names that it depends on: those that the output tells first, then in order."""
+        """Return the products over all index names that they depend on: direct ones first, then the reduced ones."""
         statement = self.bound.statement
         roots = (*statement.accesses, statement.output)
         factors = [self.gather(access) for access in statement.accesses]
@@ -91,7 +93,7 @@ class Extremes(Gathers):
         return Competing(value, self.joint(masks, axes), self.places(axes) if wants_winners else None)
 
     def joint(self, masks: Sequence[Value], order: tuple[str, ...]) -> Value | None:
-        """Where all masks have an entry."""
+        """Return where all masks have an entry; None if there are no masks."""
         if not masks:
             return None
         axes = tuple(name for name in order if any(name in mask.axes for mask in masks))
@@ -99,13 +101,14 @@ class Extremes(Gathers):
         return Value(reduce(partial(self.call, torch.logical_and), spread), axes)
 
     def widened(self, factor: Value) -> Value:
+        """Return the factor in the dtype that products are taken in."""
         names = [access.name for access in self.bound.statement.accesses]
         if all(self.bound.dtypes[name] == self.compute_dtype for name in names):
             return factor
         return Value(self.call(torch.Tensor.to, factor.node, self.compute_dtype), factor.axes)
 
     def places(self, order: tuple[str, ...]) -> Value:
-        """The position of each product over the reduced names; 0 along a name that it does not depend on."""
+        """Return the position of each product over the reduced names; 0 along a name that it does not depend on."""
         axes = tuple(name for name in order if name in self.bound.statement.reduced)
         total = self.filled(0, self.bound.winner_dtype, (1,) * len(axes))
         stride: Length = 1
@@ -120,7 +123,7 @@ class Extremes(Gathers):
         return Value(total, axes)
 
     def best_inside(self, products: Competing) -> Competing:
-        """The best over the names that only the right side has."""
+        """Return the best of the products over the names that only the right side has."""
         axes, inner = products.value.axes, self.bound.statement.summed
         dims = [dim for dim, name in enumerate(axes) if name in inner]
         if not dims:
@@ -130,16 +133,17 @@ class Extremes(Gathers):
         if spread is not None:
             node = self.call(torch.where, spread, node, self.worst)
         best = self.call(torch.amax if self.is_max else torch.amin, node, dims, True)
-        kept = tuple(name for name in axes if name not in inner)
+        kept_axes = tuple(name for name in axes if name not in inner)
         if place is not None:
             is_best = self.is_best(node, best, spread)
             where = self.call(torch.where, is_best, self.expand_to(place, axes), self.last)
-            place = Value(self.call(torch.amin, where, dims), kept)
+            place = Value(self.call(torch.amin, where, dims), kept_axes)
         if entries is not None:
             entries = self.any_of(entries, inner)
-        return Competing(Value(self.call(torch.squeeze, best, tuple(dims)), kept), entries, place)
+        return Competing(Value(self.call(torch.squeeze, best, tuple(dims)), kept_axes), entries, place)
 
     def any_of(self, entries: Value, inner: tuple[str, ...]) -> Value:
+        """Return whether there is an entry for any value of the names `inner`."""
         node = entries.node
         for dim in reversed(range(len(entries.axes))):
             if entries.axes[dim] in inner:
@@ -147,67 +151,70 @@ class Extremes(Gathers):
         return Value(node, tuple(name for name in entries.axes if name not in inner))
 
     def is_best(self, node: fx.Node, best: fx.Node, entries: fx.Node | None = None) -> fx.Node:
-        """Where a product equals the best, NaN to NaN."""
-        both = self.call(torch.logical_and, self.call(torch.isnan, node), self.call(torch.isnan, best))
-        found = self.call(torch.logical_or, self.call(torch.eq, node, best), both)
-        return found if entries is None else self.call(torch.logical_and, found, entries)
+        """Return where a product exists and equals the best; NaN counts as equal to NaN."""
+        both_nan = self.call(torch.logical_and, self.call(torch.isnan, node), self.call(torch.isnan, best))
+        is_equal = self.call(torch.logical_or, self.call(torch.eq, node, best), both_nan)
+        return is_equal if entries is None else self.call(torch.logical_and, is_equal, entries)
 
     # where they go
 
     def put(self, result: Value, elsewhere: int) -> fx.Node:
-        """The result at its positions, each met once, and `elsewhere` at those that the left side leaves out."""
+        """Return the result at its positions, each of which is met once, and `elsewhere` at all others."""
         output, free = self.bound.statement.output, self.bound.statement.free
         result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), self.sizes(free)), free)
-        pointing = self.pointing(output.indices)
-        if not pointing:
+        indirect_dims = self.indirect_dims(output.indices)
+        if not indirect_dims:
             node = self.permute(result, tuple(map(str, output.indices)))
             return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
-        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
-        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
-        size = [self.size[dim] for dim in (*pointing, *rest)]
+        direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
+        joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
+        size = [self.size[dim] for dim in (*indirect_dims, *direct_dims)]
         start = self.call(torch.Tensor.new_full, result.node, size, elsewhere)
-        ordered = self.permute(result, joint + tuple(str(output.indices[dim]) for dim in rest))
-        return self.restored(self.call(torch.index_put, start, positions, ordered), (*pointing, *rest))
+        ordered = self.permute(result, joint + tuple(str(output.indices[dim]) for dim in direct_dims))
+        return self.restored(self.call(torch.index_put, start, positions, ordered), (*indirect_dims, *direct_dims))
 
     def restored(self, node: fx.Node, order: tuple[int, ...]) -> fx.Node:
-        """A tensor whose dimensions are the output's in this order, in the output's own order."""
+        """Return a tensor with its dimensions, which are the output's in this order, in the output's own order."""
         back = tuple(order.index(dim) for dim in range(len(order)))
         return self.call(torch.Tensor.contiguous, self.call(torch.permute, node, back))
 
     def compete(self, best: Competing) -> tuple[fx.Node, fx.Node | None]:
-        """Products that an indirection on the left sends to one element compete there; hidden ones get a row apart."""
+        """Return the best of the products that indirections on the left send to one element, and their positions.
+
+        Products hidden by a -1 are sent to one more row, which is cut off at the end.
+        """
         output = self.bound.statement.output
-        pointing = self.pointing(output.indices)
-        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
-        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
-        axes = joint + tuple(str(output.indices[dim]) for dim in rest)
-        rows, columns = [self.size[dim] for dim in pointing], [self.size[dim] for dim in rest]
+        indirect_dims = self.indirect_dims(output.indices)
+        direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
+        joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
+        axes = joint + tuple(str(output.indices[dim]) for dim in direct_dims)
+        rows, columns = [self.size[dim] for dim in indirect_dims], [self.size[dim] for dim in direct_dims]
         shape, num_rows = (self.product(self.sizes(joint)), *columns), self.product(rows)
-        with_one_more = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
+        rows_and_hidden = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
 
         def laid_out(value: Value) -> fx.Node:
-            whole = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
-            return self.call(torch.reshape, whole, shape)
+            expanded = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
+            return self.call(torch.reshape, expanded, shape)
 
         def finished(node: fx.Node) -> fx.Node:
             node = self.call(torch.narrow, node, 0, 0, num_rows)
-            return self.restored(self.call(torch.reshape, node, (*rows, *columns)), (*pointing, *rest))
+            return self.restored(self.call(torch.reshape, node, (*rows, *columns)), (*indirect_dims, *direct_dims))
 
         index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
         source = laid_out(best.value)
-        zeros = self.filled(0, self.compute_dtype, (with_one_more, *columns))
+        zeros = self.filled(0, self.compute_dtype, (rows_and_hidden, *columns))
         kind = "amax" if self.is_max else "amin"
         result = self.call(torch.scatter_reduce, zeros, 0, index, source, kind, include_self=False)
         if best.place is None:
             return finished(result), None
         is_best = self.is_best(source, self.call(torch.gather, result, 0, index))
         place = self.call(torch.where, is_best, laid_out(best.place), self.last)
-        none = self.filled(self.last, self.bound.winner_dtype, (with_one_more, *columns))
+        none = self.filled(self.last, self.bound.winner_dtype, (rows_and_hidden, *columns))
         first = finished(self.call(torch.scatter_reduce, none, 0, index, place, "amin"))
         return finished(result), self.call(torch.where, self.call(torch.lt, first, self.last), first, -1)
 
     def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
-        """Positions in several dimensions as one position in all of them."""
+        """Return positions in several dimensions as one position in their flattened product."""
         total = self.call(torch.Tensor.to, positions[0], torch.int64)
         for position, extent in zip(positions[1:], rows[1:]):
             total = self.call(torch.add, self.call(torch.mul, total, extent), position)

@@ -40,13 +40,16 @@ class Value:
 
 
 def placeholders(bound: Bound) -> tuple[str, ...]:
-    """The graph's arguments in order: the tensors read, then the output tensor if it is the start."""
+    """Return the graph's arguments in order: the tensors it reads, then the output tensor if sums start from it."""
     seed = (bound.statement.output.name,) if bound.is_seeded else ()
     return tuple(name for name in bound.statement.tensor_names if name not in seed) + seed
 
 
 def lengths_of(bound: Bound) -> dict[str | int, int]:
-    """Every length that a graph may depend on: of each index name, and of each output dimension that no name tells."""
+    """Return every length that a graph may depend on.
+
+    They are by index name, and by output dimension for those dimensions that are not indexed by a name.
+    """
     lengths: dict[str | int, int] = dict(bound.extents.items())
     for dim, index in enumerate(bound.statement.output.indices):
         if not isinstance(index, Var):
@@ -55,7 +58,7 @@ def lengths_of(bound: Bound) -> dict[str | int, int]:
 
 
 def large_gathers(bound: Bound) -> frozenset[Access]:
-    """The factors of which at least as many elements are gathered as their tensors hold."""
+    """Return the factors of which at least as many elements are gathered as their tensors hold."""
     return frozenset(
         access
         for access in bound.statement.accesses
@@ -85,15 +88,15 @@ class Gathers:
         names = placeholders(bound)
         self.lengths: dict[str | int, Length] = dict(lengths_of(bound))
         targets = {key: fresh_name(f"length{number}_", names) for number, key in enumerate(self.lengths)}
-        taken = (*names, *targets.values()) if takes_lengths else names
-        self.tensors = {name: self.argument(name, taken) for name in names}
+        names_in_use = (*names, *targets.values()) if takes_lengths else names
+        self.tensors = {name: self.argument(name, names_in_use) for name in names}
         if takes_lengths:
-            self.lengths = {key: self.argument(target, taken) for key, target in targets.items()}
+            self.lengths = {key: self.argument(target, names_in_use) for key, target in targets.items()}
         self.gathered: dict[Access, Value] = {}
         self.valid: dict[Access, Value] = {}  # where an index access that may hold -1 has an entry
 
     def argument(self, name: str, names: Sequence[str]) -> fx.Node:
-        """A tensor as an argument of the graph's code, which calls it `node.name`: never what another one is called."""
+        """Return a new argument of the graph; its name in the graph's code, `node.name`, is not among `names`."""
         target = fresh_name(f"{name}_", names) if name in RESERVED else name
         hints = (target, *(f"tensor{number}_" for number in range(len(names) + 1)))
         for hint in hints:
@@ -104,19 +107,20 @@ class Gathers:
         return node
 
     def call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
-        """A call of a torch function, or of a tensor's method."""
+        """Return the node of a call of a torch function, or of a tensor's method."""
         name = getattr(function, "__name__", "")
         if getattr(torch.Tensor, name, None) is function:
             return self.graph.call_method(name, args, kwargs)
         return self.graph.call_function(function, args, kwargs)
 
     def gather(self, access: Access) -> Value:
-        """The access as a tensor over its index names; entries behind a -1 hold something harmless."""
+        """Return the access as a tensor over its index names; entries behind a -1 hold something harmless."""
         if access not in self.gathered:
             self.gathered[access] = self.read(self.tensors[access.name], access)
         return self.gathered[access]
 
     def read(self, node: fx.Node, access: Access) -> Value:
+        """Return the elements of the tensor `node` that `access` reads, over its index names."""
         indices: list[Index] = []
         for dim in reversed(range(len(access.indices))):
             index = access.indices[dim]
@@ -124,11 +128,11 @@ class Gathers:
                 node = self.call(torch.select, node, dim, index.value)
             else:
                 indices.insert(0, index)
-        pointing = self.pointing(indices)
-        if not pointing:
+        indirect_dims = self.indirect_dims(indices)
+        if not indirect_dims:
             return Value(node, tuple(map(str, indices)))
-        if len(pointing) == 1:
-            (dim,) = pointing
+        if len(indirect_dims) == 1:
+            (dim,) = indirect_dims
             index, without = indices[dim], frozenset[fx.Node]()
             if isinstance(index, Access) and self.is_worth_a_zero(access, index):
                 node, position, mask = self.with_a_zero(node, dim, index)
@@ -144,28 +148,31 @@ class Gathers:
                 )
             axes = tuple(map(str, indices))
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
-        rest = [dim for dim in range(len(indices)) if dim not in pointing]
-        joint, positions = self.broadcast([indices[dim] for dim in pointing])
-        if pointing != list(range(len(pointing))):
-            node = self.call(torch.permute, node, (*pointing, *rest))
+        direct_dims = [dim for dim in range(len(indices)) if dim not in indirect_dims]
+        joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
+        if indirect_dims != list(range(len(indirect_dims))):
+            node = self.call(torch.permute, node, (*indirect_dims, *direct_dims))
         node = self.call(torch.ops.aten.index.Tensor, node, positions)
-        return Value(node, joint + tuple(str(indices[dim]) for dim in rest))
+        return Value(node, joint + tuple(str(indices[dim]) for dim in direct_dims))
 
     def is_worth_a_zero(self, access: Access, index: Access) -> bool:
-        """Reading -1 as one more row, of zeros, costs a copy of the tensor; masking costs one of what is gathered."""
+        """Return True if -1 is better read as one more row, of zeros, than masked.
+
+        The row costs a copy of the tensor, and a mask costs a copy of what is gathered.
+        """
         can_be_zero = access in self.large_gathers and self.bound.statement.is_sum
         return can_be_zero and index.name in self.padded and not index.is_indirect
 
     def with_a_zero(self, node: fx.Node, dim: int, index: Access) -> tuple[fx.Node, Value, Value]:
-        """The tensor with a row of zeros at its end, positions that point -1 there, and the mask that this obeys."""
+        """Return the tensor with a row of zeros at its end, positions that read that row for -1, and the mask of -1."""
         value, mask = self.gather(index), self.mask(index)
         row = self.call(torch.zeros_like, self.call(torch.narrow, node, dim, 0, 1))
         end = self.call(torch.Tensor.size, node, dim)
         position = self.call(torch.where, mask.node, value.node, end)
         return self.call(torch.cat, [node, row], dim), Value(position, value.axes), mask
 
-    def pointing(self, indices: Sequence[Index]) -> list[int]:
-        """Dimensions that need an index tensor: indirections, and names that stand twice."""
+    def indirect_dims(self, indices: Sequence[Index]) -> list[int]:
+        """Return the dimensions that need an index tensor: constants, indirections, and names that stand twice."""
         inside = {name for index in indices if isinstance(index, Access) for name in index.names}
         names = [str(index) for index in indices]
         return [
@@ -175,7 +182,7 @@ class Gathers:
         ]
 
     def position(self, index: Index) -> Value:
-        """Where an index points, as a tensor of positions that are safe to read."""
+        """Return where an index points, as a tensor of positions that are safe to read."""
         if isinstance(index, Var):
             places = self.call(torch.arange, self.lengths[index.name], device=self.bound.device)
             return Value(places, (index.name,))
@@ -187,20 +194,21 @@ class Gathers:
         return value
 
     def may_be_negative(self, access: Access) -> bool:
+        """Return True if the access, or an indirection inside it, may hold -1."""
         return access.name in self.padded or any(map(self.may_be_negative, access.indirections))
 
     def broadcast(self, indices: Sequence[Index]) -> tuple[tuple[str, ...], list[fx.Node]]:
-        """Positions of several indices over the union of their names."""
+        """Return the union of the names of several indices, and the positions of each over that union."""
         positions = [self.position(index) for index in indices]
         joint = tuple(dict.fromkeys(name for position in positions for name in position.axes))
         return joint, [self.expand_to(position, joint) for position in positions]
 
     def expand_to(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
-        """The value with its dimensions in the order of `axes` and size 1 where it lacks one."""
-        own = tuple(axis for axis in axes if axis in value.axes)
-        node = self.permute(value, own)
-        if own != axes:
-            shape = tuple(self.lengths[axis] if axis in own else 1 for axis in axes)
+        """Return the value with its dimensions in the order of `axes` and size 1 where it lacks one."""
+        present = tuple(axis for axis in axes if axis in value.axes)
+        node = self.permute(value, present)
+        if present != axes:
+            shape = tuple(self.lengths[axis] if axis in present else 1 for axis in axes)
             node = self.call(torch.reshape, node, shape)
         return node
 
@@ -217,37 +225,38 @@ class Gathers:
 
     @property
     def size(self) -> tuple[Length, ...]:
-        """Of the output."""
-        own = enumerate(self.bound.statement.output.indices)
-        return tuple(self.lengths[index.name if isinstance(index, Var) else dim] for dim, index in own)
+        """The lengths of the output's dimensions."""
+        output_indices = enumerate(self.bound.statement.output.indices)
+        return tuple(self.lengths[index.name if isinstance(index, Var) else dim] for dim, index in output_indices)
 
     def product(self, lengths: Iterable[Length]) -> Length:
-        found: Length = 1
+        total: Length = 1
         for length in lengths:
-            found = self.times(found, length)
-        return found
+            total = self.times(total, length)
+        return total
 
-    def times(self, one: Length, other: Length) -> Length:
-        if isinstance(one, int) and isinstance(other, int):
-            return one * other
-        return self.call(operator.mul, one, other) if one != 1 else other
+    def times(self, left: Length, right: Length) -> Length:
+        if isinstance(left, int) and isinstance(right, int):
+            return left * right
+        return self.call(operator.mul, left, right) if left != 1 else right
 
     def masks(self, access: Access) -> dict[Access, Value]:
-        """For each index of `access` that may hold -1: where it has an entry."""
-        found: dict[Access, Value] = {}
+        """Return, for each index inside `access` that may hold -1, where it has an entry."""
+        masks: dict[Access, Value] = {}
         for index in access.indirections:
-            found.update(self.masks(index))
+            masks.update(self.masks(index))
             if index.name in self.padded:
-                found[index] = self.mask(index)
-        return found
+                masks[index] = self.mask(index)
+        return masks
 
     def mask(self, index: Access) -> Value:
-        """Where an index has an entry."""
+        """Return where an index tensor has an entry, that is, holds no -1."""
         if index not in self.valid:
             value = self.gather(index)
             self.valid[index] = Value(self.call(torch.ge, value.node, 0), value.axes)
         return self.valid[index]
 
     def scaled(self, value: Value) -> Value:
+        """Return the value times the statement's literal factors."""
         scale = self.bound.statement.scale
         return value if scale == 1 else Value(self.call(torch.mul, value.node, scale), value.axes)

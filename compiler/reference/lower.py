@@ -31,9 +31,9 @@ _programs: LRUCache[Program] = LRUCache(PROGRAMS)
 
 
 def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: bool = False) -> fx.GraphModule:
-    """The graph of a bound statement; `padded` names the index tensors that may hold -1 (default: all).
+    """Return the graph of a bound statement; `padded` names the index tensors that may hold -1 (default: all).
 
-    `wants_winners`: the graph of a `max` or `min` returns two tensors, the second of the winners' positions.
+    With `wants_winners` the graph of a `max` or `min` returns two tensors, the second of the winners' positions.
     """
     if padded is None:
         padded = frozenset(access.name for access in bound.statement.index_accesses)
@@ -49,15 +49,15 @@ class Program:
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
 
     def lengths_in(self, bound: Bound) -> list[int]:
-        """The lengths that the function takes where it stands for this bound statement."""
-        known = lengths_of(bound)
-        return [known[key] for key in self.lengths]
+        """Return the lengths that the function takes when it runs this bound statement."""
+        lengths = lengths_of(bound)
+        return [lengths[key] for key in self.lengths]
 
 
 def program_for(
     bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
 ) -> Program:
-    """The program of a bound statement, which those share that differ in lengths alone.
+    """Return the program of a bound statement; statements that differ only in lengths share one.
 
     With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
@@ -74,12 +74,12 @@ def program_for(
         code = lowering.finished_graph(wants_winners).python_code("self")
         # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
         exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
-        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.lengths_taken)
+        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.length_arguments)
     return program
 
 
 def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
-    """Which factors are contracted with each other, in order; none where there are no more than two."""
+    """Return which factors are contracted with each other, in order; nothing for one or two factors."""
     statement = bound.statement
     if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
         return ()
@@ -91,7 +91,10 @@ def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
 
 
 def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:
-    """What torch.einsum calls a contraction of operands over these index names to `axes`."""
+    """Return the equation, in torch.einsum's notation, that contracts operands over these index names to `axes`.
+
+    Raises UnsupportedError if there are more index names than letters.
+    """
     names = tuple(dict.fromkeys(name for operand in operands for name in operand))
     if len(names) > len(string.ascii_letters):
         raise UnsupportedError(
@@ -105,12 +108,15 @@ def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str
 
 
 class _Lowering(Extremes):
+    """The graph of one bound statement under construction: gathers, a contraction or a max, and a scatter."""
+
     @property
-    def lengths_taken(self) -> tuple[str | int, ...]:
+    def length_arguments(self) -> tuple[str | int, ...]:
         """The lengths that are arguments of the finished graph, in order."""
         return tuple(key for key, length in self.lengths.items() if isinstance(length, fx.Node))
 
     def finished_graph(self, wants_winners: bool) -> fx.Graph:
+        """Return the complete graph, without arguments for lengths that nothing in it needs."""
         if self.bound.statement.is_sum:
             result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
         else:
@@ -128,7 +134,7 @@ class _Lowering(Extremes):
     # contract
 
     def contract(self) -> Value:
-        """The product of the factors, summed down to the names on the left."""
+        """Return the product of the factors, summed down to the names on the left."""
         bag = self.weighted_rows()
         if bag is not None:
             return self.scaled(bag)
@@ -154,10 +160,13 @@ class _Lowering(Extremes):
         return result
 
     def weighted_rows(self) -> Value | None:
-        """`AV[p,q] * B[AK[p,q],n]` summed over q, as one torch operation that never holds all gathered rows."""
+        """Return `AV[p,q] * B[AK[p,q],n]` summed over q by one torch operation that never holds all gathered rows.
+
+        The result is None for a statement that is not of this form.
+        """
         accesses = self.bound.statement.accesses
-        is_one_type = all(self.bound.dtypes[access.name] == self.compute_dtype for access in accesses)
-        if len(accesses) != 2 or not is_one_type:
+        has_one_dtype = all(self.bound.dtypes[access.name] == self.compute_dtype for access in accesses)
+        if len(accesses) != 2 or not has_one_dtype:
             return None
         for weights, rows in (accesses, accesses[::-1]):
             index, *others = rows.indices or (None,)
@@ -167,32 +176,39 @@ class _Lowering(Extremes):
         return None
 
     def is_bag(self, weights: Access, index: Access, column: str) -> bool:
-        """One weight for each position, one index summed, and everything else on the left."""
+        """Return True if there is one weight for each position, one index is summed, and all others are on the left."""
         places = [item.name for item in index.indices if isinstance(item, Var)]
-        own = [item.name for item in weights.indices if isinstance(item, Var)]
-        is_direct = len(places) == len(index.indices) and len(own) == len(weights.indices)
-        is_one_to_one = len(set(places)) == len(places) and sorted(places) == sorted(own) and column not in places
+        weight_names = [item.name for item in weights.indices if isinstance(item, Var)]
+        is_direct = len(places) == len(index.indices) and len(weight_names) == len(weights.indices)
+        is_unique = len(set(places)) == len(places) and column not in places
+        is_one_to_one = is_unique and sorted(places) == sorted(weight_names)
         statement = self.bound.statement
-        is_kept = {*places, column} == {*statement.free, *statement.summed}
-        return is_direct and is_one_to_one and is_kept and len(statement.summed) == 1 and statement.summed[0] != column
+        has_all_names = {*places, column} == {*statement.free, *statement.summed}
+        has_one_sum = len(statement.summed) == 1 and statement.summed[0] != column
+        return is_direct and is_one_to_one and has_all_names and has_one_sum
 
     def bag(self, weights: Access, rows: Access, index: Access, column: str) -> Value:
+        """Return the weighted sum of rows by `torch.nn.functional.embedding_bag`."""
         (summed,) = self.bound.statement.summed
-        kept = tuple(name for name in map(str, index.indices) if name != summed)
+        kept_axes = tuple(name for name in map(str, index.indices) if name != summed)
         table, position, scales = self.tensors[rows.name], self.gather(index), self.gather(weights)
         if index.name in self.padded:
             table, position, mask = self.with_a_zero(table, 0, index)
             hidden = self.call(torch.where, self.expand_to(mask, scales.axes), scales.node, 0)
             scales = Value(hidden, scales.axes)
         shape = (-1, self.lengths[summed])
-        flat = [self.call(torch.reshape, self.permute(v, (*kept, summed)), shape) for v in (position, scales)]
+        flat = [self.call(torch.reshape, self.permute(v, (*kept_axes, summed)), shape) for v in (position, scales)]
         total = self.call(embedding_bag, flat[0], table, per_sample_weights=flat[1], mode="sum")
-        if len(kept) != 1:
-            total = self.call(torch.reshape, total, (*self.sizes(kept), self.lengths[column]))
-        return Value(self.permute(Value(total, (*kept, column)), self.bound.statement.free), self.bound.statement.free)
+        if len(kept_axes) != 1:
+            total = self.call(torch.reshape, total, (*self.sizes(kept_axes), self.lengths[column]))
+        free = self.bound.statement.free
+        return Value(self.permute(Value(total, (*kept_axes, column)), free), free)
 
     def prepare(self, factor: Value, groups: list[list[Value]]) -> Value:
-        """Zero what a -1 hides (never multiply it by zero: 0 * NaN is NaN); convert to the type sums are taken in."""
+        """Return a factor in the dtype of the sums, and zero where a -1 hides it.
+
+        It is never multiplied by zero instead, since 0 * NaN is NaN.
+        """
         node = factor.node
         for masks in groups:
             for mask in self.seen_from(factor, masks):
@@ -205,7 +221,7 @@ class _Lowering(Extremes):
         return Value(node, factor.axes)
 
     def seen_from(self, factor: Value, masks: list[Value]) -> list[Value]:
-        """Masks as a factor sees them: where names that it lacks matter, whether any of their values has an entry."""
+        """Return masks over the factor's own names: over a name that it lacks, whether any value has an entry."""
         if all(set(mask.axes) <= set(factor.axes) for mask in masks):
             return masks
         joint = tuple(dict.fromkeys(name for mask in masks for name in mask.axes))
@@ -216,47 +232,51 @@ class _Lowering(Extremes):
         return [Value(node, tuple(name for name in joint if name in factor.axes))]
 
     def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        """Return the operands contracted to `axes`, pair by pair in the order that opt_einsum finds."""
         for chosen in _contraction_path(self.bound)[:-1]:
             pair = [operands[at] for at in chosen]
             operands = [operand for at, operand in enumerate(operands) if at not in chosen]
             needed = set(axes).union(*(operand.axes for operand in operands))
-            kept = tuple(dict.fromkeys(name for value in pair for name in value.axes if name in needed))
-            operands.append(self.pair(pair, kept))
+            kept_axes = tuple(dict.fromkeys(name for value in pair for name in value.axes if name in needed))
+            operands.append(self.pair(pair, kept_axes))
         return self.pair(operands, axes)
 
     def pair(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
-        """One or two operands contracted to `axes`."""
+        """Return one or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
         if self.is_elementwise(operands, axes):
             large, small = sorted(operands, key=lambda value: -len(value.axes))
             product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
             dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
-            kept = tuple(name for name in large.axes if name in axes)
+            kept_axes = tuple(name for name in large.axes if name in axes)
             total = self.call(torch.sum, product, dims) if dims else product
-            return Value(self.permute(Value(total, kept), axes), axes)
+            return Value(self.permute(Value(total, kept_axes), axes), axes)
         equation = _equation([operand.axes for operand in operands], axes)
         return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
-        """One operand scales the other, entry by entry: as a batched product of rows it is many times slower."""
-        small, *rest = sorted((set(operand.axes) for operand in operands), key=len)
-        return len(rest) == 1 and small <= rest[0] and bool(small & set(axes))
+        """Return True if one operand scales the other entry by entry.
+
+        torch.einsum would take that for a batched product of rows, which is many times slower.
+        """
+        small, *larger = sorted((set(operand.axes) for operand in operands), key=len)
+        return len(larger) == 1 and small <= larger[0] and bool(small & set(axes))
 
     # scatter
 
     def start(self) -> fx.Node:
-        """What the sums are added to."""
+        """Return what the sums are added to: a copy of the output tensor, or zeros."""
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
             return self.call(torch.Tensor.to, seed, self.compute_dtype, copy=True)
         return self.call(torch.zeros, self.size, dtype=self.compute_dtype, device=self.bound.device)
 
     def scatter(self, result: Value) -> fx.Node:
-        """The result added to the start at the positions on the left."""
+        """Return the start with the result added at the positions on the left."""
         output = self.bound.statement.output
-        pointing = self.pointing(output.indices)
-        if not pointing:
+        indirect_dims = self.indirect_dims(output.indices)
+        if not indirect_dims:
             node = self.permute(result, tuple(map(str, output.indices)))
             if self.bound.is_seeded:
                 return self.call(torch.add, self.start(), node)
@@ -264,8 +284,8 @@ class _Lowering(Extremes):
                 return self.call(torch.Tensor.contiguous, node)
             return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
         source = Value(self.hide(result, self.masks(output)), result.axes)
-        if len(pointing) == 1 and isinstance(output.indices[pointing[0]], Access):
-            (dim,) = pointing
+        if len(indirect_dims) == 1 and isinstance(output.indices[indirect_dims[0]], Access):
+            (dim,) = indirect_dims
             position = self.position(output.indices[dim])
             names = tuple(map(str, output.indices))
             ordered = self.permute(source, names[:dim] + position.axes + names[dim + 1 :])
@@ -277,11 +297,11 @@ class _Lowering(Extremes):
                     else self.call(torch.unsqueeze, ordered, dim)
                 )
             return self.call(torch.index_add, self.start(), dim, self.flat(position), ordered)
-        rest = [dim for dim in range(len(output.indices)) if dim not in pointing]
-        joint, positions = self.broadcast([output.indices[dim] for dim in pointing])
-        order = (*pointing, *rest)
+        direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
+        joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
+        order = (*indirect_dims, *direct_dims)
         start = self.call(torch.permute, self.start(), order)
-        ordered = self.permute(source, joint + tuple(str(output.indices[dim]) for dim in rest))
+        ordered = self.permute(source, joint + tuple(str(output.indices[dim]) for dim in direct_dims))
         summed = self.call(torch.index_put, start, positions, ordered, accumulate=True)
         back = tuple(order.index(dim) for dim in range(len(order)))
         return self.call(torch.Tensor.contiguous, self.call(torch.permute, summed, back))
@@ -296,6 +316,7 @@ class _Lowering(Extremes):
         return node.target in (torch.mul, torch.sum)
 
     def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
+        """Return the result with zeros where a mask has no entry."""
         node = result.node
         for mask in masks.values():
             node = self.call(torch.where, self.expand_to(mask, result.axes), node, 0)
@@ -303,10 +324,10 @@ class _Lowering(Extremes):
 
 
 def _connected(masks: Iterable[Value]) -> list[list[Value]]:
-    """Masks in groups that share no index name with each other."""
+    """Return masks in groups that share no index name with each other."""
     groups: list[list[Value]] = []
     for mask in masks:
-        touching = [group for group in groups if any(set(mask.axes) & set(other.axes) for other in group)]
+        touching = [group for group in groups if any(set(mask.axes) & set(earlier.axes) for earlier in group)]
         groups = [group for group in groups if group not in touching]
-        groups.append([mask, *(other for group in touching for other in group)])
+        groups.append([mask, *(earlier for group in touching for earlier in group)])
     return groups

@@ -1,4 +1,4 @@
-"""The folder of what outlives a process, and the files in it: found, written in one step, thinned out, warned of."""
+"""The cache folder, which outlives a process: where it is, and how its files are written, thinned out and warned of."""
 
 import atexit
 import functools
@@ -35,7 +35,7 @@ _written = 0  # sources, by this process
 
 
 def cache_dir() -> Path:
-    """INSUM_CACHE_DIR, else the user's cache folder; without a home, a path that can't be written."""
+    """Return INSUM_CACHE_DIR, else the user's cache folder; without a home, a path that can't be written."""
     folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "insum_ops")
     if user_cache_dir is not None:
         with suppress(RuntimeError):  # newer platformdirs: there is no home
@@ -45,7 +45,7 @@ def cache_dir() -> Path:
 
 
 def cache_size(folder: Path) -> tuple[int, int]:
-    """How many files lie below the folder, and their bytes."""
+    """Return how many files lie below the folder, and their bytes."""
     sizes = []
     for file in (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names):
         with suppress(OSError):  # another process may have removed it
@@ -54,14 +54,14 @@ def cache_size(folder: Path) -> tuple[int, int]:
 
 
 def source_path(digest: str) -> Path:
-    """Where the kernel source of this digest lies once `write_source` has written it."""
+    """Return where the kernel source of this digest lies once `write_source` has written it."""
     return cache_dir() / "kernels" / f"{digest}.py"
 
 
 def write_source(text: str) -> Path:
-    """A file of this text, named by its hash, for Triton and debuggers; execute the text, not the file.
+    """Write this text to a file named by its hash, for Triton and debuggers, and return its path.
 
-    Where nothing can be written, as on a full disk, the path is that of a file which is not there.
+    Execute the text, not the file: if nothing can be written, as on a full disk, there is no file at the path.
     """
     data = text.encode()
     path = source_path(hashlib.sha256(data).hexdigest()[:32])
@@ -76,18 +76,19 @@ def write_source(text: str) -> Path:
 
 
 def _store(path: Path, data: bytes) -> Path:
-    held: bytes | None = None
+    """Write a file unless it is there already, and return its path; raise OSError if it can't be written."""
+    stored: bytes | None = None
     try:  # and never ask first: another process may write or remove it in between
-        held = path.read_bytes()
+        stored = path.read_bytes()
     except FileNotFoundError:
         pass
     except IsADirectoryError:
-        held = b""
-    if held == data:
+        stored = b""
+    if stored == data:
         with suppress(OSError):  # it is another user's, or gone since
             os.utime(path)
         return path
-    if held is not None:
+    if stored is not None:
         warn_damaged(path)
     replace_file(path, data)
     _thin_out(path.parent, keep=path.name)
@@ -95,9 +96,10 @@ def _store(path: Path, data: bytes) -> Path:
 
 
 def _thin_out(folder: Path, keep: str) -> None:
-    """Of very many sources the older half, by when they were last used, goes: every config ever tried has one.
+    """Remove the half of the sources that was used least recently, if there are very many but for `keep`.
 
-    A process looks when it first writes one and then now and again, since most of them write few.
+    Every config that was ever tried has a source. A process counts them when it first writes one and then now and
+    again, since most processes write few.
     """
     global _written
     is_time = _written % SOURCES_BETWEEN_LOOKS == 0
@@ -105,23 +107,24 @@ def _thin_out(folder: Path, keep: str) -> None:
     if not is_time:
         return
     remove_abandoned(folder)
-    found = [entry for entry in _listed(folder) if entry.name.endswith(".py") and entry.name != keep]
-    if len(found) > MOST_SOURCES:
-        for entry in sorted(found, key=_age)[: len(found) // 2]:
+    sources = [entry for entry in _entries_of(folder) if entry.name.endswith(".py") and entry.name != keep]
+    if len(sources) > MOST_SOURCES:
+        for entry in sorted(sources, key=_last_used)[: len(sources) // 2]:
             with suppress(OSError):  # another process thins out too, or it is another user's
                 os.unlink(entry.path)
 
 
 def remove_abandoned(folder: Path) -> None:
     """Remove the half-written files of processes that were killed, and no file that may still be written."""
-    for entry in _listed(folder):
+    for entry in _entries_of(folder):
         if entry.name.endswith(".tmp"):
             with suppress(OSError):  # it is written now, or another user's
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED:
                     os.unlink(entry.path)
 
 
-def _listed(folder: Path) -> list[os.DirEntry[str]]:
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, nothing if it can't be read."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -129,7 +132,8 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _age(entry: os.DirEntry[str]) -> float:
+def _last_used(entry: os.DirEntry[str]) -> float:
+    """Return when a file was last used, 0 if it is gone."""
     try:
         return entry.stat().st_mtime
     except OSError:  # another process thins out too
@@ -138,6 +142,7 @@ def _age(entry: os.DirEntry[str]) -> float:
 
 @functools.cache
 def _private_folder() -> Path:
+    """Return a temporary folder of this process, which is removed when it ends."""
     folder = tempfile.mkdtemp(prefix="insum_ops-")
     atexit.register(_remove_folder, folder, os.getpid())
     return Path(folder)
@@ -166,10 +171,12 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def warn_damaged(path: Path) -> None:
+    """Warn, once for each file, that a cache file could not be read."""
     _warn_once(path, f"the cache file {path} is damaged or of another version, so it is written anew")
 
 
 def warn_unusable(folder: Path, error: Exception) -> None:
+    """Warn, once for each process, that the cache folder can't be used."""
     reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
     problem = f"can't use the cache folder {folder} ({reason}), so tuned configs and kernels may be lost"
     _warn_once(None, f"{problem} with this process; set INSUM_CACHE_DIR to a folder that can be written")

@@ -1,4 +1,4 @@
-"""What a call of a statement depends on, read off its arguments: where its launch plans are kept, and by what."""
+"""What a call of a statement depends on, read off its arguments: the cache of its launch plans, and the key in it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
 def arguments(
     expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
 ) -> tuple[dict[Any, Any], object, tuple[Tensor | None, ...] | None, list[Tensor], tuple[int, ...], bool] | None:
-    """Return where the plans of a call are kept and by what; its pattern, tensors and size; whether one learns.
+    """Return (cache of plans, key of the call, pattern, tensors, size, whether a tensor wants a gradient).
 
     The pattern is the coordinates of its format, None for a call over plain tensors. The tensors are the operands in
-    the caller's order, a format's values in its place. The result is None for a call with an operand that is no tensor,
-    or with a size that is none.
+    the caller's order, a format's values in its place. The result is None if an operand is no tensor or format, or if
+    `size` holds no integers.
     """
     form: SparseFormat | None = None
     place = -1
@@ -37,23 +37,23 @@ def arguments(
                 # the values are asked each time: a Parameter stays the same object when its dtype or device changes
                 form, place, operand = operand, len(tensors), operand.values
             tensors.append(operand)
-        numbers = None if size is None else _whole_numbers(size)
+        numbers = None if size is None else _integers(size)
         learns = wants_gradient(tensors)
         if form is not None:
-            marks = (expr, numbers is None, place, *operands)
-            return form.memory, marks, form.coords, tensors, numbers or (), learns
+            call_key = (expr, numbers is None, place, *operands)
+            return form.memory, call_key, form.coords, tensors, numbers or (), learns
     except (AttributeError, TypeError):
         return None
-    return PLAIN_CALLS, _marks(expr, tuple(operands), numbers), None, tensors, numbers or (), learns
+    return PLAIN_CALLS, _plain_key(expr, tuple(operands), numbers), None, tensors, numbers or (), learns
 
 
-def _marks(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
-    """Return what calls over plain tensors are told apart by; a statement of numbers alone has the default dtype."""
+def _plain_key(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """Return the key of a call over plain tensors; it has the default dtype, which a statement of numbers takes."""
     return expr, size is None, default_dtype(), *names
 
 
-def _whole_numbers(size: object) -> tuple[int, ...]:
-    """Return a size as integers: what equals one, such as 3.0 or True, is refused all the same."""
+def _integers(size: object) -> tuple[int, ...]:
+    """Return a size as integers; raise TypeError for anything else, also for what equals one, such as 3.0."""
     if type(size) is tuple:
         for extent in size:
             if type(extent) is not int:

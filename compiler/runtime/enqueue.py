@@ -11,38 +11,38 @@ Runner = Callable[[int, Sequence[Any]], None]  # of a number of programs, and a 
 
 
 def enqueue(compiled: Any, device: int | None, stream_of: Callable[[Any], int], version: str) -> Runner:
-    """What puts `compiled` on the stream of a device, in Triton of this version.
+    """Return a function that puts `compiled` on the current stream of a device, in Triton of this version.
 
     Triton's launcher is a Python object around one C function, for which it finds the memory that a kernel asks for.
-    A kernel that asks for none goes straight to that function, in versions of which it is known what it takes.
+    A kernel that asks for none goes straight to that function, in the versions of Triton whose arguments are below.
     """
     run, kernel, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    known = version.rpartition(".")[0] if type(run).__name__ == "CudaLauncher" else ""
-    if known in ("3.6", "3.7") and run.global_scratch_size == run.profile_scratch_size == 0:
+    launcher_version = version.rpartition(".")[0] if type(run).__name__ == "CudaLauncher" else ""
+    if launcher_version in ("3.6", "3.7") and run.global_scratch_size == run.profile_scratch_size == 0:
         direct, coop, pdl = run.launch, run.launch_cooperative_grid, run.launch_pdl
     else:
-        known = ""
+        launcher_version = ""
 
     # the five Nones: what hooks are told, the hooks before and after, and a kernel's memory, of two kinds
-    if known == "3.7":
+    if launcher_version == "3.7":
         notes, types = run.arg_annotations, run.kernel_signature
 
-        def launch(programs: int, given: Sequence[Any]) -> None:
+        def launch(programs: int, args: Sequence[Any]) -> None:
             stream = stream_of(device)
             direct(
-                programs, 1, 1, stream, kernel, coop, pdl, metadata, None, None, None, None, None, notes, types, given
+                programs, 1, 1, stream, kernel, coop, pdl, metadata, None, None, None, None, None, notes, types, args
             )
 
-    elif known == "3.6":
+    elif launcher_version == "3.6":
 
-        def launch(programs: int, given: Sequence[Any]) -> None:
+        def launch(programs: int, args: Sequence[Any]) -> None:
             stream = stream_of(device)
-            direct(programs, 1, 1, stream, kernel, coop, pdl, None, None, metadata, None, None, None, *given)
+            direct(programs, 1, 1, stream, kernel, coop, pdl, None, None, metadata, None, None, None, *args)
 
     else:
 
-        def launch(programs: int, given: Sequence[Any]) -> None:
-            run(programs, 1, 1, stream_of(device), kernel, metadata, None, None, None, *given)
+        def launch(programs: int, args: Sequence[Any]) -> None:
+            run(programs, 1, 1, stream_of(device), kernel, metadata, None, None, None, *args)
 
     launch.compiled = compiled  # type: ignore[attr-defined]  # freeing it would unload the kernel
     return launch

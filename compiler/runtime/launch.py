@@ -63,7 +63,7 @@ Lines = tuple[int, None, list[str], str]  # as `linecache` holds them: length, t
 
 @contextmanager
 def refusing(statement: Statement, kernel: Kernel) -> Iterator[None]:
-    """Whatever keeps a kernel from being built in here is told as an UnsupportedError; all builds pass through it.
+    """Turn whatever keeps a kernel from being built inside the context into an UnsupportedError.
 
     Memory that ran out is no fault of the kernel, and passes as it is.
     """
@@ -78,6 +78,7 @@ def refusing(statement: Statement, kernel: Kernel) -> Iterator[None]:
 
 
 def _where(kernel: Kernel) -> str:
+    """Return the end of an error that says where the kernel's source is; nothing if it can't be written."""
     try:
         return f"; its source is in {write_source(kernel.source)}"
     except OSError:  # which may be why it could not be built
@@ -85,7 +86,7 @@ def _where(kernel: Kernel) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's kind and its first line; of Triton's own CompilationError the last, after the source that it quotes.
+    """Return an error's class and its first line, or its last if it is Triton's, which quotes the source first.
 
     >>> reason_of(RuntimeError("PassManager::run failed\\n" + 500 * "more "))
     'RuntimeError: PassManager::run failed'
@@ -168,11 +169,11 @@ class Launcher:
         self.is_plain = (self.is_covered or is_zeroed) and not (self.wants_winners or self.is_wide)
 
     def resized(self, bound: Bound, extents: Mapping[str, int]) -> Launcher:
-        """The same kernel for tensors of other lengths and equal strides."""
+        """Return a launcher of the same kernel for tensors of other lengths and equal strides."""
         numbers = tuple(
             [
-                extents[number.name] if number.kind == "extent" else own
-                for number, own in zip(self.kernel.numbers, self.numbers)
+                extents[number.name] if number.kind == "extent" else value
+                for number, value in zip(self.kernel.numbers, self.numbers)
             ]
         )
         same = self.scatter_dim, self.seed, self.wants_winners, self.runners, self.placed_runners, self.refused
@@ -180,13 +181,16 @@ class Launcher:
         return Launcher(bound, self.schedule, self.kernel, self.sum_dtype, self.order, numbers, grid, *same)
 
     def placed(self, strides: tuple[int, ...]) -> Launcher | None:
-        """The same kernel for an output that is a part of a larger tensor; None: its source has a stride in it."""
+        """Return a launcher of the same kernel for an output that is a part of a larger tensor.
+
+        The result is None if a stride that differs is fixed in the kernel's source.
+        """
         dims = {number.dim: at for at, number in enumerate(self.kernel.numbers) if _is_output_stride(number)}
         numbers = list(self.numbers)
-        for dim, (stride, own) in enumerate(zip(strides, self.strides)):
+        for dim, (stride, contiguous_stride) in enumerate(zip(strides, self.strides)):
             if dim in dims:
                 numbers[dims[dim]] = stride
-            elif stride != own and self.size[dim] > 1:
+            elif stride != contiguous_stride and self.size[dim] > 1:
                 return None
         # Triton specialises on strides
         runners = self.placed_runners.setdefault(strides, {})
@@ -213,7 +217,7 @@ class Launcher:
         return output.to(self.bound.dtype) if self.is_wide else output
 
     def allocate(self, tensors: Sequence[Tensor], fact: Fact | None) -> Tensor:
-        """The output with whatever the kernel will not write itself already in it."""
+        """Return the output with everything in it that the kernel will not write itself."""
         size, device = self.size, self.device
         if self.bound.is_seeded:
             seed = tensors[self.seed]
@@ -229,6 +233,7 @@ class Launcher:
         return output.zero_()  # a third less for the host than torch.zeros
 
     def allocate_winners(self) -> Tensor:
+        """Return memory for the winners' positions, -1 in it unless the kernel writes all of it."""
         winners = torch.empty(self.bound.size, dtype=self.bound.winner_dtype, device=self.bound.device)
         return winners if self.schedule.covers_output else winners.fill_(-1)
 
@@ -248,8 +253,8 @@ class Launcher:
             return
         recording = active()
         if recording is not None:
-            given = [pool[position] for position in self.order]
-            recording.launch(self.runners, unaligned, self.grid, self.kernel.parts, given, self.numbers)
+            kernel_tensors = [pool[position] for position in self.order]
+            recording.launch(self.runners, unaligned, self.grid, self.kernel.parts, kernel_tensors, self.numbers)
         # half a microsecond less for each pointer than for a tensor, which Triton asks for it
         arguments = [*([pool[position] for position in self.order] if INTERPRETED else pointers), *self.numbers]
         if SEVERAL_GPUS and self.device.index != torch.cuda.current_device():
@@ -259,10 +264,13 @@ class Launcher:
             runner(self.programs, arguments)
 
     def launch_aligned(self, unaligned: int, pool: Sequence[Tensor]) -> None:
-        """The same by a kernel that could be built for other pointers: what it takes to be aligned is copied."""
-        known = next(iter(self.runners))
-        places = {place % len(pool) for at, place in enumerate(self.order) if (unaligned & ~known) >> at & 1}
-        copies = [_moved(tensor) if at in places else tensor for at, tensor in enumerate(pool)]
+        """Run a kernel that was built for other alignments, since none can be built for these pointers.
+
+        Tensors that it takes to be aligned, and are not, are copied before and, if it writes them, after.
+        """
+        accepted = next(iter(self.runners))
+        places = {place % len(pool) for at, place in enumerate(self.order) if (unaligned & ~accepted) >> at & 1}
+        copies = [_aligned_copy(tensor) if at in places else tensor for at, tensor in enumerate(pool)]
         self.launch(copies)
         for at in places:
             if at == len(pool) - 1 or (self.wants_winners and at == len(pool) - 2):  # what the kernel writes
@@ -275,17 +283,20 @@ class Launcher:
                 self.captured.build(tensors, fact)
             except UnsupportedError:  # captured graphs get the same as all others
                 self.captured = None
-        given = (*tensors, *(() if fact is None else fact.tensors))
+        passed = (*tensors, *(() if fact is None else fact.tensors))
         # what the kernel writes is a new tensor, and aligned
-        unaligned = misaligned([0 if position < 0 else given[position].data_ptr() for position in self.order])
+        unaligned = misaligned([0 if position < 0 else passed[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
             output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
             winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
-            pool = (*given, *winners, output)
+            pool = (*passed, *winners, output)
             self.built(unaligned, [pool[position] for position in self.order])
 
     def built(self, unaligned: int, tensors: list[Tensor]) -> Runner | None:
-        """The kernel for tensors of which these are not aligned; None: there is none, but there are some for others."""
+        """Return the kernel for tensors of which these are not aligned, built now if it was not yet.
+
+        The result is None if it can't be built but one for other alignments was; if none was, UnsupportedError passes.
+        """
         if unaligned not in self.refused:
             try:
                 with on_device(self.device):
@@ -296,35 +307,36 @@ class Launcher:
                     raise
                 self.refused.add(unaligned)
         # it may take for unaligned what is not, only not the other way round
-        fitting = next((runner for known, runner in self.runners.items() if not unaligned & ~known), None)
+        fitting = next((runner for accepted, runner in self.runners.items() if not unaligned & ~accepted), None)
         if fitting is not None:
             self.runners[unaligned] = fitting
         return fitting
 
     @property
     def spills(self) -> int:
-        """Registers that what was built keeps in slow memory."""
+        """The most registers that a kernel built so far spills to memory."""
         return max(
             (getattr(getattr(runner, "compiled", None), "n_spills", 0) or 0 for runner in self.runners.values()),
             default=0,
         )
 
     def compile(self, tensors: list[Tensor]) -> Runner:
+        """Return the kernel compiled for tensors aligned like these; raise UnsupportedError if it can't be built."""
         with refusing(self.bound.statement, self.kernel):
             return compiled(self.kernel, tensors, self.numbers, self.programs)
 
 
 def compiled(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> Runner:
-    """A kernel for arguments like these, on the device of the tensors."""
+    """Return a kernel compiled for arguments like these and loaded onto the device of the tensors."""
     function = load(kernel.source, kernel.name)
     if INTERPRETED:
         return lambda programs, arguments: function[(programs,)](*arguments)
     device = tensors[0].device
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        made = function.warmup(*tensors, *numbers, grid=(programs,), **options)
-        made[(programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
-    runner = enqueue(made, device.index, triton.runtime.driver.active.get_current_stream, TRITON_VERSION)
+        binary = function.warmup(*tensors, *numbers, grid=(programs,), **options)
+        binary[(programs, 1, 1)]  # loads it onto the device, where a config that is too large is refused
+    runner = enqueue(binary, device.index, triton.runtime.driver.active.get_current_stream, TRITON_VERSION)
     runner.function = function  # type: ignore[attr-defined]  # for tensors that are aligned otherwise
     return runner
 
@@ -338,16 +350,17 @@ def launcher(
     sum_dtype: torch.dtype,
     wants_winners: bool = False,
 ) -> Launcher:
-    """Resolve the kernel's parameters once; `names` gives the order in which tensors will arrive."""
-    order = tuple(_position(given, bound, names) for given in kernel.parameters if given.kind not in NUMBERS)
+    """Return the kernel's launcher, its parameters resolved; `names` is the order in which tensors will arrive."""
+    pointers = [parameter for parameter in kernel.parameters if parameter.kind not in NUMBERS]
+    order = tuple(_position(parameter, bound, names) for parameter in pointers)
     numbers = tuple(
         schedule.extents[number.name] if number.kind == "extent" else strides[number.name][number.dim]
         for number in kernel.numbers
     )
     grid = _grid(kernel, schedule.extents)
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
-    rest = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
-    return Launcher(bound, schedule, kernel, sum_dtype, *rest)
+    fields = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
+    return Launcher(bound, schedule, kernel, sum_dtype, *fields)
 
 
 def _grid(kernel: Kernel, extents: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
@@ -359,8 +372,8 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _moved(tensor: Tensor) -> Tensor:
-    """The same elements as far apart, in memory of their own; an expanded tensor stays one."""
+def _aligned_copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides in memory of its own; an expanded tensor stays expanded."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
@@ -370,12 +383,12 @@ def _is_output_stride(number: Parameter) -> bool:
 
 
 def misaligned(pointers: Sequence[int]) -> int:
-    """Which pointers are no multiple of 16 bytes, as bits."""
+    """Return which pointers are no multiple of 16 bytes, one bit for each."""
     return sum(1 << at for at, pointer in enumerate(pointers) if pointer & 15)
 
 
 def _position(parameter: Parameter, bound: Bound, names: Sequence[str]) -> int:
-    """Where a kernel's tensor stands in (*tensors, *fact.tensors, *winners, output)."""
+    """Return the position of a kernel's tensor in (*tensors, *fact.tensors, *winners, output)."""
     if parameter.kind in ("output", "winners"):
         return -1 if parameter.kind == "output" else -2
     if parameter.kind in OwnedRows.TENSORS:

@@ -1,7 +1,7 @@
 """A launch plan: the steps of a recorded run as one Python function, which replays them on other tensors.
 
 The function is written out as text, a line for each step, since a loop over steps would cost more than the steps. It
-begins with the guards; where one fails it returns None, and whoever asked works the call out anew. A plan keeps no
+begins with the guards; if one fails it returns None, and its caller works the call out anew. A plan keeps no
 state of a call, so threads share it, and it holds the tensors that are pinned, not who owns them.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_
 
 
 class Epoch:
-    """Plans of an earlier epoch hold no longer: tuning has chosen other kernels since."""
+    """A count that tuning increases; plans of an earlier epoch, which hold other kernels, are not replayed."""
 
     number = 0
 
@@ -45,13 +45,13 @@ class Length:
 
 @dataclass(frozen=True)
 class Services:
-    """What a replay asks at run time; who makes plans says how."""
+    """The functions that a replay calls to check its guards and to allocate; `plan_cache` provides them."""
 
     is_interpreted: bool  # kernels take tensors, not pointers
     has_several_devices: bool
     is_capturing: Callable[[], bool]
     range_of: Callable[[Tensor], tuple[int, int]]
-    range_expression: Callable[..., str]  # the same as text, for an input of known dtype, shape and strides
+    range_expression: Callable[..., str]  # `range_of` as text, for an input of fixed dtype, shape and strides
     rounds_sums: Callable[[torch.dtype], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
@@ -91,6 +91,7 @@ class Steps:
 
     @classmethod
     def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
+        """Return the steps of a recorded run that its result, with Slots for tensors, depends on."""
         count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
         steps, result = _in_final_shape(_needed(recording.steps, result), result)
         read = {slot.number for step in steps for slot in _reads(step)}
@@ -99,13 +100,13 @@ class Steps:
             dict.fromkeys(r for r in recording.ranges if r.slot.number < count or r.slot.number in recording.pinned)
         )
         pinned |= {r.slot.number: recording.pinned[r.slot.number] for r in ranges if r.slot.number >= count}
-        dtypes = frozenset([tensor.dtype for tensor in recording.held if tensor.dtype in half])
+        dtypes = frozenset([tensor.dtype for tensor in recording.seen if tensor.dtype in half])
         device = recording.inputs[0].device
         guarded = frozenset([id(tensor) for tensor in owned])
         filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
         eager = recording.is_for_eager_calls
-        asked = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
-        ranged = {at: (index.dtype, tuple(index.shape), index.stride()) for at, index in asked.items()}
+        ranged_inputs = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
+        ranged = {at: (index.dtype, tuple(index.shape), index.stride()) for at, index in ranged_inputs.items()}
         return cls(count, steps, ranges, pinned, result, dtypes, device, eager, filled, ranged, guarded)
 
 
@@ -127,6 +128,7 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
 
 
 def _reads(step: Step) -> list[Slot]:
+    """Return the tensors that a step takes."""
     if isinstance(step, Launch):
         return [*step.tensors]
     return slots_in((step.args, [value for _, value in step.kwargs]))
@@ -134,43 +136,43 @@ def _reads(step: Step) -> list[Slot]:
 
 def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
     """Return the steps that a result depends on, or that write to a tensor."""
-    needed, kept = {slot.number for slot in slots_in(result)}, list[Step]()
+    needed, needed_steps = {slot.number for slot in slots_in(result)}, list[Step]()
     for step in reversed(steps):
         reads = {slot.number for slot in _reads(step)}
         if isinstance(step, Call) and not step.has_effect:
-            made = {slot.number for slot in slots_in(step.results)}
-            if not made & needed or made <= reads:  # what returns its argument does nothing
+            results = {slot.number for slot in slots_in(step.results)}
+            if not results & needed or results <= reads:  # what returns its argument does nothing
                 continue
         needed |= reads
-        kept.append(step)
-    return kept[::-1]
+        needed_steps.append(step)
+    return needed_steps[::-1]
 
 
 def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...], Any]:
     """Allocate what is returned as a view in the view's shape at once, if kernels alone write to it."""
-    found = list(steps)
+    rewritten = list(steps)
     for slot in slots_in(result):
-        chain, view = [slot], _maker(found, slot)
-        while view is not None and (known := view.view(chain[-1])) is not None and known.is_whole:
-            chain.append(known.base)
-            view = _maker(found, known.base)
-        whole = None if len(chain) == 1 else _maker(found, slot)
-        if whole is None or view is None or view.function is not ALLOCATE:
+        chain, call = [slot], _maker(rewritten, slot)
+        while call is not None and (base_view := call.view(chain[-1])) is not None and base_view.is_whole:
+            chain.append(base_view.base)
+            call = _maker(rewritten, base_view.base)
+        last_call = None if len(chain) == 1 else _maker(rewritten, slot)
+        if last_call is None or call is None or call.function is not ALLOCATE:
             continue
-        made, between = chain[-1], [_maker(found, each) for each in chain[:-1]]
-        if any(each in slots_in(result) for each in chain[1:]):  # returned in its own shape too
+        allocated, view_calls = chain[-1], [_maker(rewritten, link) for link in chain[:-1]]
+        if any(link in slots_in(result) for link in chain[1:]):  # returned in its own shape too
             continue
-        users = [step for step in found if made in _reads(step) and step not in between]
+        users = [step for step in rewritten if allocated in _reads(step) and step not in view_calls]
         is_memory = all(isinstance(step, Launch) or step.function in FILLS for step in users)
-        if not is_memory or any(_count(found, each) > 1 for each in chain[1:-1]) or _count(found, slot):
+        if not is_memory or any(_count(rewritten, link) > 1 for link in chain[1:-1]) or _count(rewritten, slot):
             continue
-        final = whole.view(slot)
+        final = last_call.view(slot)
         assert final is not None
-        at = found.index(view)
-        found[at] = replace(view, args=(final.size, final.strides))
-        found = [step for step in found if step not in between]
-        result = _renamed(result, slot, made)
-    return tuple(found), result
+        at = rewritten.index(call)
+        rewritten[at] = replace(call, args=(final.size, final.strides))
+        rewritten = [step for step in rewritten if step not in view_calls]
+        result = _renamed(result, slot, allocated)
+    return tuple(rewritten), result
 
 
 def _maker(steps: Sequence[Step], slot: Slot) -> Call | None:
@@ -182,10 +184,12 @@ def _maker(steps: Sequence[Step], slot: Slot) -> Call | None:
 
 
 def _count(steps: Sequence[Step], slot: Slot) -> int:
+    """Return how many times steps take a tensor."""
     return sum(_reads(step).count(slot) for step in steps)
 
 
 def _renamed(result: Any, old: Slot, new: Slot) -> Any:
+    """Return a result with the tensor `new` in the place of `old`."""
     if isinstance(result, tuple):
         return tuple([_renamed(part, old, new) for part in result])
     return new if result == old else result
@@ -207,8 +211,9 @@ class _Writer:
         self.is_view_only = set() if services.is_interpreted else self._view_only()
 
     def constant(self, value: object, letter: str = "c") -> str:
-        for name, known in self.constants.items():
-            if known is value:
+        """Return the name of an object in the text; the first request gives it one that begins with `letter`."""
+        for name, existing in self.constants.items():
+            if existing is value:
                 return name
         name = f"{letter}{len(self.constants)}"
         self.constants[name] = value
@@ -216,8 +221,8 @@ class _Writer:
 
     def source(self, lengths: int) -> str:
         """Return the text of a function that takes the constants and returns `replay`."""
-        given = self.parameters(lengths)
-        head = f"def replay({', '.join([*given, *([] if lengths else ['*_'])])}):"
+        parameters = self.parameters(lengths)
+        head = f"def replay({', '.join([*parameters, *([] if lengths else ['*_'])])}):"
         lines, device = [head, *[f"    {line}" for line in self.lines]], self.plan.device
         if self.services.has_several_devices and device.type == "cuda":
             current, on = self.constant(self.services.current_device), self.constant(torch.cuda.device)
@@ -225,28 +230,31 @@ class _Writer:
             lines += [
                 head,
                 f"    if {current}() == {device.index}:",
-                f"        return replay_here({', '.join(given)})",
+                f"        return replay_here({', '.join(parameters)})",
                 f"    with {on}({device.index}):",
-                f"        return replay_here({', '.join(given)})",
+                f"        return replay_here({', '.join(parameters)})",
             ]
         return "\n    ".join([f"def plan({', '.join(self.constants)}):", *lines, "return replay"])
 
     def parameters(self, lengths: int) -> list[str]:
+        """Return the arguments of `replay`: the inputs, then the numbers of a generalised plan."""
         count = self.plan.inputs
         return [*[f"x{at}" for at in range(count)], *[f"n{at}" for at in range(count, lengths)]]
 
     def miss_if(self, condition: str) -> None:
+        """Write a guard, by which `replay` returns None if the condition holds."""
         self.lines += [f"if {condition}:", "    return None"]
 
     def write_guards(self, lengths: Sequence[Any]) -> bool:
+        """Write all guards; return False if a pinned index tensor does not tell when it changes."""
         plan, services = self.plan, self.services
         epoch = self.constant(EPOCH)
         self.miss_if(f"{epoch}.number != {EPOCH.number}")
         if plan.is_for_eager_calls:
             self.miss_if(f"{self.constant(services.is_capturing)}()")
         for dtype in plan.dtypes:
-            asked = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
-            self.miss_if(f"{asked} is not {services.rounds_sums(dtype)}")
+            rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
+            self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")
         for number, tensor in plan.pinned.items():
             if id(tensor) in plan.owned:
                 continue
@@ -268,29 +276,30 @@ class _Writer:
         for at, length in enumerate(lengths):
             if length is not None and length != Length(1, at):
                 self.miss_if(f"n{at} != {length}")
-        for known in plan.ranges:
-            if known.slot.number < plan.inputs:
-                name, slow = f"x{known.slot.number}", self.constant(services.range_of)
-                dtype, shape, strides = plan.ranged[known.slot.number]
+        for checked in plan.ranges:
+            if checked.slot.number < plan.inputs:
+                name, slow = f"x{checked.slot.number}", self.constant(services.range_of)
+                dtype, shape, strides = plan.ranged[checked.slot.number]
                 by_text = services.range_expression(name, slow, self.constant(dtype), shape, strides)
                 self.lines.append(f"low, high = {f'{slow}({name})' if lengths else by_text}")
-                self.miss_if(f"high >= {known.extent} or (low < 0) is not {known.is_padded}")
+                self.miss_if(f"high >= {checked.extent} or (low < 0) is not {checked.is_padded}")
         return True
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""
-        taken = {slot.number for slot in slots_in(self.plan.result)}
+        read_as_tensors = {slot.number for slot in slots_in(self.plan.result)}
         views = set[int]()
         for step in reversed(self.plan.steps):
             if isinstance(step, Call):
-                made = {slot.number for slot in slots_in(step.results)}
-                if len(step.views) == len(made) and not made & taken:
-                    views |= made
+                results = {slot.number for slot in slots_in(step.results)}
+                if len(step.views) == len(results) and not results & read_as_tensors:
+                    views |= results
                 else:
-                    taken |= {slot.number for slot in _reads(step)}
+                    read_as_tensors |= {slot.number for slot in _reads(step)}
         return views
 
     def write_steps(self) -> None:
+        """Write a line for each step, and the result; a tensor is freed after the last step that needs it."""
         last = self._last_uses()
         for at, step in enumerate(self.plan.steps):
             if isinstance(step, Launch):
@@ -307,7 +316,7 @@ class _Writer:
 
     def _last_uses(self) -> dict[int, list[int]]:
         """Return the tensors that no step after a given one reads, as a tensor or by an address into it."""
-        made = {slot.number for step in self.plan.steps if isinstance(step, Call) for slot in slots_in(step.results)}
+        results = {slot.number for step in self.plan.steps if isinstance(step, Call) for slot in slots_in(step.results)}
         returned = {slot.number for slot in slots_in(self.plan.result)}
         views = [view for step in self.plan.steps if isinstance(step, Call) for view in step.views]
         bases = {view.slot.number: view.base.number for view in views}
@@ -318,20 +327,22 @@ class _Writer:
                 while number is not None:
                     last[number] = at
                     number = bases.get(number)
-        found: dict[int, list[int]] = {}
+        numbers_by_step: dict[int, list[int]] = {}
         for number, at in last.items():
-            if number in made and number not in returned and number >= self.plan.inputs:
-                found.setdefault(at, []).append(number)
-        return found
+            if number in results and number not in returned and number >= self.plan.inputs:
+                numbers_by_step.setdefault(at, []).append(number)
+        return numbers_by_step
 
     def pointer(self, number: int) -> str:
-        known = self.pointers.get(number)
-        if known is None:
-            known = self.pointers[number] = f"p{number}"
+        """Return the expression of a tensor's address; the first request writes the line that reads it."""
+        pointer = self.pointers.get(number)
+        if pointer is None:
+            pointer = self.pointers[number] = f"p{number}"
             self.lines.append(f"p{number} = {address_expression(self.names[number])}")
-        return known
+        return pointer
 
     def write_call(self, step: Call) -> None:
+        """Write the line of a torch function; memory is allocated without the dispatcher if `empty_on` can."""
         args = ", ".join([*map(self.text, step.args), *[f"{key}={self.text(value)}" for key, value in step.kwargs]])
         function = step.function
         if function is ALLOCATE and dict(step.kwargs).keys() == {"dtype", "device"}:
@@ -345,11 +356,13 @@ class _Writer:
         self.lines.append(f"{self.target(step)}{self.constant(function, 'f')}({args})")
 
     def target(self, step: Call) -> str:
+        """Return the left side of a call's line, nothing if its result is not needed."""
         if step.has_effect or not slots_in(step.results):
             return ""
         return f"{self.bound(step.results)} = "
 
     def bound(self, results: Any) -> str:
+        """Return the variables that results are bound to, in the structure that the function returns."""
         if isinstance(results, Slot):
             if results.number not in self.names:
                 self.names[results.number] = f"v{results.number}"
@@ -359,6 +372,7 @@ class _Writer:
         return "_"
 
     def text(self, value: Any) -> str:
+        """Return an argument as the text has it: a variable, a literal, or the name of a constant."""
         if isinstance(value, Slot):
             return self.names[value.number]
         if isinstance(value, Slice):
@@ -372,6 +386,7 @@ class _Writer:
         return self.constant(value)
 
     def write_launch(self, step: Launch) -> None:
+        """Write the lines of a kernel's launch; the kernel is chosen by which of the pointers are aligned."""
         services = self.services
         fixed_blocks = [-(-extent // block) for extent, block in step.grid if not isinstance(extent, Length)]
         varying = [f"-(-({extent}) // {block})" for extent, block in step.grid if isinstance(extent, Length)]
@@ -389,12 +404,12 @@ class _Writer:
         self.lines.append(f"a = [{', '.join([*addresses, *numbers])}]")
         kernel = usual
         if moving:
-            found = f"{kernels}.get({self.constant(services.misaligned)}(a[:{len(addresses)}]))"
+            lookup = f"{kernels}.get({self.constant(services.misaligned)}(a[:{len(addresses)}]))"
             is_usual = fixed == step.unaligned
             kernel = "kernel"
             bits = " | ".join([f"({address})" if "+" in address else address for address in moving])
             self.lines.append(
-                f"kernel = {usual} if not ({bits}) & 15 else {found}" if is_usual else f"kernel = {found}"
+                f"kernel = {usual} if not ({bits}) & 15 else {lookup}" if is_usual else f"kernel = {lookup}"
             )
             bases = sorted({address.partition(" ")[0] for address in moving})
             self.miss_if(f"kernel is None or not ({' and '.join(bases)})")  # memory may have been given back
@@ -402,13 +417,14 @@ class _Writer:
 
 
 def _sum(pointer: str, offset: int) -> str:
+    """Return the expression of an address `offset` bytes behind another one."""
     if pointer.isdigit():
         return str(int(pointer) + offset)
     return pointer if offset == 0 else f"{pointer} + {offset}"
 
 
 def generalised(
-    one: Steps, other: Steps, lengths: Sequence[int | None], others: Sequence[int | None]
+    first: Steps, second: Steps, lengths: Sequence[int | None], other_lengths: Sequence[int | None]
 ) -> tuple[Steps, list[Any]] | None:
     """Return steps that hold for both runs and all others of their kind, numbers that differ being Lengths.
 
@@ -417,15 +433,17 @@ def generalised(
     equal in both runs must be equal in each call, and one that has not changed must not change. Return None if the
     runs took different steps or a number is no such multiple. With the steps comes what each length must be.
     """
-    pairs = list(zip(lengths, others))
-    if not (one.inputs == other.inputs and len(one.steps) == len(other.steps) and len(one.ranges) == len(other.ranges)):
+    pairs = list(zip(lengths, other_lengths))
+    if first.inputs != second.inputs or len(first.steps) != len(second.steps):
         return None
-    if any(one.pinned.get(at) is not tensor for at, tensor in other.pinned.items()):
+    if len(first.ranges) != len(second.ranges):
+        return None
+    if any(first.pinned.get(at) is not tensor for at, tensor in second.pinned.items()):
         return None
     joined = _Join(pairs)
-    steps = tuple([joined.step(own, their) for own, their in zip(one.steps, other.steps)])
-    ranges = tuple([joined.range(own, their) for own, their in zip(one.ranges, other.ranges)])
-    result = joined.value(one.result, other.result)
+    steps = tuple([joined.step(part, other_part) for part, other_part in zip(first.steps, second.steps)])
+    ranges = tuple([joined.range(part, other_part) for part, other_part in zip(first.ranges, second.ranges)])
+    result = joined.value(first.result, second.result)
     if joined.differs:
         return None
     conditions: list[Any] = []
@@ -434,57 +452,65 @@ def generalised(
             conditions.append(None)
         else:
             conditions.append(pair[0] if pair[0] == pair[1] else Length(1, pairs.index(pair)))
-    return replace(one, steps=steps, ranges=ranges, result=result), conditions
+    return replace(first, steps=steps, ranges=ranges, result=result), conditions
 
 
 class _Join:
-    """Two recorded runs, part by part."""
+    """Two recorded runs, joined part by part; `differs` says whether some part can't be joined."""
 
     def __init__(self, pairs: Sequence[tuple[int | None, int | None]]) -> None:
-        self.varying = [(at, own, their) for at, (own, their) in enumerate(pairs) if own and their and own != their]
+        self.varying = [
+            (at, length, other_length)
+            for at, (length, other_length) in enumerate(pairs)
+            if length and other_length and length != other_length
+        ]
         self.differs = False
 
-    def step(self, one: Step, other: Step) -> Step:
-        if isinstance(one, Launch) and isinstance(other, Launch):
-            if one.kernels is not other.kernels or len(one.grid) != len(other.grid) or one.tensors != other.tensors:
-                self.differs = True
-            same = (one.unaligned, one.parts) == (other.unaligned, other.parts)
-            self.differs |= not same
-            grid = tuple([(self.value(o[0], t[0]), o[1]) for o, t in zip(one.grid, other.grid)])
-            numbers = self.value(one.numbers, other.numbers)
-            return replace(one, grid=grid, numbers=numbers)
-        if isinstance(one, Call) and isinstance(other, Call):
-            self.differs |= one.function != other.function or one.results != other.results
-            self.differs |= one.has_effect != other.has_effect or len(one.views) != len(other.views)
-            for own, their in zip(one.views, other.views):  # their sizes follow from what they are made of
-                self.differs |= (own.slot, own.base, own.offset) != (their.slot, their.base, their.offset)
-            args, kwargs = self.value(one.args, other.args), self.value(one.kwargs, other.kwargs)
-            return replace(one, args=args, kwargs=kwargs)
+    def step(self, first: Step, second: Step) -> Step:
+        """Return a step that stands for both."""
+        if isinstance(first, Launch) and isinstance(second, Launch):
+            self.differs |= first.kernels is not second.kernels or first.tensors != second.tensors
+            self.differs |= (first.unaligned, first.parts) != (second.unaligned, second.parts)
+            self.differs |= len(first.grid) != len(second.grid)
+            axes = zip(first.grid, second.grid)
+            grid = tuple([(self.value(extent, other_extent), block) for (extent, block), (other_extent, _) in axes])
+            numbers = self.value(first.numbers, second.numbers)
+            return replace(first, grid=grid, numbers=numbers)
+        if isinstance(first, Call) and isinstance(second, Call):
+            self.differs |= first.function != second.function or first.results != second.results
+            self.differs |= first.has_effect != second.has_effect or len(first.views) != len(second.views)
+            for view, other_view in zip(first.views, second.views):  # their sizes follow from what they are made of
+                self.differs |= (view.slot, view.base) != (other_view.slot, other_view.base)
+                self.differs |= view.offset != other_view.offset
+            args, kwargs = self.value(first.args, second.args), self.value(first.kwargs, second.kwargs)
+            return replace(first, args=args, kwargs=kwargs)
         self.differs = True
-        return one
+        return first
 
-    def range(self, one: Range, other: Range) -> Range:
-        self.differs |= (one.slot, one.is_padded) != (other.slot, other.is_padded)
-        return Range(one.slot, self.value(one.extent, other.extent), one.is_padded)
+    def range(self, first: Range, second: Range) -> Range:
+        """Return a guard on an index range that stands for both."""
+        self.differs |= (first.slot, first.is_padded) != (second.slot, second.is_padded)
+        return Range(first.slot, self.value(first.extent, second.extent), first.is_padded)
 
-    def value(self, one: Any, other: Any) -> Any:
-        if type(one) is not type(other):
+    def value(self, first: Any, second: Any) -> Any:
+        """Return an argument that stands for both: equal ones as they are, integers that differ as a Length."""
+        if type(first) is not type(second):
             self.differs = True
-            return one
-        if isinstance(one, (tuple, list)):
-            self.differs |= len(one) != len(other)
-            parts = [self.value(own, their) for own, their in zip(one, other)]
-            return tuple(parts) if isinstance(one, tuple) else parts
-        if isinstance(one, Slice):
-            parts = [self.value(getattr(one, part), getattr(other, part)) for part in ("start", "stop", "step")]
+            return first
+        if isinstance(first, (tuple, list)):
+            self.differs |= len(first) != len(second)
+            parts = [self.value(length, other_length) for length, other_length in zip(first, second)]
+            return tuple(parts) if isinstance(first, tuple) else parts
+        if isinstance(first, Slice):
+            parts = [self.value(getattr(first, part), getattr(second, part)) for part in ("start", "stop", "step")]
             return Slice(*parts)
-        if type(one) is int and one != other:
-            found = {
-                (own, their): Length(one // own, at)
-                for at, own, their in reversed(self.varying)
-                if one % own == 0 and one // own * their == other
+        if type(first) is int and first != second:
+            multiples = {
+                (length, other_length): Length(first // length, at)
+                for at, length, other_length in reversed(self.varying)
+                if first % length == 0 and first // length * other_length == second
             }
-            if len(found) == 1:  # of two that grow alike nobody knows which it is
-                return next(iter(found.values()))
-        self.differs |= bool(one != other)
-        return one
+            if len(multiples) == 1:  # of two that grow alike nobody knows which it is
+                return next(iter(multiples.values()))
+        self.differs |= bool(first != second)
+        return first

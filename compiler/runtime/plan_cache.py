@@ -1,14 +1,14 @@
-"""Which plan a call has: found by the layout of its tensors and torch's settings, made from one recorded run.
+"""The plan of a call: looked up by the layout of its tensors and torch's settings, made from one recorded run.
 
-    planned(cache, marks, function, tensors)        function(*tensors), by its plan from the third or fourth call on
+    planned(cache, call_key, function, tensors)     function(*tensors), by its plan from the third or fourth call on
 
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
-recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first is not even looked
-at, so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions:
+recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first call is not counted,
+so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions:
 of two recorded runs with other lengths a plan for all such lengths is made.
 
-A cache is a dictionary that its owner keeps as long as what `marks` and pinned tensors stand for: a format keeps one
-with its pattern, which is another one as soon as the pattern changes.
+A cache is a dictionary that its owner keeps as long as what `call_key` and pinned tensors stand for: a format keeps one
+with its pattern, and another one as soon as the pattern changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .ranges import range_expression, remembered_range
 from .recording import Recording, active
-from .tensor_guard import recogniser
+from .tensor_guard import layout_guard
 
 __all__ = ["planned"]
 
 Cache = dict[Any, Any]
-RECENT = 6  # layouts of one call that are recognised: the last of them sooner than by a key
+RECENT = 6  # layouts of one call that are compared by a tensor guard, which is faster than making a key
 VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
 ATTEMPTS = 8  # recorded runs of one kind
 SEEN: list[Any] = []  # what a cache holds for a call that came once, before any layout of it is looked at
@@ -52,10 +52,10 @@ _guards = None if INTERPRETED else getattr(getattr(torch._C, "_dynamo", None), "
 
 
 def _empty_on(device: torch.device) -> Callable[..., Tensor]:
-    """Return what makes uninitialised memory on `device` by size, strides and dtype."""
-    quick = getattr(_guards, f"_empty_strided_{device.type}", None)
-    if quick is not None:
-        return quick  # type: ignore[no-any-return]
+    """Return a function that allocates uninitialised memory on `device`, given size, strides and dtype."""
+    allocate = getattr(_guards, f"_empty_strided_{device.type}", None)
+    if allocate is not None:
+        return allocate  # type: ignore[no-any-return]
     return lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device)
 
 
@@ -72,8 +72,8 @@ SERVICES = Services(
 )
 
 
-class _Kind:
-    """Calls of one layout: their plans, or that there are none yet."""
+class _Layout:
+    """The plans of calls whose tensors have one layout, and how often a plan was tried to be made."""
 
     def __init__(self) -> None:
         self.plans: tuple[Plan, ...] = ()
@@ -83,8 +83,8 @@ class _Kind:
         self.plans = (plan, *self.plans[: VARIANTS - 1])
 
 
-class _Family(_Kind):
-    """Calls whose tensors differ in the lengths of first dimensions: recorded runs, and plans for all lengths."""
+class _AnyLength(_Layout):
+    """Recorded runs of calls that differ in the lengths of first dimensions, and the plans for all lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class _Family(_Kind):
 
     def learn(self, steps: Steps, lengths: list[int | None]) -> None:
         """Make a plan of this run and an earlier one, if they took the same steps."""
-        for other, others in self.samples:
-            joined = None if others == lengths else generalised(other, steps, others, lengths)
+        for sample, sample_lengths in self.samples:
+            joined = None if sample_lengths == lengths else generalised(sample, steps, sample_lengths, lengths)
             if joined is not None:
                 plan = plan_of(joined[0], SERVICES, joined[1])
                 if plan is not None:
@@ -104,7 +104,7 @@ class _Family(_Kind):
 
 def planned(
     cache: Cache,
-    marks: object,
+    call_key: object,
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...] = (),
@@ -115,7 +115,7 @@ def planned(
 
     Args:
         cache: where plans of such calls are kept.
-        marks: all that the function depends on beside the tensors, the numbers and torch's settings; hashable.
+        call_key: all that the function depends on beside the tensors, the numbers and torch's settings; hashable.
         function: plain torch code around statements; it asks for no gradient.
         tensors: its arguments, in the order in which a plan takes them.
         numbers: sizes on which the function depends, which may differ from call to call as lengths do.
@@ -124,20 +124,20 @@ def planned(
     """
     if modes() or is_forward_mode() or active() is not None:
         return function(*tensors)
-    settings = (marks, numbers, len(tensors), float32_precision(), is_deterministic())
+    settings = (call_key, numbers, len(tensors), float32_precision(), is_deterministic())
     recent = cache.get(settings)
     if recent is None and not varies:  # most calls over a pattern that is new are the only one of theirs
         cache[settings] = SEEN
         return function(*tensors)
     if recent:
-        for recognises, kind in recent:
-            if recognises(*tensors):  # and so nobody casts or transforms them
-                for plan in kind.plans:
+        for guard, layout in recent:
+            if guard(*tensors):  # and so nobody casts or transforms them
+                for plan in layout.plans:
                     result = plan.replay(*tensors, *numbers)
                     if result is not None:
                         return result
-                if type(kind) is _Kind:
-                    return _recorded(kind, None, function, tensors, [], owned)
+                if type(layout) is _Layout:
+                    return _recorded(layout, None, function, tensors, [], owned)
                 break
     if transforms() is not None or may_autocast():
         return function(*tensors)
@@ -154,45 +154,45 @@ def _by_key(
     varies: bool,
     owned: Sequence[Tensor | None],
 ) -> Any:
-    """`planned` for a call that is none of the recent ones."""
+    """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
     key = _key(settings, tensors)
     if key is None:
         return function(*tensors)
-    kind: _Kind | None = cache.get(key)
-    if kind is not None:
+    layout: _Layout | None = cache.get(key)
+    if layout is not None:
         if recent != ():
-            cache[settings] = _with_recent(recent or (), kind, tensors)
-        for plan in kind.plans:
+            cache[settings] = _with_recent(recent or (), layout, tensors)
+        for plan in layout.plans:
             result = plan.replay(*tensors, *numbers)
             if result is not None:
                 return result
-        if type(kind) is _Family:  # whose plans are for every length: what is recorded below is for these
-            kind = None
-    family, lengths = None, list[int | None]()
+        if type(layout) is _AnyLength:  # whose plans are for every length: what is recorded below is for these
+            layout = None
+    any_length, lengths = None, list[int | None]()
     if varies:
-        rougher, lengths = _family_of(settings, tensors, numbers)
-        family = cache.get(rougher)
-        if family is None:
-            family = cache[rougher] = _Family()
-        elif kind is None:
-            for plan in family.plans:
+        any_length_key, lengths = _any_length_key(settings, tensors, numbers)
+        any_length = cache.get(any_length_key)
+        if any_length is None:
+            any_length = cache[any_length_key] = _AnyLength()
+        elif layout is None:
+            for plan in any_length.plans:
                 result = plan.replay(*tensors, *numbers)
                 if result is not None:
-                    cache[key] = family  # found sooner the next time
+                    cache[key] = any_length  # found sooner the next time
                     return result
-    if kind is None:
-        if family is None or not family.plans:
-            cache[key] = _Kind()
-        if family is None or not family.attempts:
-            if family is not None:
-                family.attempts = 1
+    if layout is None:
+        if any_length is None or not any_length.plans:
+            cache[key] = _Layout()
+        if any_length is None or not any_length.attempts:
+            if any_length is not None:
+                any_length.attempts = 1
             return function(*tensors)
-        kind = _Kind()
-    return _recorded(kind, family, function, tensors, lengths, owned)
+        layout = _Layout()
+    return _recorded(layout, any_length, function, tensors, lengths, owned)
 
 
 def _key(settings: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """Return settings and layouts; None if one of the tensors has no plain memory."""
+    """Return the cache key, made of settings and layouts; None if one of the tensors has no plain memory."""
     key = settings
     try:
         for tensor in tensors:
@@ -210,64 +210,63 @@ def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
 
 
-def _family_of(
+def _any_length_key(
     settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], list[int | None]]:
-    """Return what calls have in common that differ in the lengths of first dimensions, and the lengths."""
-    marks, _, *rest = settings
-    key: tuple[Any, ...] = ("any length", marks, *rest, *[shape_class((number,), (1,)) for number in numbers])
+    """Return the cache key that calls share which differ in the lengths of first dimensions, and those lengths."""
+    call_key, _, *state = settings
+    key: tuple[Any, ...] = ("any length", call_key, *state, *[shape_class((number,), (1,)) for number in numbers])
     lengths = list[int | None]()
     for tensor in tensors:
         shape, strides = tensor.shape, tensor.stride()
-        alike = shape_class(shape, strides)
-        key += (alike, tensor.dtype, tensor.device)
-        lengths.append(None if alike[0] is shape else shape[0])
+        length_class = shape_class(shape, strides)
+        key += (length_class, tensor.dtype, tensor.device)
+        lengths.append(None if length_class[0] is shape else shape[0])
     return key + _repeated(tensors), [*lengths, *numbers]
 
 
 def _recorded(
-    kind: _Kind,
-    family: _Family | None,
+    layout: _Layout,
+    any_length: _AnyLength | None,
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     lengths: list[int | None],
     owned: Sequence[Tensor | None],
 ) -> Any:
     """Run a function, and make a plan of what it does if one can be made now."""
-    if kind.attempts >= ATTEMPTS or (family is not None and family.attempts >= ATTEMPTS and not kind.plans):
+    if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
         return function(*tensors)
     if tensors[0].is_cuda and is_capturing():  # when nothing is tuned, nor read
         return function(*tensors)
     with Recording(tensors) as recording:
         result = function(*tensors)
-    stated = recording.result(result)
+    result_slots = recording.result(result)
     if recording.is_postponed:
-        kind.postponed += 1
-        if kind.postponed >= POSTPONED:
-            kind.attempts = ATTEMPTS
+        layout.postponed += 1
+        if layout.postponed >= POSTPONED:
+            layout.attempts = ATTEMPTS
         return result
-    kind.attempts += 1
+    layout.attempts += 1
     if recording.refusal or not recording.steps:
-        kind.attempts = ATTEMPTS
+        layout.attempts = ATTEMPTS
         return result
-    steps = Steps.of(recording, stated, owned)
+    steps = Steps.of(recording, result_slots, owned)
     plan = plan_of(steps, SERVICES)
     if plan is not None:
-        kind.add(plan)
-    if family is not None:
-        family.attempts += 1
-        family.learn(steps, lengths)
+        layout.add(plan)
+    if any_length is not None:
+        any_length.attempts += 1
+        any_length.learn(steps, lengths)
     return result
 
 
-def _with_recent(recent: tuple[Any, ...], kind: _Kind, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the few kinds that are recognised before any key is made; none of them where there are more than a few.
+def _with_recent(recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the recent layouts with one more, each behind its guard; nothing if there would be more than a few.
 
-    A recogniser compares all that a key does, and more, such as whether gradients are wanted, in a fraction of the
-    time. One tensor in two places it never
-    takes for two, and that they are one says nothing of the calls to come.
+    A guard compares all that a key does, and more, such as whether gradients are wanted, in a fraction of the time. It
+    never accepts one tensor in two places, so that a call with one adds no guard.
     """
-    if _repeated(tensors) or any([recognises(*tensors) for recognises, _ in recent]):
-        return recent  # a kind may be there more than once: its tensors want gradients, or do not
-    recognises = recogniser(tensors) if len(recent) < RECENT else None
-    return () if recognises is None else (*recent, (recognises, kind))
+    if _repeated(tensors) or any([guard(*tensors) for guard, _ in recent]):
+        return recent  # a layout may be there more than once: its tensors want gradients, or do not
+    guard = layout_guard(tensors) if len(recent) < RECENT else None
+    return () if guard is None else (*recent, (guard, layout))

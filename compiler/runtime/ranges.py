@@ -25,7 +25,7 @@ __all__ = [
     "value_range",
 ]
 
-_REMEMBERED, _SEGMENTS = "_insum_value_range", "_insum_segments"
+_RANGE, _SEGMENTS = "_insum_value_range", "_insum_segments"
 
 
 class _Range(ChangeGuard):
@@ -43,82 +43,86 @@ class _Range(ChangeGuard):
 
 
 def value_range(index: Tensor) -> tuple[int, int]:
-    """Smallest and largest value, `(0, -1)` when there is none; one pass per tensor and version."""
-    known = _known(index)
-    if known is not None:
-        return known
-    fresh = _fresh(index)  # before it is read: another thread may write to it
+    """Return the smallest and largest value, `(0, -1)` if there is none; one pass per tensor and version."""
+    cached = _cached_range(index)
+    if cached is not None:
+        return cached
+    new_range = _new_range(index)  # before it is read: another thread may write to it
     if index.numel() == 0:
         values = (0, -1)
     else:
         with paused():
             low, high = torch.aminmax(index)
             values = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
-    _keep(index, fresh, values)
+    _keep(index, new_range, values)
     return values
 
 
 def remember_range(index: Tensor, low: int, high: int) -> None:
-    """Every value is known to lie from `low` to `high`: whoever made the tensor says so, and nothing is read."""
-    if _known(index) is None:
-        _keep(index, _fresh(index), (low, high))
+    """Cache the range of a tensor whose values lie from `low` to `high`, as its maker knows; nothing is read."""
+    if _cached_range(index) is None:
+        _keep(index, _new_range(index), (low, high))
 
 
-def _known(index: Tensor) -> tuple[int, int] | None:
-    known: _Range | None = getattr(index, _REMEMBERED, None)
-    if not known:  # nor what a pickle has of it
+def _cached_range(index: Tensor) -> tuple[int, int] | None:
+    """Return the range that is kept with a tensor; None if there is none or the tensor has changed since."""
+    cached: _Range | None = getattr(index, _RANGE, None)
+    if not cached:  # a pickle has an empty dictionary in its place
         return None
-    return known.values if known.owner() is index and known.holds_for(index) else None
+    return cached.values if cached.owner() is index and cached.holds_for(index) else None
 
 
-def _fresh(index: Tensor) -> _Range | None:
-    """Return what is to hold the range of an index tensor, one wrapped by a transform too; None if nothing may."""
+def _new_range(index: Tensor) -> _Range | None:
+    """Return an empty cache entry for an index tensor, one wrapped by a transform too; None if nothing may be kept."""
     return _Range(index) if may_keep() and not index.is_inference() else None
 
 
-def _keep(index: Tensor, fresh: _Range | None, values: tuple[int, int]) -> None:
-    if fresh is not None:
-        fresh.values = values
-        setattr(index, _REMEMBERED, fresh)
+def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> None:
+    """Fill in a cache entry and keep it with its tensor."""
+    if new_range is not None:
+        new_range.values = values
+        setattr(index, _RANGE, new_range)
 
 
 def range_expression(name: str, slow: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
     """Return the text by which a launch plan asks for the range of an input of this dtype, shape and strides.
 
-    It is what `remembered_range`, which the plan calls `slow`, does where a range is known.
+    It does what `remembered_range` does if a range is cached, and calls that function, by its name `slow`, if not.
     """
-    known = f"(known := getattr({name}, {_REMEMBERED!r}, None)) and known.owner() is {name}"
-    return f"known.values if {known} and {guard_expression('known', name, dtype, shape, strides)} else {slow}({name})"
+    is_cached = f"(cached := getattr({name}, {_RANGE!r}, None)) and cached.owner() is {name}"
+    holds = guard_expression("cached", name, dtype, shape, strides)
+    return f"cached.values if {is_cached} and {holds} else {slow}({name})"
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:
-    """`value_range`, except that nothing is read while a CUDA graph is captured, nor where there is nothing to read,
-    on the meta device: then any entry may be -1.
+    """Return `value_range(index)`, or (-1, -1) if nothing can be read: any entry may be -1 then.
+
+    Nothing is read while a CUDA graph is captured, and there is nothing to read on the meta device.
     """
-    known = _known(index)
-    if known is not None:
-        return known
+    cached = _cached_range(index)
+    if cached is not None:
+        return cached
     if (index.is_cuda and is_capturing()) or index.is_meta:
         return -1, -1
     return value_range(index)
 
 
 def segment_lengths(pointers: Tensor) -> tuple[int, int]:
-    """How many segments there are and the longest one's length, read once; 0 during a capture."""
-    known = getattr(pointers, _SEGMENTS, None)
-    if known is None:
+    """Return how many segments there are and the longest one's length, read once; 0 for it during a capture."""
+    cached = getattr(pointers, _SEGMENTS, None)
+    if cached is None:
         if pointers.is_cuda and is_capturing():
             return len(pointers) - 1, 0
         with paused():
             longest = int(pointers.diff().max()) if len(pointers) > 1 else 0
-        known = (len(pointers) - 1, longest)
+        cached = (len(pointers) - 1, longest)
         if may_keep():
-            setattr(pointers, _SEGMENTS, known)
-    return known
+            setattr(pointers, _SEGMENTS, cached)
+    return cached
 
 
 def remember_segments(pointers: Tensor, longest: int) -> None:
-    """No segment is longer than that: nothing needs to be read."""
+    """Cache that no segment is longer than `longest`, so that nothing needs to be read."""
     if may_keep():
         setattr(pointers, _SEGMENTS, (len(pointers) - 1, longest))
 
@@ -136,6 +140,7 @@ def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def _out_of_range(bound: Bound, pointed: Pointed, index: Tensor) -> IndexRangeError:
+    """Return the error that names the first position which is out of range."""
     position = (index >= pointed.extent).nonzero()[0].tolist()
     where = f"{pointed.index}[{','.join(map(str, position)) or '()'}]"
     return IndexRangeError(

@@ -2,8 +2,8 @@
 
 A function that is planned is plain torch code around launches. While a `Recording` is active in a thread, each torch
 function that returns a tensor becomes a `Call`, each kernel a `Launch`; a tensor that is neither an input nor made by
-a step is pinned: the plan keeps it. Whatever reads numbers out of a tensor would be fixed to those numbers, so that no
-plan is made of such a run, unless who reads them states a guard instead, as index ranges do.
+a step is pinned: the plan keeps it. A plan of a run that reads numbers out of a tensor would be fixed to those numbers,
+so that none is made, unless the code that reads them states a guard instead, as index ranges do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def active() -> Recording | None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Note nothing of what happens here: it is worked out once, or stated as a guard."""
+    """Record nothing inside the context: what happens there is worked out once, or stated as a guard."""
     recording = active()
     _thread.recording = None
     try:
@@ -139,7 +139,7 @@ class Recording(TorchFunctionMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.held: list[Any] = []  # every tensor that was seen, so that no other one gets its id
+        self.seen: list[Any] = []  # every tensor that was seen, so that no other one gets its id
         self.slots: dict[int, Slot] = {}
         for tensor in self.inputs:
             self._new(tensor)
@@ -148,20 +148,20 @@ class Recording(TorchFunctionMode):
         _thread.recording = self
         return super().__enter__()  # type: ignore[no-any-return]
 
-    def __exit__(self, *given: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:
         _thread.recording = None
-        super().__exit__(*given)
+        super().__exit__(*exception)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = _tensors_in((args, tuple(kwargs.values())))
-        before = versions_of(given)
+        tensors = _tensors_in((args, tuple(kwargs.values())))
+        before = versions_of(tensors)
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name in READS or (name == "__getitem__" and _has_mask(args[1])) or (name == "where" and len(args) == 1):
             self.refuse(f"{name} reads numbers out of a tensor")
         elif name == "__setitem__" or _tensors_in(result):
-            self.call(function, args, kwargs, result, before != versions_of(given))
+            self.call(function, args, kwargs, result, before != versions_of(tensors))
         return result
 
     def refuse(self, why: str) -> None:
@@ -184,13 +184,12 @@ class Recording(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
         has_effect = has_written or is_in_place or kwargs.get("out") is not None  # inference tensors have no version
-        given = self._stated(tuple(args))
-        named = tuple((key, self._stated(value)) for key, value in kwargs.items())
-        made = self._made(result)
+        arg_slots = self._stated(tuple(args))
+        kwarg_slots = tuple((key, self._stated(value)) for key, value in kwargs.items())
+        result_slots = self._result_slots(result)
         views = [] if has_effect else [self._view(part, args) for part in _tensors_in(result)]
-        self.steps.append(
-            Call(function, given, named, made, has_effect, tuple([view for view in views if view is not None]))
-        )
+        kept_views = tuple([view for view in views if view is not None])
+        self.steps.append(Call(function, arg_slots, kwarg_slots, result_slots, has_effect, kept_views))
 
     def launch(
         self,
@@ -208,14 +207,14 @@ class Recording(TorchFunctionMode):
     def ranged(self, index: Tensor, extent: int, is_padded: bool) -> None:
         """Note that the range of an index tensor was compared with the dimension it points into."""
         slot = self._slot(index)
-        made_by = self.maker_of(slot)
-        while isinstance(made_by, Call):
-            view, name = made_by.view(slot), getattr(made_by.function, "__name__", "")
+        maker = self.maker_of(slot)
+        while isinstance(maker, Call):
+            view, name = maker.view(slot), getattr(maker.function, "__name__", "")
             if view is None and name not in COPIES:
                 break
-            slot = slots_in(made_by.args)[0] if view is None else view.base  # which has all numbers that this one has
-            made_by = self.maker_of(slot)
-        if made_by is None:  # an input or pinned; what a step makes is in range by how it is made
+            slot = slots_in(maker.args)[0] if view is None else view.base  # which has all numbers that this one has
+            maker = self.maker_of(slot)
+        if maker is None:  # an input or pinned; what a step makes is in range by how it is made
             self.ranges.append(Range(slot, extent, is_padded))
 
     def maker_of(self, slot: Slot) -> Step | None:
@@ -229,22 +228,24 @@ class Recording(TorchFunctionMode):
 
     def result(self, result: Any) -> Any:
         """Return a function's result with Slots for its tensors; refuse one that is no tensor of a step or input."""
-        stated = self._stated(result)
-        for slot in slots_in(stated):
+        slots = self._stated(result)
+        for slot in slots_in(slots):
             if slot.number in self.pinned:  # a replay would give the same memory to every caller
                 self.refuse("a tensor is returned that was made before")
-        return stated
+        return slots
 
     def _slot(self, tensor: Tensor) -> Slot:
-        known = self.slots.get(id(tensor))
-        if known is None:
-            known = self._new(tensor)
-            self.pinned[known.number] = tensor
-        return known
+        """Return the slot of a tensor; one that was not seen before is pinned."""
+        slot = self.slots.get(id(tensor))
+        if slot is None:
+            slot = self._new(tensor)
+            self.pinned[slot.number] = tensor
+        return slot
 
     def _new(self, tensor: Tensor) -> Slot:
-        slot = Slot(len(self.held))
-        self.held.append(tensor)
+        """Return a new slot for a tensor."""
+        slot = Slot(len(self.seen))
+        self.seen.append(tensor)
         return self.slots.setdefault(id(tensor), slot)  # of a tensor that is given twice, the first place
 
     def _view(self, result: Tensor, args: Sequence[Any]) -> View | None:
@@ -268,14 +269,16 @@ class Recording(TorchFunctionMode):
         layout = tuple(result.shape), result.stride(), is_whole
         return View(self._slot(result), slot, offset, result.element_size(), *layout)
 
-    def _made(self, result: Any) -> Any:
+    def _result_slots(self, result: Any) -> Any:
+        """Return a function's result with Slots for its tensors, which the step makes."""
         if isinstance(result, Tensor):
             return self.slots.get(id(result)) or self._new(result)
         if isinstance(result, (tuple, list)):
-            return tuple([self._made(part) for part in result])
+            return tuple([self._result_slots(part) for part in result])
         return result
 
     def _stated(self, value: Any) -> Any:
+        """Return an argument with Slots for its tensors; refuse the run if it is a dictionary."""
         if isinstance(value, Tensor):
             return self._slot(value)
         if isinstance(value, (tuple, list)):
@@ -304,5 +307,6 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 
 def _has_mask(index: Any) -> bool:
+    """Return True if a tensor is indexed by a boolean mask, which makes the result's shape depend on numbers."""
     parts = index if isinstance(index, tuple) else (index,)
     return any([isinstance(part, Tensor) and part.dtype == torch.bool for part in parts])

@@ -9,41 +9,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Recognises", "recogniser"]
+__all__ = ["TensorGuard", "layout_guard"]
 
-Recognises = Callable[..., bool]
+TensorGuard = Callable[..., bool]
 
 
-def recogniser(tensors: Sequence[Tensor]) -> Recognises | None:
-    """What says of as many tensors whether they are like these; None: this torch can't, or two of these are one.
+def layout_guard(tensors: Sequence[Tensor]) -> TensorGuard | None:
+    """Return a guard that says of as many tensors whether they are laid out like these.
+
+    The guard is None if this torch has none that can be relied on, or if one tensor is given twice.
 
     Compared are types, shapes, strides, dtypes, devices, negated and conjugated memory, whether gradients are wanted;
     that all of them are different tensors; and by whom torch has operations on them handled: autocast of their device,
     the transforms of torch.func and inference mode are or are not active, as they were for these.
 
-    >>> recognises = recogniser([torch.zeros(2, 3)])
-    >>> recognises is None or (recognises(torch.ones(2, 3)), recognises(torch.ones(3, 2)))
+    >>> guard = layout_guard([torch.zeros(2, 3)])
+    >>> guard is None or (guard(torch.ones(2, 3)), guard(torch.ones(3, 2)))
     (True, False)
     """
     if not _tells_apart():
         return None
-    recognises = _guard(tensors)
-    return recognises if recognises(*tensors) else None
+    guard = _guard(tensors)
+    return guard if guard(*tensors) else None
 
 
-def _guard(tensors: Sequence[Any]) -> Recognises:
+def _guard(tensors: Sequence[Any]) -> TensorGuard:
+    """Return torch's own guard on the layouts of these tensors."""
     guards: Any = torch._C._dynamo.guards
-    # without a size or stride that may be another
+    # no size or stride is dynamic
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check  # type: ignore[no-any-return]
 
 
-def _when_handled(recognises: Recognises, tensor: Tensor) -> list[bool]:
-    """Whether a tensor is recognised by each who could handle operations on it otherwise."""
+def _when_handled(guard: TensorGuard, tensor: Tensor) -> list[bool]:
+    """Return whether a guard accepts a tensor under autocast, inside vmap, and inside functionalize: it must not."""
     seen: list[bool] = []
 
-    def look(given: Tensor) -> Tensor:
-        seen.append(recognises(tensor))
-        return given.sum()
+    def look(batch: Tensor) -> Tensor:
+        seen.append(guard(tensor))
+        return batch.sum()
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         look(tensor)
@@ -54,17 +57,18 @@ def _when_handled(recognises: Recognises, tensor: Tensor) -> list[bool]:
 
 @cache
 def _tells_apart() -> bool:
-    """Torch promises nothing about its guards, so that they are tried on all that has to be told apart."""
+    """Return True if torch's guards tell apart all that they must: torch promises nothing, so they are tried once."""
     if not hasattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards"):
         return False
     with torch.inference_mode(False):
-        like, other = (torch.zeros(2, 3, dtype=torch.float32, device="cpu") for _ in range(2))
+        first, alike = (torch.zeros(2, 3, dtype=torch.float32, device="cpu") for _ in range(2))
         wide = torch.zeros(2, 4, dtype=torch.float32, device="cpu")
-        unlike: list[Any] = [wide, wide[:, :3], wide[:, 0], other.T, other[None], other.double(), other.to("meta")]
-        unlike += [torch._neg_view(other), torch.nn.Parameter(other), other.clone().requires_grad_(), [[0.0]], None]
+        unlike: list[Any] = [wide, wide[:, :3], wide[:, 0], alike.T, alike[None], alike.double(), alike.to("meta")]
+        unlike += [torch._neg_view(alike), torch.nn.Parameter(alike), alike.clone().requires_grad_(), [[0.0]], None]
         try:
-            one, two = _guard([like]), _guard([like, wide])
-            is_right = one(other) and two(other, wide) and not two(other, other.T) and not two(wide, wide)
-            return bool(is_right) and not any([one(tensor) for tensor in unlike]) and not any(_when_handled(one, other))
+            guard, pair_guard = _guard([first]), _guard([first, wide])
+            if not (guard(alike) and pair_guard(alike, wide)) or pair_guard(alike, alike.T) or pair_guard(wide, wide):
+                return False
+            return not any([guard(tensor) for tensor in unlike]) and not any(_when_handled(guard, alike))
         except (TypeError, RuntimeError):
             return False

@@ -1,4 +1,4 @@
-"""What a tensor may carry besides its memory: a sign that is not applied yet, a base that it is a view of."""
+"""Operands as kernels and tracers take them: cast as autocast asks, with pending signs applied, and no views."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _cast(operand: Any, dtype: torch.dtype) -> Any:
 
 
 def as_traced(operands: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The operands as a tracer follows them."""
+    """Return the operands as a tracer follows them."""
     return {
         name: operand.with_values(followed(operand.values)) if is_sparse(operand) else followed(operand)
         for name, operand in operands.items()
@@ -46,7 +46,7 @@ def as_traced(operands: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_memory(operands: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The operands, each with its values in memory as they are."""
+    """Return the operands, each with its values in memory as they are."""
     return {name: resolved(operand) for name, operand in operands.items()}
 
 
@@ -58,10 +58,10 @@ def resolved(operand: Any) -> Any:
 
 
 def owned(result: Tensor) -> Tensor:
-    """The same memory, and no view.
+    """Return a result as a tensor over the same memory that is no view.
 
-    One that a step of autograd made could not be changed in place by its caller, and forward mode would look for the
-    tangent of what it is a view of.
+    A caller could not change a view in place that an autograd function made, and forward mode would look for the
+    tangent of its base.
     """
     if is_compiling() or result._base is None:
         return result

@@ -1,4 +1,4 @@
-"""What a call does about torch's state, as `formats.torch_state` reads it: leave transforms, follow a tracer."""
+"""How a call deals with transforms and tracers, which `formats.torch_state` detects: it leaves them or follows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transfor
 
 
 def _leave_uncompiled() -> None:
-    """Break the graph; apart from `followed`, in which newer tracers would fail at the words alone."""
+    """Break the graph; it is not inside `followed`, since newer tracers would fail at the mere call."""
     torch._dynamo.graph_break(
         f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
         "uncompiled; leave out fullgraph=True, or use torch 2.11 or newer"
@@ -25,10 +25,13 @@ def _leave_uncompiled() -> None:
 
 
 def followed(tensor: Any) -> Any:
-    """The same tensor, or None, for a tracer inside a transform: a first gradient and batches are all it can follow.
+    """Return the tensor, or None for None, such that a tracer inside a transform differentiates it.
 
-    Whether one of the transform's own inputs wants a gradient it does not know, and would take it for a constant, but
-    it knows of what it has made itself.
+    A tracer does not know whether one of the transform's own inputs wants a gradient, and would take it for a constant,
+    but it knows this of a view that it has made itself. It can follow a first gradient and batches.
+
+    Raises:
+        UnsupportedError: the call is inside another transform under torch.compile.
     """
     kinds = transform_kinds()
     if "Grad" not in kinds and "Jvp" not in kinds:
@@ -44,9 +47,9 @@ def followed(tensor: Any) -> Any:
 
 
 class outside_transforms(ContextDecorator):
-    """What is made here outlives the call: it is no part of a transform, and good for training too.
+    """A context, or decorator, for making tensors that outlive the call: outside of transforms and inference mode.
 
-    Every first call over new voxels or a new pattern passes here, so that it costs next to nothing where there is
+    Every first call over new voxels or a new pattern passes here, so that it costs next to nothing if there is
     nothing to leave.
     """
 
@@ -65,6 +68,6 @@ class outside_transforms(ContextDecorator):
             self.left.enter_context(torch.inference_mode(False))
             self.left.enter_context(torch._C._DisableFuncTorch())
 
-    def __exit__(self, *given: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self.left is not None:
             self.left.close()

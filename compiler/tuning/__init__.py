@@ -5,7 +5,7 @@ A file imports only from those above it.
     settings      what the environment says about how statements run
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
-    footprint     what a config would occupy of a multiprocessor, reckoned from its schedule
+    footprint     what a config would occupy of a multiprocessor, estimated from its schedule
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it

@@ -1,4 +1,4 @@
-"""Which strategy, schedule and config runs a statement fastest: time a few on scratch outputs and remember the best."""
+"""The tuner: times strategies, schedules and configs of a statement on scratch outputs, and remembers the fastest."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
-# Operations of a call on its stream, by what is done to its output before the launch: nothing, a memset, picked rows
-# filled, which is reckoned. Tiny problems wait for the host, so they had better take one launch.
+# Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
+# filling picked rows, which is an estimate. Tiny problems wait for the host, so one launch is best for them.
 OPERATIONS = {"": 1, "zero": 2, "fill": 5}
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
@@ -57,9 +57,9 @@ class Timing:
         return f"{time}  {self.candidate}"
 
 
-# by signature, and by what else tells that a problem has it; they keep the statements whose ids are in it
+# by signature, and by the keys that `choose` was given; launchers keep the statements whose ids are in the signature
 _launchers: LRUCache[Launcher] = LRUCache(LAUNCHERS)
-# by signature: the candidates that could not be built, and why; those of which none could
+# by signature: the candidates that could not be built, and why; and the error of problems of which none could be built
 _refused: LRUCache[list[Refusal]] = LRUCache(LAUNCHERS)
 _hopeless: LRUCache[str] = LRUCache(LAUNCHERS)
 
@@ -76,30 +76,30 @@ def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | N
 
 
 def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None) -> Launcher:
-    """The best launcher known for a problem, measured now if need be and allowed.
+    """Return the fastest launcher of a problem: cached, recalled from disk, or timed now if that is allowed.
 
-    From then on `known_launcher` finds it by `key`.
+    Afterwards `known_launcher` finds it by `key`. Raises UnsupportedError if no candidate can be built.
     """
-    known = _launchers.get(problem.signature)
-    if known is not None:
-        found = problem.resized(known)
+    cached = _launchers.get(problem.signature)
+    if cached is not None:
+        launcher = problem.resized(cached)
     else:
         hopeless = _hopeless.get(problem.signature)
-        if hopeless is not None:  # found out before, at other sizes
+        if hopeless is not None:  # no candidate could be built at other sizes of this signature
             raise UnsupportedError(hopeless)
         captures = problem.bound.device.type == "cuda" and is_capturing()
         try:
-            found = _choose(problem, tensors, fact, captures)
+            launcher = _choose(problem, tensors, fact, captures)
         except UnsupportedError as error:
             if not captures and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
             raise
-        if captures:  # which takes what it gets
-            return found
-    _launchers[problem.signature] = found
+        if captures:  # the launcher was not timed, so it is not kept
+            return launcher
+    _launchers[problem.signature] = launcher
     if key is not None:
-        _launchers[key] = found
-    return found
+        _launchers[key] = launcher
+    return launcher
 
 
 def _forget() -> None:
@@ -108,6 +108,7 @@ def _forget() -> None:
 
 
 def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool) -> Launcher:
+    """Return the launcher that was tuned, now or earlier, or the most promising one where nothing may be timed."""
     recalled = _recalled(problem, tensors, fact)
     if recalled is not None:
         return recalled
@@ -121,7 +122,7 @@ def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_c
 
 
 def _first(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher:
-    """The most promising candidate that can be built."""
+    """Return the most promising candidate that can be built, built; raise UnsupportedError if none can."""
     reasons = []
     for candidate in candidates(problem):
         launcher, reason = _built(problem, candidate, tensors, fact)
@@ -134,12 +135,12 @@ def _first(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> La
 def _built(
     problem: Problem, candidate: Candidate, tensors: Sequence[Tensor], fact: Fact | None
 ) -> tuple[Launcher | None, str]:
-    """A candidate, built; or None and the reason why it can't be, which is noted."""
+    """Return the launcher of a candidate, or None and the reason why it can't be built, which `_refused` keeps."""
     try:
         launcher = problem.launcher(candidate)
         launcher.build(tensors, fact)
     except UnsupportedError as error:
-        if _is_out_of_memory(error):  # which is no fault of the kernel, and may pass
+        if _is_out_of_memory(error):  # it may be built later, so nothing is kept
             return None, OUT_OF_MEMORY
         reason = reason_of(error.__cause__ or error)
         noted = _refused.get(problem.signature) or []
@@ -150,14 +151,14 @@ def _built(
 
 
 def _none_built(problem: Problem, reasons: Sequence[str]) -> UnsupportedError:
-    """What to say where no candidate is left; the first of them is the most promising."""
+    """Return the error for a problem of which no candidate can be built; the first reason is of the most promising."""
     count = f"none of the {len(reasons)} kernels" if len(reasons) > 1 else "the kernel"
     where = device_name(problem.bound.device)
     return UnsupportedError(f"{count} of {problem.bound.statement} could be built for {where} ({reasons[0]})")
 
 
 def refusals(problem: Problem) -> tuple[tuple[Candidate, str], ...]:
-    """The candidates that could not be built, now or when a problem like this one was tuned, and why."""
+    """Return the candidates that could not be built, now or when a problem of this key was tuned, and why."""
     entry = _entry(problem)
     noted = [*(() if entry is None else entry.refused), *(_refused.get(problem.signature) or ())]
     return tuple(
@@ -168,13 +169,16 @@ def refusals(problem: Problem) -> tuple[tuple[Candidate, str], ...]:
 
 
 def recall(problem: Problem) -> Candidate | None:
-    """The candidate that was measured to be the best of those that can be built, if one was and tuning is on."""
+    """Return the fastest measured candidate of those that can be built; None if none was, or if tuning is off."""
     noted = [choices for choices, _ in (_refused.get(problem.signature) or ())]
     return next((candidate for candidate in _ranked(problem) if candidate.choices not in noted), None)
 
 
 def _ranked(problem: Problem) -> Iterator[Candidate]:
-    """Those that were measured, the choice first, then by their times; none where some are not ours any more."""
+    """Yield the measured candidates, the chosen one first, then by their times.
+
+    It ends at one that is no longer a candidate.
+    """
     entry = _entry(problem)
     if entry is not None:
         for choices in (entry.config, *[choices for choices, _ in entry.times if choices != entry.config]):
@@ -185,10 +189,12 @@ def _ranked(problem: Problem) -> Iterator[Candidate]:
 
 
 def _entry(problem: Problem) -> Entry | None:
+    """Return what the tuning cache holds for a problem; None if nothing, or if tuning is off."""
     return None if INTERPRETED or tuning_mode() == "off" else _cache(str(cache_dir())).get(problem.key)
 
 
 def _find(problem: Problem, choices: Choices) -> Candidate | None:
+    """Return the candidate with these choices, of a full search too; None if there is none."""
     for full in (False, True):
         for candidate in candidates(problem, full):
             if candidate.choices == choices:
@@ -197,7 +203,10 @@ def _find(problem: Problem, choices: Choices) -> Candidate | None:
 
 
 def _recalled(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher | None:
-    """What was measured to be the best, built; if that can't be any more, the next best."""
+    """Return the launcher of the measured candidate that is the fastest of those that can be built now.
+
+    None if nothing was measured.
+    """
     for candidate in _ranked(problem):
         launcher, _ = _built(problem, candidate, tensors, fact)
         if launcher is not None:
@@ -208,6 +217,7 @@ def _recalled(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) ->
 def _with_recalled_captures(
     launcher: Launcher, problem: Problem, tensors: Sequence[Tensor], fact: Fact | None
 ) -> Launcher:
+    """Return a recalled launcher with the one for captured graphs, if another candidate is clearly faster there."""
     entry = _entry(problem)
     choices = None if entry is None else _for_captures(entry)
     other = None if choices is None else _find(problem, choices)
@@ -216,14 +226,20 @@ def _with_recalled_captures(
 
 
 def _for_captures(entry: Entry) -> Choices | None:
-    """What takes the device clearly less than the choice for eager calls, which are ranked by the host's time too."""
-    own = next((ms for choices, ms in entry.times if choices == entry.config), 0.0)
+    """Return the choices that take the device clearly less time than those for eager calls, or None.
+
+    Eager calls are ranked by the host's time too, which a captured graph does not pay.
+    """
+    eager_ms = next((ms for choices, ms in entry.times if choices == entry.config), 0.0)
     quickest, ms = entry.times[0] if entry.times else (None, 0.0)
-    return quickest if ms < CLEARLY * own else None
+    return quickest if ms < CLEARLY * eager_ms else None
 
 
 def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
-    """For calls that give the output's memory away; what is captured may take more than a launch."""
+    """Return `best` with `quickest` for captured graphs, where preparing the output may take several operations.
+
+    Only a plain launcher takes one.
+    """
     best.captured = quickest if best.is_plain else None
     return best
 
@@ -231,7 +247,7 @@ def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
 def tune(
     problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool = False
 ) -> tuple[tuple[Timing, ...], Launcher]:
-    """Time every candidate on outputs of its own and remember the best; times come back best first."""
+    """Time every candidate on scratch outputs and remember the best; return all times, best first, and its launcher."""
     _forget()
     with _cache(str(cache_dir())).lock(problem.key):
         return _measure(problem, tensors, fact, full)
@@ -240,13 +256,17 @@ def tune(
 def _measure(
     problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
 ) -> tuple[tuple[Timing, ...], Launcher]:
-    with paused():  # none of it is a part of the call
+    with paused():  # a launch plan of the caller must not record the timed launches
         return _timed(problem, tensors, fact, full)
 
 
 def _timed(
     problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
 ) -> tuple[tuple[Timing, ...], Launcher]:
+    """Build and time every candidate, put the result into the tuning cache, and return what `tune` returns.
+
+    Candidates that spill registers are not timed if another does not. Raises UnsupportedError if none can be built.
+    """
     ways = candidates(problem, full)
     built = list(_build_all(problem, ways, tensors, fact))
     is_clean_known = any(way is not None and not way.spills for way, _ in built)
@@ -270,11 +290,11 @@ def _timed(
     timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
     if winner is None:
         raise _none_built(problem, [timing.reason for timing in timings])
-    known = ((choices, timing.milliseconds) for timing, _, choices in measured)
-    times = tuple(sorted([(choices, ms) for choices, ms in known if ms is not None], key=lambda pair: pair[1]))
-    refused = tuple((way.choices, reason) for way, (made, reason) in zip(ways, built) if made is None)
+    all_times = ((choices, timing.milliseconds) for timing, _, choices in measured)
+    times = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
+    refused = tuple((way.choices, reason) for way, (launcher, reason) in zip(ways, built) if launcher is None)
     entry = Entry(best, times, refused)
-    if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else the choice is for now
+    if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else a later call tunes again
         _cache(str(cache_dir())).put(problem.key, entry)
     quickest = _for_captures(entry)
     for _, way, choices in measured:
@@ -287,19 +307,19 @@ def fastest(
     key: Key,
     ways: Collection[str],
     first: Sequence[str],
-    others: Mapping[str, Sequence[str]],  # to be timed after one of the first that won
+    others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
     start: Callable[[str], tuple[Callable[[], object], float]],
     times: dict[str, float] | None = None,
 ) -> str:
-    """Of several calls that come to the same, by name, the one that takes the least; remembered as configs are.
+    """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
-    `ways` are all that there are: what a full search has found is good for those who search less. `start` gives a call
-    and the milliseconds for which it keeps the host busy. Without the memory for all of them the choice is for now.
-    Given a dictionary for their times, nothing that is remembered is asked.
+    `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
+    and for how many milliseconds it keeps the host busy. If the GPU has no memory for one of them, the choice is not
+    remembered. If `times` is given, the cache is not read and `times` is filled.
     """
-    known = _cache(str(cache_dir()))
-    found = known.get(key) if times is None else None
-    way = None if found is None else found.config.get("way")
+    tuned_ways = _cache(str(cache_dir()))
+    entry = tuned_ways.get(key) if times is None else None
+    way = None if entry is None else entry.config.get("way")
     if way in ways:
         return str(way)
     times = {} if times is None else times
@@ -309,25 +329,25 @@ def fastest(
             try:
                 call, host = start(name)
                 call()  # compiles and tunes
-                with known.lock(key):
+                with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = max(_time(call, limit), host)  # in a graph, which has memory of its own
+                    times[name] = max(_time(call, limit), host)  # a captured graph needs memory of its own
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
-                has_room = False  # what runs already must go on
+                has_room = False  # the calls that were timed still serve this caller
         best = min(times, key=lambda name: times[name], default=best)
         names = [name for name in others.get(best, ()) if name not in times and has_room]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])
-        known.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
+        tuned_ways.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
     return best
 
 
 def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
-    """By what a call takes, of the device or the host, whichever is slower; of equal ones by the device's time.
+    """Return a sort key: the time of a call on the device or the host, whichever is longer, then the device's time.
 
-    What has no time comes last, and what could not be built after it.
+    A candidate without a time comes last, after it one that could not be built.
     """
     if timing.milliseconds is None or way is None:
         return True, float(way is None), 0.0
@@ -336,9 +356,9 @@ def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
 
 
 def host_milliseconds(device: torch.device, preparation: str, is_wide: bool = False) -> float:
-    """How long a call keeps the host busy, by what is done to its output before the launch.
+    """Return how long a call keeps the host busy, by how its output is prepared before the launch.
 
-    A sum in float32 of which half precision is made afterwards takes one more operation.
+    A sum in float32 that is converted to half precision afterwards (`is_wide`) takes one more operation.
     """
     return device_of(device).host_milliseconds(OPERATIONS[preparation] + is_wide)
 
@@ -346,7 +366,7 @@ def host_milliseconds(device: torch.device, preparation: str, is_wide: bool = Fa
 def _build_all(
     problem: Problem, ways: Sequence[Candidate], tensors: Sequence[Tensor], fact: Fact | None
 ) -> Iterator[tuple[Launcher | None, str]]:
-    """Compile every candidate, several at once."""
+    """Yield every candidate compiled, several at once, in the order of `ways`."""
 
     def build(candidate: Candidate) -> tuple[Launcher | None, str]:
         return _built(problem, candidate, tensors, fact)
@@ -362,7 +382,7 @@ def _build_all(
             delay=BAR_AFTER,
             disable=not sys.stderr.isatty(),
         )
-    finally:  # an interrupt waits for what is being built, and not for what is still to be
+    finally:  # an interrupt waits for the builds that have begun, not for those still in the queue
         pool.shutdown(cancel_futures=True)
 
 
@@ -379,7 +399,10 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _time(call: Callable[[], object], hopeless: float) -> float:
-    """Milliseconds of one call on the device, by replaying a graph of several."""
+    """Return the milliseconds of one call on the device, by replaying a graph of several.
+
+    A call that takes longer than `hopeless` is timed once, without a graph.
+    """
     call()
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
@@ -401,6 +424,7 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
 
 
 def _elapsed(call: Callable[[], object]) -> float:
+    """Return the milliseconds between two events around a call."""
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before.record()
     call()

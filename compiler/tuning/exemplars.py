@@ -1,4 +1,4 @@
-"""Statements by whose kernels a version of the code generator is known: together they reach all of it."""
+"""Exemplars: statements whose kernels identify a version of the code generator; together they reach all of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..language import parse
 __all__ = ["EXEMPLARS", "Exemplar"]
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
-CPU = torch.device("cpu")  # where kernels would be the same
+CPU = torch.device("cpu")  # the text of a kernel does not depend on the device
 
 
 @dataclass(frozen=True)
 class Exemplar:
-    """A statement at a size, with what is known of its tensors."""
+    """A statement with sizes, dtype, and facts about its tensors."""
 
     expr: str
     shapes: Mapping[str, tuple[int, ...]]  # of all tensors, and "" the size of an output that starts from nothing

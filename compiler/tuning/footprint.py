@@ -1,7 +1,7 @@
-"""What a config would occupy of a multiprocessor, reckoned from its schedule: shared memory and registers.
+"""The shared memory and registers that a config would take of a multiprocessor, estimated from its schedule.
 
-The reckoning follows Triton's pipeliner (3.6 and 3.7): of `stages` it keeps (stages - 1) // (1 + levels) tiles of every
-operand on their way, where a position that is itself loaded in the loop is a level, and one more where the tensor core
+The estimate follows Triton's pipeliner (3.6 and 3.7): of `stages` it keeps (stages - 1) // (1 + levels) tiles of every
+operand in flight, where a position that is itself loaded in the loop is a level, and one more where the tensor core
 reads its operands from shared memory while the next ones arrive. `tests/cross/test_footprint.py` compares it with what
 the compiler takes.
 """
@@ -28,8 +28,8 @@ def fitted(
 ) -> tuple[Config, ...]:
     """Return the configs in their order, each with as many stages as the device's shared memory has room for.
 
-    A config that had to change, or that fits with no stages at all, is kept as it was at the end, unless the operands
-    on their way alone are more than there is room for: the compiler may need less than is reckoned.
+    A config that had to change, or that fits with no number of stages, is also kept unchanged at the end, unless its
+    operands in flight alone exceed the shared memory: the compiler may need less than the estimate.
     """
     room, late = list[Config](), list[Config]()
     for config in configs:
@@ -45,23 +45,23 @@ def fitted(
 
 
 def accumulators(config: Config, schedule: Schedule, device: Device) -> float:
-    """Registers of a thread that the sums of a tile take, in float32 or wider."""
+    """Return how many registers of a thread the sums of a tile take, in float32 or wider."""
     blocks, words = dict(config.blocks), schedule.bound.compute_dtype.itemsize / 4
     elements = prod(blocks[name] for name in schedule.names("tile"))
     return words * elements / (config.num_warps * device.warp_width)
 
 
 def shared_bytes(schedule: Schedule, config: Config, device: Device, precision: str = "tf32") -> int:
-    """Bytes of shared memory that a program would take, no fewer than it will; `precision` is of a float32 dot.
+    """Return an upper bound of the shared memory of a program, in bytes; `precision` is that of a float32 dot.
 
-    Operands on their way, operands that are products themselves, and the result on its way to the layout of its store,
-    whichever is more. Without a dot a tile may change its layout for a sum, and no more.
+    It is what operands in flight and operands that are products take, or the result while it is converted to the layout
+    of its store, whichever is more. Without a dot a tile only changes its layout for a sum.
     """
     return _shared_range(schedule, config, device, precision)[1]
 
 
 def _shared_range(schedule: Schedule, config: Config, device: Device, precision: str) -> tuple[int, int]:
-    """The least and the most that a program may take."""
+    """Return the least and the most bytes of shared memory that a program may take."""
     blocks, bound = dict(config.blocks), schedule.bound
     width = bound.compute_dtype.itemsize
     if not schedule.uses_dot:
@@ -78,7 +78,7 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
             # elements gathered one by one along memory are not loaded ahead, nor are their positions
             is_ahead = bool(loop & {*access.names}) and access is not factor.indices[-1]
             levels = max(levels, int(is_ahead))
-    if schedule.strategy == "on-chip":  # whose positions are no level
+    if schedule.strategy == "on-chip":  # its positions are not pipelined
         levels = 0
     ahead = max(config.num_stages - 1, 0) // (1 + levels) if loop else 0
     is_exact = bound.dtype == torch.float32 and precision == "ieee"  # by multiply-adds
@@ -87,13 +87,13 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
     products = sum(prod(blocks[axis] for axis in node.axes) * width for node in computed)
     result = prod(blocks[name] for name in schedule.names("tile")) * schedule.sum_dtype(None).itemsize
     operands = buffers * tiles + products + ahead * positions
-    # where a program has several rows, one is stored while the next one's operands are on their way
+    # a program of several rows stores one while the operands of the next are in flight
     most = operands + result if config.rows > 1 else max(operands, result)
     return max(ahead, 1) * tiles, most + SPARE
 
 
 def _pipelined(schedule: Schedule, blocks: dict[str, int]) -> set[str]:
-    """The names that move in the innermost loop, which nested ones are fused into where their lengths are known."""
+    """Return the index names that change in the innermost loop, into which nested loops of fixed lengths are fused."""
     steps = [name for name in schedule.names("step") if blocks[name] < schedule.extents[name]]
     loops = [*schedule.names("segment", "loop"), *steps]
     owner = schedule.owner

@@ -1,4 +1,4 @@
-"""What was fastest where it was measured, as points of the space of configs: the order in which tuning tries them.
+"""Measured points of the space of configs, in the order in which tuning tries them.
 
 All of it was measured on one H200 (torch 2.11, triton 3.6), by `make bench CASES=bench/cases/...`: the block-sparse
 points by `test_structured_spmm.py` and `test_block_sparse_linear.py` (4096^3, float16, densities from 0.02 to 0.75),
@@ -7,7 +7,7 @@ without a dot by `test_unstructured_spmm.py` and `test_equivariant_edges.py`. El
 clipped to the statement and to the GPU.
 
 A point names the sides of a tile by their lengths, so that a statement and its transpose meet the same points: `narrow`
-is the side that a statement keeps short, `wide` the side that goes on.
+is the side that a statement keeps short, `wide` the long one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Traits:
 
 
 def measured_points(traits: Traits) -> tuple[Point, ...]:
-    """Where tuning starts, the most promising first."""
+    """Return the points at which tuning starts, the most promising first."""
     if traits.form == "alone":
         return ALONE[min(traits.narrow, 128), traits.is_narrow_first, traits.is_long_by_narrow]
     if traits.form == "set":
@@ -68,7 +68,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
 
 
 def _rows(point: Point) -> Point:
-    """The same with its narrow side along the rows of the instruction."""
+    """Return a point with its narrow side along the rows of the tensor core's instruction."""
     return replace(point, is_narrow_rows=True)
 
 
@@ -256,7 +256,7 @@ OTHERS = {
         Point(64, 64, 4),
         Point(128, 32, 4),
     ),
-    # one result to a thread has the fewest registers, several the fewest instructions; reckoned, not measured
+    # one result to a thread has the fewest registers, several the fewest instructions; estimated, not measured
     "unrolled": tuple(Point(1, 0, 0, 1, each=each) for each in (1, 2, 4)),
     "scalar": (Point(1, 1, 1, 1),),
 }

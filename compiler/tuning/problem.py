@@ -1,4 +1,4 @@
-"""All that decides which kernel runs a statement best, and the ways there are to run it."""
+"""A tuning problem: all that the fastest kernel of a statement depends on, and the candidates to run it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = [
     "resize",
 ]
 
-EVEN = 1.05  # times the mean: a config that was tuned on rows of one length does not know what sorted ones bring
+EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that decides which kernel is best."""
+    """All that the fastest kernel of a statement depends on."""
 
     bound: Bound
     strides: Strides
@@ -50,6 +50,7 @@ class Problem:
     has_order: bool = False  # the fact has the order of rows by their length
 
     def launcher(self, candidate: Candidate) -> Launcher:
+        """Return the launcher of a candidate, which is not built yet."""
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
@@ -61,7 +62,7 @@ class Problem:
 
     @cached_property
     def signature(self) -> object:
-        """All that a kernel's source and its tuned config depend on; sizes that vary count roughly where they are long.
+        """All that a kernel's source and its tuned config depend on; long sizes that vary count by their class.
 
         A tensor's first dimension varies from call to call, and no source holds how long it is: only whether blocks
         divide it, whether it is longer than they are, and whether addresses need 64 bits.
@@ -76,12 +77,12 @@ class Problem:
 
     @cached_property
     def tried(self) -> tuple[Candidate, ...]:
-        """The ways to run it that are worth trying by default, whether or not the device has the memory for them."""
+        """The candidates that are worth trying by default, whether or not the device has the memory for them."""
         return _candidates(self, False)
 
     @cached_property
     def ways(self) -> tuple[Candidate, ...]:
-        """The ways to run it that are tried by default, the most promising first."""
+        """The candidates that are tried by default, the most promising first."""
         return _fitted(self, self.tried)
 
     @cached_property
@@ -90,7 +91,7 @@ class Problem:
 
     @cached_property
     def key(self) -> Key:
-        """What a tuned config is remembered by; lengths that vary from call to call count by their power of two."""
+        """The key of a tuned config; lengths that vary from call to call count by their power of two."""
         bound, statement = self.bound, self.bound.statement
         varying = {
             str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
@@ -118,7 +119,7 @@ class Problem:
 
     @property
     def pointed_sizes(self) -> tuple[tuple[str, int], ...]:
-        """How long the dimensions are into which index tensors point: a few rows are kept on chip, many are not."""
+        """The lengths of the dimensions into which index tensors point: a few rows are kept on chip, many are not."""
         bound, statement = self.bound, self.bound.statement
         shapes = {**bound.shapes, "": bound.size}
         sizes = {
@@ -139,7 +140,7 @@ def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
-    """Some row has clearly more groups than the mean, so that the order of rows matters."""
+    """Whether some row has clearly more groups than the mean, so that the order of rows matters."""
     count, longest = rows
     return isinstance(fact, OwnedRows) and longest * count > EVEN * bound.shapes[fact.owner][0]
 
@@ -154,7 +155,7 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a statement."""
+    """A schedule and a config that run a statement."""
 
     schedule: Schedule
     config: Config
@@ -184,12 +185,15 @@ class Candidate:
 
 
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:
-    """Ways to run the problem, the most promising first."""
+    """Return the candidates of a problem, the most promising first."""
     return _fitted(problem, _candidates(problem, True)) if full else problem.ways
 
 
 def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
-    """In a full search every config of what rules prefer, then a handful of each schedule that they would leave out."""
+    """Return the candidates, fitted to no device.
+
+    A full search has every config of the schedules that rules prefer, then a handful of each other schedule.
+    """
     return tuple(
         Candidate(schedule, config)
         for strategy in strategies(problem.bound, problem.fact, problem.deterministic, full)
@@ -219,17 +223,18 @@ def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Confi
 
 @cache
 def generator_version() -> str:
-    """Another one wherever the code generator may emit other kernels, or try others: tuned configs are of one version.
+    """Return the version of the code generator, to which tuned configs belong.
 
-    It is a digest of what is emitted for the `EXEMPLARS`, not of our files, which may move without a change to any
-    kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
-    candidates are in its key besides. What exemplars do not reach would be forgotten, so that a test compares the
-    functions that they call with those that the kernels of all other tests do.
+    It is a digest of the kernels and candidates of the `EXEMPLARS`, not of our files, which may change without a change
+    to any kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
+    candidates are in its key as well. Code that no exemplar reaches would not count, so a test compares the functions
+    that exemplars call with those that the kernels of all other tests do.
     """
     return _digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 
 
 def _texts(exemplar: Exemplar) -> Iterator[str]:
+    """Yield the choices of an exemplar's candidates, and the source of the first of each kind."""
     bound = exemplar.bound
     strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
     strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}

@@ -1,4 +1,4 @@
-"""What the environment says about how statements run."""
+"""Settings of tuning, read from the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ MODES = ("default", "full", "off")
 
 
 def tuning_mode() -> str:
-    """INSUM_TUNE: `default` times a handful of configs, `full` a grid of them, `off` none."""
+    """Return INSUM_TUNE: `default` times a handful of configs, `full` a grid of them, `off` none.
+
+    Raises SettingError for any other value.
+    """
     mode = os.environ.get("INSUM_TUNE", "default")
     if mode not in MODES:
         raise SettingError(f"INSUM_TUNE is {mode!r}; it must be one of {', '.join(MODES)}")

@@ -1,4 +1,4 @@
-"""Every config that a schedule may have, and those worth timing: a handful by default, a grid of them on request.
+"""The space of configs of a schedule, and those worth timing: a handful by default, a grid of them on request.
 
 The space has an axis for each choice: the tile along every axis of the schedule, the depth of a step, warps, stages,
 which operand takes the rows' side of a dot, the order of programs, rows to a program, programs to a sum. Points of it
@@ -22,8 +22,8 @@ from .measured import Point, Traits, measured_points
 
 __all__ = ["configs"]
 
-BUSY = 4  # programs for each multiprocessor, so that none waits for the last; reckoned, not measured
-# of a loop for each program that shares it, so that adding up atomically stays the smaller part; reckoned too
+BUSY = 4  # programs for each multiprocessor, so that none waits for the last; an estimate, not measured
+# Turns of a loop for each program that shares it, so that atomic additions stay the smaller part; an estimate too.
 LEAST_TURNS = 4
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 4  # configs that are tried with the longest rows first too
@@ -45,10 +45,10 @@ GRID_HEIGHTS = (1, 2, 4, 8, 16, 32)
 def configs(
     schedule: Schedule, full: bool = False, has_order: bool = False, device: Device | None = None
 ) -> tuple[Config, ...]:
-    """Configs for one schedule, the most promising first; each appears once.
+    """Return the configs of one schedule, the most promising first, each once.
 
-    `has_order`: it is known which rows have the most groups. `device`: the one that the schedule is for, unless another
-    is given.
+    `has_order` says that the fact holds the order of rows by their length. `device` replaces the one that the schedule
+    is for.
     """
     space = Space(schedule, device or device_of(schedule.bound.device))
     ways = space.in_program_orders(space.measured(), full)
@@ -118,6 +118,7 @@ class Space:
 
     @cached_property
     def unrolled_traits(self) -> Traits:
+        """The traits of a schedule over constant tables."""
         schedule, extents = self.schedule, self.schedule.extents
         if len(schedule.axes) == 2 and all(extents[name] > 1 for name in schedule.axes):
             is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
@@ -126,6 +127,7 @@ class Space:
 
     @cached_property
     def plain_traits(self) -> Traits:
+        """The traits of a schedule without a dot."""
         schedule, axes = self.schedule, self.schedule.axes
         if not axes:
             return Traits("scalar")
@@ -135,7 +137,7 @@ class Space:
         return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide)
 
     def fit(self, name: str, size: int) -> int:
-        """The block of an axis: as long as it is, `size` at most; a tensor core's side at least."""
+        """Return the block of an axis: its extent, at most `size`, and in a dot at least a tensor core's side."""
         schedule, extent = self.schedule, power_of_two(self.schedule.extents[name])
         if schedule.tables:
             return extent if schedule.roles[name] == "step" else min(extent, size)
@@ -146,7 +148,7 @@ class Space:
 
     @cached_property
     def table_axes(self) -> frozenset[str]:
-        """The short axes of a table that no dot of long ones sums over: they are as short as they are."""
+        """The short axes of a table, but for those that a dot of long axes sums over; they are not padded."""
         schedule = self.schedule
         if not schedule.has_table:
             return frozenset()
@@ -155,7 +157,7 @@ class Space:
 
     @cached_property
     def line(self) -> int:
-        """A depth of 1, in elements; the sums of a table are as long whatever the type."""
+        """The elements of a depth of 1, a line of memory; 64 for a table, whatever the dtype."""
         schedule = self.schedule
         itemsize = schedule.bound.dtype.itemsize
         return 64 if schedule.has_table else 128 // itemsize if schedule.merged is not None else line_of(itemsize)
@@ -163,7 +165,7 @@ class Space:
     # points
 
     def measured(self) -> Iterator[Config]:
-        """The points that were measured, in this space."""
+        """Yield the measured points as configs of this space."""
         has_turns = False
         for point in measured_points(self.traits):
             if point.is_else and has_turns:
@@ -173,7 +175,7 @@ class Space:
                 yield config
 
     def place(self, point: Point) -> Iterator[Config]:
-        """A point as a config, clipped to the statement; nothing where the statement has no such point."""
+        """Yield a point as a config, clipped to the statement; nothing if the statement has no such point."""
         schedule, steps = self.schedule, self.schedule.names("step")
         if len(point.depths) not in (1, len(steps)):
             return
@@ -203,7 +205,7 @@ class Space:
         return schedule.axes if schedule.has_table else (*schedule.names("tile"), *schedule.names("step"))
 
     def grid(self) -> Iterator[Config]:
-        """Every combination, for those who have the time; tiles too small or too large for their warps are left out."""
+        """Yield every combination for a full search, but for tiles that are too small or too large for their warps."""
         schedule = self.schedule
         if schedule.tables:
             return
@@ -224,10 +226,10 @@ class Space:
     # orders
 
     def in_program_orders(self, ways: Iterable[Config], full: bool) -> Iterator[Config]:
-        """Without a dot, programs next to each other first differ in their grid position, then the other way round.
+        """Yield the configs of a schedule without a dot in both orders of programs.
 
-        They share what is long: a channelwise product of 20,000 edges into 71 components took an H200 0.52 ms, and 0.82
-        the other way round.
+        First come those in which neighbouring programs differ in their grid position, since they share long operands: a
+        channelwise product of 20,000 edges into 71 components took an H200 0.52 ms, and 0.82 in the other order.
         """
         schedule = self.schedule
         if schedule.uses_dot or schedule.tables or not schedule.names("grid"):
@@ -238,10 +240,11 @@ class Space:
         yield from listed if full else listed[:FORWARD]
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:
-        """With the longest rows first: whole blocks are long work, and a late one is waited for.
+        """Yield the configs also with the longest rows first, where rows of whole blocks take long.
 
-        Rows of single entries are short, and gain more from neighbours that read the same: sorted, graphs took up to
-        1.5 times as long on an H200. Rows of a set stand in an order of their own.
+        Rows of single entries are short, and gain more from neighbours that read the same operands: sorted, graphs took
+        up to 1.5 times as long on an H200. A set and rows in turn have one order each: the longest first, unless a
+        program takes several rows.
         """
         schedule, rest = self.schedule, iter(ways)
         if schedule.tables:
@@ -257,7 +260,7 @@ class Space:
             yield from rest
 
     def in_turn(self, config: Config) -> Iterator[Config]:
-        """As many rows to a program as leave each multiprocessor eight warps of them; nothing if that is one."""
+        """Yield the config with as many persistent rows as leave a multiprocessor eight warps; nothing for one row."""
         schedule, merged = self.schedule, self.schedule.merged
         rows = self.programs(self.tiles(config)) // (self.device.wave * MOST_WARPS // config.num_warps)
         is_whole = merged is None or config.block(merged.name) >= schedule.extents[merged.name]
@@ -265,16 +268,17 @@ class Space:
             yield replace(config, rows=min(rows, MOST_ROWS))
 
     def parts(self, config: Config) -> int:
-        """How many programs share a sum."""
+        """Return how many programs share a sum (split-K)."""
         tiles = self.tiles(config)
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
         busy = BUSY * self.device.wave
         return max(1, min(power_of_two(busy // self.programs(tiles)), turns // LEAST_TURNS))
 
     def tiles(self, config: Config) -> dict[str, int]:
-        """Of each name, the same number for all lengths that have one power of two, as tuned configs are."""
+        """Return how many tiles each name has, counted by the power of two of its length, as tuning keys do."""
         blocks = dict(config.blocks)
         return {name: power_of_two(extent) // blocks.get(name, 1) for name, extent in self.schedule.extents.items()}
 
     def programs(self, tiles: Mapping[str, int]) -> int:
+        """Return how many programs there are with so many tiles of each name."""
         return prod(max(tiles[name], 1) for name in self.schedule.names("grid", "tile"))

@@ -20,7 +20,7 @@ Config = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
 ENTRIES = 1024  # kept in memory, of some 10 kB each: every config that was tried and its time
-_turn = threading.RLock()  # one tuning at a time, so that none disturbs another's times
+_tuning = threading.RLock()  # one tuning at a time, so that none disturbs another's times
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Key:
     deterministic: bool  # atomics are ruled out
 
     def digest(self) -> str:
-        """The name of this key's file: a prefix of the SHA-256 of its canonical JSON."""
+        """Return the name of this key's file: a prefix of the SHA-256 of its canonical JSON."""
         return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The config to launch with; from disk, only its types are checked, so look up its choices before use."""
+    """A tuned config and all times; an entry from disk is checked for types only, so its config may be no candidate."""
 
     config: Config
     times: tuple[tuple[Config, float], ...] = ()  # every config measured and its milliseconds, best first
@@ -60,9 +60,9 @@ class Entry:
 
 
 class TuningCache:
-    """Key -> Entry, on disk and in memory: `with cache.lock(key): entry = cache.get(key) or tune()`.
+    """Entries by key, on disk and in memory: `with cache.lock(key): entry = cache.get(key) or tune()`.
 
-    Memory holds those that were used lately. Where the disk can't be used, an entry that memory has forgotten has to be
+    Memory holds the entries that were used lately. If the disk can't be used, an entry that memory no longer holds is
     tuned again.
     """
 
@@ -71,7 +71,7 @@ class TuningCache:
         self._memory: LRUCache[Entry] = LRUCache(ENTRIES)  # by Key
 
     def get(self, key: Key) -> Entry | None:
-        """The entry of the key, None when it has to be tuned."""
+        """Return the entry of a key, or None if it has to be tuned; warn of a damaged file or an unusable folder."""
         entry = self._memory.get(key)
         if entry is not None:
             return entry
@@ -88,7 +88,7 @@ class TuningCache:
         return None
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Keep the entry in memory and, if the folder lets us, on disk."""
+        """Keep an entry in memory and, if the folder can be written, on disk."""
         self._memory[key] = entry
         try:
             replace_file(self._path(key), self.encode(key, entry))
@@ -101,7 +101,7 @@ class TuningCache:
     def lock(self, key: Key) -> Iterator[None]:
         """Keep other processes from tuning this key, other threads from tuning at all; not to be nested."""
         path = self._path(key).with_suffix(".lock")
-        with _turn, ExitStack() as stack:
+        with _tuning, ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(path, timeout=LOCK_TIMEOUT, fallback_to_soft=False))
@@ -111,13 +111,13 @@ class TuningCache:
 
     @staticmethod
     def encode(key: Key, entry: Entry) -> bytes:
-        """The content of a key's file."""
+        """Return the content of a key's file."""
         content = {"schema": SCHEMA, "key": asdict(key), "config": entry.config, "times": entry.times}
         return json.dumps({**content, "refused": entry.refused}, indent=1).encode()
 
     @staticmethod
     def decode(data: bytes, key: Key) -> Entry:
-        """The entry in a file's content; KeyError, TypeError or ValueError unless it is this very key's."""
+        """Return the entry in a file's content; raise KeyError, TypeError or ValueError unless it is of this key."""
         content = json.loads(data)
         if content["schema"] != SCHEMA or content["key"] != json.loads(json.dumps(asdict(key))):
             raise ValueError("another version or another key")
@@ -129,9 +129,9 @@ class TuningCache:
 
 
 def _take_a_new_lock() -> None:
-    """In a forked child: a thread that held the old one is not in this process."""
-    global _turn
-    _turn = threading.RLock()
+    """Replace the lock in a forked child: a thread that held the old one is not in this process."""
+    global _tuning
+    _tuning = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

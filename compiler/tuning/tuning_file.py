@@ -1,4 +1,4 @@
-"""All tuned configs of a cache folder as one file for another machine, and such a file read into a folder."""
+"""Export of all tuned configs of a cache folder to one file for another machine, and import of such a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Watch = Callable[[list[Any]], Iterable[Any]]  # a progress bar around a list
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned statement: what was tuned, and what was found."""
+    """A tuned statement: its tuning key and its entry."""
 
     key: Key
     entry: Entry
@@ -40,7 +40,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of the tuned statements in a file."""
+    """How many tuned statements of a file were added, present already, and unusable."""
 
     added: int
     present: int  # not added, since the folder had a config for them, which was measured there
@@ -51,43 +51,43 @@ def tuned(folder: Path | None = None, watch: Watch = iter) -> Iterator[Tuned]:
     """Read every tuned statement of a cache folder; files that are damaged or of another version are left out."""
     for path in watch(sorted(((folder or cache_dir()) / "tuning").glob("*.json"))):
         with suppress(OSError, KeyError, TypeError, ValueError, RecursionError):
-            found = _decoded(json.loads(path.read_bytes()))
-            if found.key.digest() == path.stem:
-                yield found
+            statement = _decoded(json.loads(path.read_bytes()))
+            if statement.key.digest() == path.stem:
+                yield statement
 
 
 def export_tuned(path: Path, watch: Watch = iter) -> int:
     """Write the tuned statements of the cache folder that this version can use to one file; return how many."""
     if path.is_dir():
         raise UnsupportedError(f"{path} is a folder; name a file to write")
-    found = [_encoded(each) for each in tuned(watch=watch) if each.is_usable]
-    if not found:
+    entries = [_encoded(statement) for statement in tuned(watch=watch) if statement.is_usable]
+    if not entries:
         raise UnsupportedError(
             f"{cache_dir()} holds no tuned config of this version, so there is nothing to export; run statements on a "
             "GPU first, or tune them"
         )
-    content = {"title": TITLE, "schema": SCHEMA, "sha256": _digest(found), "entries": found}
+    content = {"title": TITLE, "schema": SCHEMA, "sha256": _digest(entries), "entries": entries}
     replace_file(path, json.dumps(content, indent=1).encode())
-    return len(found)
+    return len(entries)
 
 
 def import_tuned(path: Path, watch: Watch = iter) -> Imported:
     """Put the tuned statements of a file that `export_tuned` wrote into the cache folder, without replacing any."""
-    found = _read(path)
-    usable = [each for each in found if each.is_usable]
+    statements = _read(path)
+    usable = [statement for statement in statements if statement.is_usable]
     if not usable:
         raise UnsupportedError(
-            f"{path} holds nothing for this version: its configs were measured with {_versions(found)}, and here are "
-            f"Triton {TRITON_VERSION} and code generator {generator_version()}"
+            f"{path} holds nothing for this version: its configs were measured with {_versions(statements)}, and here "
+            f"are Triton {TRITON_VERSION} and code generator {generator_version()}"
         )
     folder = cache_dir() / "tuning"
     added = 0
-    for each in watch(usable):
-        target = folder / f"{each.key.digest()}.json"
+    for statement in watch(usable):
+        target = folder / f"{statement.key.digest()}.json"
         if not target.exists():
-            replace_file(target, TuningCache.encode(each.key, each.entry))
+            replace_file(target, TuningCache.encode(statement.key, statement.entry))
             added += 1
-    return Imported(added, len(usable) - added, len(found) - len(usable))
+    return Imported(added, len(usable) - added, len(statements) - len(usable))
 
 
 def clear_cache() -> int:
@@ -107,6 +107,7 @@ def clear_cache() -> int:
 
 
 def _read(path: Path) -> list[Tuned]:
+    """Return the tuned statements of a file; raise UnsupportedError for one that is damaged or of another kind."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -124,17 +125,17 @@ def _read(path: Path) -> list[Tuned]:
     if not isinstance(entries, list) or content.get("sha256") != _digest(entries):
         raise UnsupportedError(f"{path} is damaged: its content is not what was written; copy or export it again")
     try:
-        return [_decoded(each) for each in entries]
+        return [_decoded(entry) for entry in entries]
     except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedError(f"{path} is damaged: {error}; export it again") from None
 
 
-def _encoded(each: Tuned) -> Any:
-    return json.loads(TuningCache.encode(each.key, each.entry))
+def _encoded(statement: Tuned) -> Any:
+    return json.loads(TuningCache.encode(statement.key, statement.entry))
 
 
 def _decoded(content: Any) -> Tuned:
-    """Raises KeyError, TypeError or ValueError unless it is a key with its entry."""
+    """Return the tuned statement of a JSON object; raise KeyError, TypeError or ValueError unless it is one."""
     if not isinstance(content, dict) or not isinstance(content["key"], dict):
         raise TypeError("an entry is no object with a key")
     values = {field.name: content["key"][field.name] for field in fields(Key)}
@@ -151,6 +152,9 @@ def _digest(entries: Any) -> str:
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
-def _versions(found: list[Tuned]) -> str:
-    known = {f"Triton {each.key.triton} and code generator {each.key.codegen.split(' ')[0]}" for each in found}
-    return "; ".join(sorted(known)) or "nothing"
+def _versions(statements: list[Tuned]) -> str:
+    versions = {
+        f"Triton {statement.key.triton} and code generator {statement.key.codegen.split(' ')[0]}"
+        for statement in statements
+    }
+    return "; ".join(sorted(versions)) or "nothing"

@@ -1,15 +1,17 @@
 """Kernel maps: which voxel each voxel of a sparse convolution reads through each tap, built on any device.
 
-geometry      how coarse and fine cells lie
-fixed_kernel  a fixed Triton kernel, launched with little around it
-kernels       the kernels that look voxels up
-sort          the same with torch's sort and search
-hash_table    a hash table of voxels
-grid          a dense grid of voxels
-pair_kernels  the kernels that list pairs
-pairs         the pairs of a map, listed by tap
-tile_kernels  the kernels that sort rows into tiles
-tiles         rows that need the same taps, in tiles
-map_tables    a map in groups and tiles
-kernel_map    `kernel_map` and the class `KernelMap`
+A file imports only from those above it.
+
+    geometry      how a convolution's coarse and fine cells lie
+    fixed_kernel  a fixed Triton kernel, launched with little around it
+    grid          a batch of voxel grids: coordinates as keys, and what makes voxels wrong
+    sort          neighbours and their pairs by torch's sort and search
+    kernels       the kernels of the hash table
+    pair_kernels  the kernels that count, group and swap pairs
+    pairs         the pairs of a table of neighbours, counted, grouped and swapped
+    tile_kernels  the kernels that sort rows into tiles
+    tiles         rows that need the same taps, in tiles
+    hash_table    neighbours by a hash table in the device's memory
+    map_tables    the forms of a map that statements read: table, groups, tiles
+    kernel_map    `kernel_map` and the class `KernelMap`
 """

@@ -1,4 +1,4 @@
-"""A fixed Triton kernel, launched with little between the call and the GPU: what Triton would look up is kept."""
+"""A fixed Triton kernel, launched with little between the call and the GPU: what Triton would look up is cached."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FixedKernel:
         numbers: Sequence[int],
         constants: tuple[Any, ...],
     ) -> object:
-        """All that Triton compiles a kernel for: two calls with equal keys run the same machine code."""
+        """Return all that Triton compiles a kernel for: two calls with equal keys run the same machine code."""
         if self.specialised is None:
             self.specialised = _specialised(self.function, len(tensors), len(numbers))
         bits = 0
@@ -75,20 +75,21 @@ class FixedKernel:
     def compiled(
         self, key: object, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> Runner:
-        made = self.function.warmup(*tensors, *numbers, *constants, grid=(1, 1), num_warps=self.num_warps)
-        made[(1, 1, 1)]  # loads it onto the device
-        run, function, metadata = made.run, made.function, made.packed_metadata
+        """Return the kernel compiled for arguments like these and loaded onto their device; it is cached by `key`."""
+        binary = self.function.warmup(*tensors, *numbers, *constants, grid=(1, 1), num_warps=self.num_warps)
+        binary[(1, 1, 1)]  # loads it onto the device
+        run, function, metadata = binary.run, binary.function, binary.packed_metadata
         stream_of, device = triton.runtime.driver.active.get_current_stream, tensors[0].device.index
 
         def launch(width: int, height: int, *arguments: object) -> None:
             run(width, height, 1, stream_of(device), function, metadata, None, None, None, *arguments)
 
-        launch.compiled = made  # type: ignore[attr-defined]  # freeing it would unload the kernel
+        launch.compiled = binary  # type: ignore[attr-defined]  # freeing it would unload the kernel
         self.runners[key] = launch
         return launch
 
 
 def _specialised(function: Any, tensors: int, numbers: int) -> tuple[int, ...]:
-    """The numbers that are not in `do_not_specialize`: whether they are 1 or divided by 16 is compiled in."""
+    """Return the numbers that are not in `do_not_specialize`: whether they are 1 or divided by 16 is compiled in."""
     parameters = function.params[tensors : tensors + numbers]
     return tuple(at for at, parameter in enumerate(parameters) if not parameter.do_not_specialize)

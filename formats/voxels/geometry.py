@@ -18,21 +18,24 @@ Sizes = tuple[int, ...]
 
 
 def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Sizes:
-    """A number for every axis, or one for each."""
+    """Return a size for each axis, from one number for all or one for each.
+
+    Raises FormatError if there are more or fewer, or one is no integer or below `least`.
+    """
     if type(value) is int and value >= least:
         return (value,) * ndim
-    given: Any = value
-    is_many = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0  # a tensor may be one number
-    sizes = tuple(given) if is_many else (given,) * ndim
+    sizes_or_one: Any = value
+    is_many = isinstance(sizes_or_one, Iterable) and getattr(sizes_or_one, "ndim", 1) > 0  # a tensor may be one number
+    sizes = tuple(sizes_or_one) if is_many else (sizes_or_one,) * ndim
     if len(sizes) != ndim:
         raise FormatError(f"{name} is {list(sizes)} but there are {ndim} axes; give one number, or one for each axis")
     try:
-        whole = tuple(index(size) for size in sizes)  # numpy's too
+        integers = tuple(index(size) for size in sizes)  # numpy's too
     except TypeError:
         raise FormatError(f"{name} is {list(sizes)}; it must hold integers") from None
-    if min(whole) < least:
-        raise FormatError(f"{name} is {list(whole)}; each number is at least {least}")
-    return whole
+    if min(integers) < least:
+        raise FormatError(f"{name} is {list(integers)}; each number is at least {least}")
+    return integers
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,12 @@ class Geometry:
 
     @cached_property
     def extent(self) -> int:
-        """No tap is this far from the first, on any axis."""
+        """A bound on the distance between two taps, on any axis."""
         return max(dilation * kernel for kernel, _, _, dilation in self.axes)
 
     @cached_property
     def reached(self) -> int:
-        """To how many coarse cells one fine cell belongs at most."""
+        """The most coarse cells that one fine cell belongs to."""
         return prod(-(-kernel * gcd(stride, dilation) // stride) for kernel, stride, _, dilation in self.axes)
 
     @cached_property
@@ -75,10 +78,10 @@ class Geometry:
         return tuple(sorted(range(len(taps)), key=order.__getitem__))
 
     def coarse_shape(self, fine: Sizes) -> Sizes:
-        """What `nn.Conv3d` makes of a grid of this shape."""
+        """Return the shape of the grid that `nn.Conv3d` makes of one of this shape."""
         return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in zip(fine, self.axes))
 
     def fine_shape(self, coarse: Sizes, output_padding: Sizes) -> Sizes:
-        """What `nn.ConvTranspose3d` makes of a grid of this shape."""
+        """Return the shape of the grid that `nn.ConvTranspose3d` makes of one of this shape."""
         sizes = zip(coarse, self.axes, output_padding)
         return tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, (k, s, p, d), extra in sizes)

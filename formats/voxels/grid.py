@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..check import whole_sizes
+from ..check import integer_sizes
 from ..errors import FormatError
 from ..guard import ChangeGuard
 from ..torch_state import is_compiling
@@ -23,7 +23,7 @@ _CHECKED = "_insum_checked_voxels"
 
 
 class _Checked(NamedTuple):
-    """For which grid voxels were found right, and what their tensor was like then."""
+    """The grid for which voxels were checked, and a guard of their tensor at that time."""
 
     grid: VoxelGrid
     guard: ChangeGuard | None  # None: the tensor does not tell when it changes
@@ -40,7 +40,7 @@ class VoxelGrid:
     batch_size: int
 
     def __post_init__(self) -> None:
-        sizes, batch_size = whole_sizes("spatial_shape", self.spatial_shape), _whole(self.batch_size)
+        sizes, batch_size = integer_sizes("spatial_shape", self.spatial_shape), _integer(self.batch_size)
         vars(self).update(spatial_shape=sizes, batch_size=batch_size)
         shape = list(sizes)
         if not 1 <= len(shape) <= LARGEST_DIM:
@@ -60,14 +60,14 @@ class VoxelGrid:
         return self.batch_size * prod(self.spatial_shape)
 
     def keys(self, indices: Tensor) -> Tensor:
-        """The flat cell of each voxel, int64 [N]: batch first, the last axis fastest."""
+        """Return the flat cell of each voxel, int64 [N]: batch first, the last axis fastest."""
         key = indices[:, 0].long()
         for axis, size in enumerate(self.spatial_shape):
             key = key * size + indices[:, 1 + axis]
         return key
 
     def indices(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """The voxels that `keys` stand for, [N, 1+D]."""
+        """Return the voxels that `keys` stand for, [N, 1+D]."""
         columns = []
         for size in reversed(self.spatial_shape):
             columns.append(keys % size)
@@ -75,7 +75,7 @@ class VoxelGrid:
         return torch.stack([keys, *reversed(columns)], 1).to(dtype)
 
     def check_kind(self, indices: Tensor) -> None:
-        """Dtype and shape; reads no data."""
+        """Raise FormatError if the voxels have another dtype or shape; no data is read."""
         if not isinstance(indices, Tensor):
             raise FormatError(f"indices is of type {type(indices).__name__}; pass an int32 tensor [N, 1 + axes]")
         width = 1 + len(self.spatial_shape)
@@ -90,28 +90,30 @@ class VoxelGrid:
             )
 
     def is_checked(self, indices: Tensor) -> bool:
-        """These very voxels were found right before, and nobody has changed them since."""
-        known: _Checked | None = getattr(indices, _CHECKED, None)
-        if not known or known.grid != self:  # nor what a pickle has of it
+        """Return whether these very voxels were checked before and have not changed since."""
+        checked: _Checked | None = getattr(indices, _CHECKED, None)
+        if not checked or checked.grid != self:  # a pickle has an empty dictionary in its place
             return False
-        if known.guard is None:
+        if checked.guard is None:
             return True
         if is_compiling():  # a tracer's tensors lie nowhere
-            return known.guard.has_version_of(indices)
-        return known.guard.holds_for(indices)
+            return checked.guard.has_version_of(indices)
+        return checked.guard.holds_for(indices)
 
     def mark_checked(self, indices: Tensor) -> None:
+        """Note with the tensor that its voxels are inside the grid and distinct."""
         if not is_compiling():
             setattr(indices, _CHECKED, _Checked(self, ChangeGuard.of(indices)))
 
     def check(self, indices: Tensor) -> None:
-        """Raise on a voxel outside the grid or given twice; looked at once per tensor."""
+        """Raise FormatError if a voxel is outside the grid or given twice; each tensor is looked at once."""
         if not self.is_checked(indices):
             self.check_inside(indices)
             self.check_distinct(indices)
             self.mark_checked(indices)
 
     def check_inside(self, indices: Tensor) -> None:
+        """Raise FormatError if a voxel is outside the grid."""
         sizes = indices.new_tensor([self.batch_size, *self.spatial_shape], dtype=torch.int64)
         is_outside = (indices < 0) | (indices >= sizes)
         if not bool(is_outside.any()):
@@ -129,23 +131,24 @@ class VoxelGrid:
         )
 
     def check_distinct(self, indices: Tensor) -> None:
-        """No voxel is given twice; expects all of them inside."""
+        """Raise FormatError if a voxel is given twice; all of them must be inside the grid."""
         keys, order = self.keys(indices).sort(stable=True)
-        again = (keys[1:] == keys[:-1]).nonzero().flatten()
-        if len(again):
-            first, second = order[again[0] : again[0] + 2].tolist()
+        repeated = (keys[1:] == keys[:-1]).nonzero().flatten()
+        if len(repeated):
+            first, second = order[repeated[0] : repeated[0] + 2].tolist()
             raise FormatError(
                 f"indices[{first}] and indices[{second}] are both {indices[first].tolist()}; give each voxel once "
                 "and merge the features of its points first"
             )
 
 
-def _whole(batch_size: Any) -> int:
+def _integer(batch_size: Any) -> int:
+    """Return the batch size as an integer; raise FormatError if it is no whole number."""
     try:
-        whole = int(batch_size)
-        is_whole = bool(whole == batch_size)
+        integer = int(batch_size)
+        is_integer = bool(integer == batch_size)
     except (TypeError, ValueError, OverflowError):
-        is_whole = False
-    if not is_whole:
+        is_integer = False
+    if not is_integer:
         raise FormatError(f"batch_size is {batch_size}; it is a whole number")
-    return whole
+    return integer

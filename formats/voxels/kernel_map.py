@@ -84,7 +84,7 @@ class KernelMap:
     num_outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """No cached properties: a tracer does not follow what Python 3.11 locks, and may be the first to ask."""
+        """Work out the sizes; no cached properties, whose lock on Python 3.11 a tracer can't follow."""
         rows, side = self._tables.rows, self._side
         vars(self).update(volume=prod(self.kernel_size), num_inputs=rows[1 - side], num_outputs=rows[side])
 
@@ -131,7 +131,7 @@ class KernelMap:
 
     @property
     def _shared_side(self) -> int:
-        """Whose tiles serve this side."""
+        """The side whose tiles serve this side."""
         return 0 if self._tables.is_symmetric else self._side
 
     @property
@@ -191,16 +191,16 @@ class KernelMap:
         """
         if group_size < 1:
             raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
-        known = self._tables.grouped
-        found = known.get((self._side, group_size))
-        if found is None:
-            first = known.get((0, group_size))
+        groups = self._tables.grouped
+        grouped = groups.get((self._side, group_size))
+        if grouped is None:
+            first = groups.get((0, group_size))
             if first is None:
                 first = self._tables.group(group_size)
-            found = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
+            grouped = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
             if may_keep(first.MAPX, first.MAPY, first.MAPZ):
-                known[0, group_size], known[self._side, group_size] = first, found
-        return found
+                groups[0, group_size], groups[self._side, group_size] = first, grouped
+        return grouped
 
     def tiled(self, tile_size: int = 128) -> TiledMap:
         """Return the outputs in tiles of voxels that need the same taps, as far as there are as many.
@@ -227,20 +227,20 @@ class KernelMap:
         if tile_size < 1 or tile_size & (tile_size - 1):
             raise FormatError(f"tile_size is {tile_size}; a tile holds a power of two of voxels")
         tables, key = self._tables, (self._side, tile_size)
-        found = tables.tiled.get(key)
-        if found is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps
+        tiled = tables.tiled.get(key)
+        if tiled is None and tables.is_symmetric and self._side == 1:  # the same rows, through the opposite taps
             first = self.inverse.tiled(tile_size)
-            found = replace(first, TAP=self.volume - 1 - first.TAP)
-            self._keep_tiles(key, found)
-        elif found is None:
+            tiled = replace(first, TAP=self.volume - 1 - first.TAP)
+            self._keep_tiles(key, tiled)
+        elif tiled is None:
             rarity = _geometry(self.kernel_size, self.stride, self.padding, self.dilation).rarity
-            found = tables.tile(self._side, rarity, tile_size)
-            self._keep_tiles(key, found)
-        return found
+            tiled = tables.tile(self._side, rarity, tile_size)
+            self._keep_tiles(key, tiled)
+        return tiled
 
-    def _keep_tiles(self, key: tuple[int, int], found: TiledMap) -> None:
-        if may_keep(found.ROW, found.TILE, found.NBR, found.TAP, found.pointers, found.order):
-            self._tables.tiled[key] = found
+    def _keep_tiles(self, key: tuple[int, int], tiled: TiledMap) -> None:
+        if may_keep(tiled.ROW, tiled.TILE, tiled.NBR, tiled.TAP, tiled.pointers, tiled.order):
+            self._tables.tiled[key] = tiled
 
     def has_tiles(self, tile_size: int = 128) -> bool:
         """Return whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything.
@@ -258,12 +258,12 @@ class KernelMap:
             >>> line.has_tiles(2), line.tiled(2).TAP.shape, line.has_tiles(2)
             (False, torch.Size([3]), True)
         """
-        known = self._tables.tiled
-        if (self._side, tile_size) in known:
+        tiles = self._tables.tiled
+        if (self._side, tile_size) in tiles:
             return True
         if is_compiling() or self.is_captured:
             return False
-        return (self._shared_side, tile_size) in known
+        return (self._shared_side, tile_size) in tiles
 
     def has_parts(self, kind: str, size: int) -> bool:
         """Return whether some direction has its groups or tiles of a size.
@@ -283,8 +283,8 @@ class KernelMap:
             >>> line.has_parts("groups", 2), line.has_parts("tiles", 2)
             (True, False)
         """
-        known = self._tables.parts(kind)
-        return (0, size) in known or (1, size) in known
+        parts = self._tables.parts(kind)
+        return (0, size) in parts or (1, size) in parts
 
     def drop_parts(self, kind: str, size: int) -> None:
         """Free the groups or tiles of a size, of both directions; they are made again when they are asked for.
@@ -321,13 +321,13 @@ class KernelMap:
             >>> line.to("cpu").neighbours.tolist()
             [[-1, 0, 1], [0, 1, -1]]
         """
-        moved = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
-        kept = [None if table is None else table.to(device) for table in self._tables.neighbours]
-        tables = replace(self._tables, neighbours=kept, counts=None, grouped={}, tiled={}, uses=[0, 0])
-        return replace(self, **moved, _tables=tables, _inverse=[])
+        voxels = {name: getattr(self, name).to(device) for name in ("indices", "out_indices")}
+        neighbours = [None if table is None else table.to(device) for table in self._tables.neighbours]
+        tables = replace(self._tables, neighbours=neighbours, counts=None, grouped={}, tiled={}, uses=[0, 0])
+        return replace(self, **voxels, _tables=tables, _inverse=[])
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but what others keep with the map."""
+        """Return the attributes for pickle and deepcopy, without what others keep with the map."""
         return {**vars(self), "memory": {}}
 
     def __repr__(self) -> str:
@@ -411,7 +411,7 @@ def map_on(
     dilations: Sizes,
     extra: Sizes,
 ) -> KernelMap:
-    """`kernel_map` for who has looked at its arguments already: one size for each axis, a kind that there is."""
+    """Return what `kernel_map` does, for arguments that were checked: one size for each axis, and an existing kind."""
     if kind == "subm":
         return _submanifold(indices, grid, _centred(kernel, strides, dilations))
     geometry = _geometry(kernel, strides, paddings, dilations)
@@ -437,17 +437,18 @@ def map_on(
 
 @torch.inference_mode(False)  # what is kept must be good for training too
 def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> KernelMap:
-    found, counts = map_tables.maker(indices).find(indices, grid, geometry)
+    """Return the map of a submanifold convolution, whose outputs are its inputs."""
+    neighbours, counts = map_tables.maker(indices).find(indices, grid, geometry)
     voxels, volume = indices.shape[0], geometry.volume
     shapes = indices, indices, grid.spatial_shape, grid.spatial_shape, grid.batch_size
     sizes = geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation
-    tables = Tables((voxels, voxels), True, [found, None], None if counts is None else sum(counts[1]), counts)
+    tables = Tables((voxels, voxels), True, [neighbours, None], None if counts is None else sum(counts[1]), counts)
     return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
 
 
 @cache
 def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Geometry:
-    """The geometry of a submanifold convolution."""
+    """Return the geometry of a submanifold convolution; raise FormatError for an even kernel or a stride."""
     if any(size % 2 == 0 for size in kernel):
         raise FormatError(
             f"kernel_size is {list(kernel)}; a submanifold kernel has a centre, so each size is odd; "
@@ -465,16 +466,16 @@ _geometry = cache(Geometry)  # keeps what was worked out about each
 
 
 @torch.inference_mode(False)
-def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
-    out_indices, found, swapped, counts = map_tables.maker(indices).generate(
-        indices, grid, made, geometry, kind == "strided"
+def _generated(indices: Tensor, grid: VoxelGrid, out_grid: VoxelGrid, geometry: Geometry, kind: str) -> KernelMap:
+    out_indices, inverse, swapped, counts = map_tables.maker(indices).generate(
+        indices, grid, out_grid, geometry, kind == "strided"
     )
-    made.mark_checked(out_indices)
+    out_grid.mark_checked(out_indices)
     return KernelMap(
         indices,
         out_indices,
         grid.spatial_shape,
-        made.spatial_shape,
+        out_grid.spatial_shape,
         grid.batch_size,
         geometry.kernel_size,
         geometry.stride,
@@ -483,5 +484,5 @@ def _generated(indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geom
         kind,
         geometry.reached if kind == "strided" else geometry.volume,
         geometry.volume if kind == "strided" else geometry.reached,
-        Tables((len(out_indices), len(indices)), False, [swapped, found], counts and sum(counts[1]), counts),
+        Tables((len(out_indices), len(indices)), False, [swapped, inverse], counts and sum(counts[1]), counts),
     )

@@ -12,7 +12,7 @@ def _reached(
     indices_ptr, row, tap, is_row, stride_row, stride_column, batch_size, size0, size1, size2, size3,
     AXES: tl.constexpr, TO_COARSE: tl.constexpr, KEY: tl.constexpr,
 ):  # fmt: skip
-    """The key of the cell that voxel `row` reaches by `tap`, and whether there is one."""
+    """Return the key of the cell that voxel `row` reaches by `tap`, and whether there is one."""
     key = tl.zeros_like(row).to(KEY)
     scale = tl.full([], 1, KEY)
     is_inside = is_row
@@ -50,7 +50,7 @@ def _size(size0, size1, size2, size3, axis: tl.constexpr):
 
 @triton.jit
 def _first_slot(key, last_slot):
-    """Fibonacci hashing: the middle bits of a product with an odd number."""
+    """Return a key's first slot by Fibonacci hashing: the middle bits of a product with an odd number."""
     return ((key.to(tl.int64) * 0x1E3779B97F4A7C15) >> 29) & last_slot
 
 
@@ -72,16 +72,17 @@ def insert(
     if IS_INPUT:
         tl.store(faults_ptr + tl.zeros_like(tap), 1, mask=is_row & ~is_pending)
     free = tl.full([BLOCK], -1, KEY)
-    # no slot changes by who has nothing to insert (free for free) or has done so (its slot is taken); the former are
-    # most where a stride skips cells, and at one slot they would wait for each other: .7 ms for a room of 65,667 voxels
+    # a lane that has nothing to insert writes free for free, and one that is done finds its slot taken, so neither
+    # changes a slot; the former are most if a stride skips cells, and at one slot they would wait for each other:
+    # 0.7 ms for a room of 65,667 voxels
     slot = _first_slot(tl.where(is_pending, key, entry.to(KEY)), last_slot)
     key = tl.where(is_pending, key, free)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
-        held = tl.atomic_cas(keys_ptr + slot, free, key, sem="relaxed")
+        stored = tl.atomic_cas(keys_ptr + slot, free, key, sem="relaxed")
         if IS_INPUT:
-            tl.store(rows_ptr + slot, row.to(tl.int32), mask=is_pending & (held == free))
-            tl.store(faults_ptr + 1 + tl.zeros_like(tap), 1, mask=is_pending & (held == key))
-        is_pending = is_pending & (held != free) & (held != key)
+            tl.store(rows_ptr + slot, row.to(tl.int32), mask=is_pending & (stored == free))
+            tl.store(faults_ptr + 1 + tl.zeros_like(tap), 1, mask=is_pending & (stored == key))
+        is_pending = is_pending & (stored != free) & (stored != key)
         slot = tl.where(is_pending, (slot + 1) & last_slot, slot)
 
 
@@ -101,15 +102,14 @@ def look_up(
         AXES, TO_COARSE, KEY,
     )  # fmt: skip
     slot = _first_slot(key, last_slot)
-    found = tl.full([BLOCK], -1, tl.int32)
+    neighbour = tl.full([BLOCK], -1, tl.int32)
     while tl.max(is_pending.to(tl.int32), 0) > 0:
-        held = tl.load(keys_ptr + slot, mask=is_pending, other=-1)
-        found = tl.where(
-            is_pending & (held == key), tl.load(rows_ptr + slot, mask=is_pending & (held == key), other=-1), found
-        )
-        is_pending = is_pending & (held != key) & (held != -1)
+        stored = tl.load(keys_ptr + slot, mask=is_pending, other=-1)
+        is_match = is_pending & (stored == key)
+        neighbour = tl.where(is_match, tl.load(rows_ptr + slot, mask=is_match, other=-1), neighbour)
+        is_pending = is_pending & (stored != key) & (stored != -1)
         slot = (slot + 1) & last_slot
-    tl.store(table_ptr + entry, found, mask=is_row)
+    tl.store(table_ptr + entry, neighbour, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["count", "size0", "size1", "size2", "size3"])
@@ -117,7 +117,7 @@ def place(
     rows_ptr, indices_ptr, keys_ptr, order_ptr, slots_ptr, count, size0, size1, size2, size3,
     NDIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of cell number i, ascending: its slot gets row i, and its key is taken apart to indices[i]."""
+    """Store, for cell number i in ascending order, row i in its slot and its coordinates in indices[i]."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < count
     key = tl.load(keys_ptr + row, mask=is_row, other=0)

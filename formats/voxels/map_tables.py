@@ -1,4 +1,4 @@
-"""What is known about a kernel map, in the forms that statements read: a table, pairs in groups, outputs in tiles."""
+"""A kernel map in the forms that statements read, each made once: a table, pairs in groups, outputs in tiles."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class GroupedMap:
         taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
         first = torch.searchsorted(self.MAPZ, taps, out_int32=True)
         most = int(first.diff().max()) if count else 0
-        found = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
-        return torch.where(found < first[1:, None], found, -1)
+        groups = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
+        return torch.where(groups < first[1:, None], groups, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class TiledMap:
 
 @dataclass(eq=False)
 class Tables:
-    """What is known about a map, by side: 0 gathers for its outputs, 1 for its inputs."""
+    """The forms of a map that were made so far, by side: 0 gathers for its outputs, 1 for its inputs."""
 
     rows: tuple[int, int]
     is_symmetric: bool  # a submanifold: x sees y by tap z exactly if y sees x by the opposite tap
@@ -112,37 +112,39 @@ class Tables:
     uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
 
     def of(self, side: int) -> Tensor:
-        found = self.neighbours[side]
-        if found is None:
-            found = self.swapped(side)
-            if may_keep(found):
-                self.neighbours[side] = found
-        return found
+        """Return the table of neighbours of a side, made from the other side's and kept if it is not there yet."""
+        table = self.neighbours[side]
+        if table is None:
+            table = self.swapped(side)
+            if may_keep(table):
+                self.neighbours[side] = table
+        return table
 
     def parts(self, kind: str) -> dict[tuple[int, int], Any]:
-        """The "groups" or the "tiles" that there are."""
+        """Return the "groups" or the "tiles" that were made, by side and size."""
         return self.tiled if kind == "tiles" else self.grouped
 
     @torch.inference_mode(False)  # what is kept must be good for training too
     def swapped(self, side: int) -> Tensor:
-        """The table of a side, from that of the other."""
-        other = self.of(1 - side)
-        return other.flip(1) if self.is_symmetric else maker(other).swap(other, self.rows[side])
+        """Return the table of a side, made from that of the other."""
+        opposite = self.of(1 - side)
+        return opposite.flip(1) if self.is_symmetric else maker(opposite).swap(opposite, self.rows[side])
 
     @torch.inference_mode(False)
     def count(self) -> tuple[Tensor, list[int]]:
-        """The pairs of each tap, read from the device once: groups of any size need no other read."""
-        found = self.counts
-        if found is None:
+        """Return the pairs of each tap, read from the device once: groups of any size need no other read."""
+        cached = self.counts
+        if cached is None:
             table = self.of(0)
             counts = maker(table).count(table)
-            found = counts, counts[0].tolist()
+            cached = counts, counts[0].tolist()
             if may_keep(counts):
-                self.counts = found
-        return found
+                self.counts = cached
+        return cached
 
     @torch.inference_mode(False)
     def group(self, group_size: int) -> GroupedMap:
+        """Return the pairs of side 0 in groups with one tap each."""
         table, (counts, per_tap) = self.of(0), self.count()
         if may_keep():
             self.num_pairs = sum(per_tap)
@@ -151,13 +153,14 @@ class Tables:
 
     @torch.inference_mode(False)
     def tile(self, side: int, rarity: tuple[int, ...], tile_size: int) -> TiledMap:
+        """Return the rows of a side in tiles that need the same taps; `rarity` ranks the taps for sorting."""
         table = self.of(side)
         ROW, TILE, NBR, TAP, pointers = maker(table).tile(table, rarity, tile_size)
         return TiledMap(ROW, TILE, NBR, TAP, pointers, longest_first(pointers))
 
 
 def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
-    """The module that finds and groups neighbours on this device; a tracer follows torch's operations alone."""
+    """Return the module that finds and groups neighbours on this device; a tracer gets the one of torch operations."""
     if is_compiling():
         return voxel_sort
     has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
@@ -165,10 +168,11 @@ def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
 
 
 def _is_young(device: torch.device) -> bool:
-    known = _young.get(device)
-    if known is None:
-        known = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
-    return known
+    """Return whether Triton compiles for a GPU, asked once for each."""
+    is_young = _young.get(device)
+    if is_young is None:
+        is_young = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    return is_young
 
 
 _young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns

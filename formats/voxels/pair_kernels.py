@@ -12,7 +12,7 @@ __all__ = ["count", "group", "swap"]
 
 @triton.jit
 def _tile(table_ptr, row, tap, end, V: tl.constexpr):
-    """table[row,tap] as [TAPS, ROWS]; -1 past the last."""
+    """Return table[row,tap] as [TAPS, ROWS]; -1 past the last."""
     at = table_ptr + row.to(tl.int64)[None, :] * V + tap[:, None]
     return tl.load(at, mask=(tap < V)[:, None] & (row < end)[None, :], other=-1)
 
@@ -23,10 +23,10 @@ def count(counts_ptr, table_ptr, rows, span, V: tl.constexpr, TAPS: tl.constexpr
     tap = tl.program_id(0) * TAPS + tl.arange(0, TAPS)
     block = tl.program_id(1)
     end = tl.minimum((block + 1) * span, rows)
-    held = tl.zeros([TAPS, ROWS], tl.int32)
+    pairs_here = tl.zeros([TAPS, ROWS], tl.int32)
     for start in range(block * span, end, ROWS):
-        held += (_tile(table_ptr, start + tl.arange(0, ROWS), tap, end, V) >= 0).to(tl.int32)
-    pairs = tl.sum(held, 1)
+        pairs_here += (_tile(table_ptr, start + tl.arange(0, ROWS), tap, end, V) >= 0).to(tl.int32)
+    pairs = tl.sum(pairs_here, 1)
     tl.store(counts_ptr + (1 + block) * V + tap, pairs, mask=tap < V)
     tl.atomic_add(counts_ptr + tap, pairs, mask=tap < V, sem="relaxed")
 
@@ -38,13 +38,13 @@ def _groups(pairs, group_size):
 
 @triton.jit
 def _pairs_before(counts_ptr, block, tap, V: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr):
-    """How many pairs of each tap earlier blocks have."""
-    held = tl.zeros([TAPS, ROWS], tl.int32)
+    """Return how many pairs of each tap earlier blocks have."""
+    pairs_here = tl.zeros([TAPS, ROWS], tl.int32)
     for start in range(0, block, ROWS):
-        other = start + tl.arange(0, ROWS)
-        at = counts_ptr + (1 + other)[None, :] * V + tap[:, None]
-        held += tl.load(at, mask=(tap < V)[:, None] & (other < block)[None, :], other=0)
-    return tl.sum(held, 1)
+        earlier = start + tl.arange(0, ROWS)
+        at = counts_ptr + (1 + earlier)[None, :] * V + tap[:, None]
+        pairs_here += tl.load(at, mask=(tap < V)[:, None] & (earlier < block)[None, :], other=0)
+    return tl.sum(pairs_here, 1)
 
 
 @triton.jit(do_not_specialize=["rows", "span", "group_size"])
@@ -66,20 +66,20 @@ def group(
     end = tl.minimum((block + 1) * span, rows)
     for start in range(block * span, end, ROWS):
         row = start + tl.arange(0, ROWS)
-        found = _tile(table_ptr, row, tap, end, V)
-        is_pair = found >= 0
-        held = is_pair.to(tl.int32)
-        slot = (first_slot + done - 1)[:, None] + tl.cumsum(held, 1)
+        neighbour = _tile(table_ptr, row, tap, end, V)
+        is_pair = neighbour >= 0
+        pair_count = is_pair.to(tl.int32)
+        slot = (first_slot + done - 1)[:, None] + tl.cumsum(pair_count, 1)
         tl.store(x_ptr + slot, tl.broadcast_to(row[None, :], [TAPS, ROWS]), mask=is_pair)
-        tl.store(y_ptr + slot, found, mask=is_pair)
-        done += tl.sum(held, 1)
+        tl.store(y_ptr + slot, neighbour, mask=is_pair)
+        done += tl.sum(pair_count, 1)
 
     # of what a tap has but once, the taps of its groups and the padding of the last, every block writes a share
     first, step = block * ROWS, tl.num_programs(1) * ROWS
     for start in range(first, tl.max(groups, 0), step):
         place = (start + tl.arange(0, ROWS))[None, :]
-        own = tl.broadcast_to(tap[:, None], [TAPS, ROWS])
-        tl.store(z_ptr + first_group[:, None] + place, own, mask=place < groups[:, None])
+        group_tap = tl.broadcast_to(tap[:, None], [TAPS, ROWS])
+        tl.store(z_ptr + first_group[:, None] + place, group_tap, mask=place < groups[:, None])
     padding = groups.to(tl.int64) * group_size - pairs
     for start in range(first, group_size, step):
         place = (start + tl.arange(0, ROWS))[None, :]
@@ -92,5 +92,5 @@ def group(
 def swap(swapped_ptr, table_ptr, entries, V: tl.constexpr, BLOCK: tl.constexpr):
     """swapped[table[x,z],z] = x."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(table_ptr + entry, mask=entry < entries, other=-1).to(tl.int64)
-    tl.store(swapped_ptr + found * V + entry % V, (entry // V).to(tl.int32), mask=found >= 0)
+    neighbour = tl.load(table_ptr + entry, mask=entry < entries, other=-1).to(tl.int64)
+    tl.store(swapped_ptr + neighbour * V + entry % V, (entry // V).to(tl.int32), mask=neighbour >= 0)

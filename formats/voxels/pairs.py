@@ -1,4 +1,4 @@
-"""The pairs of a table of neighbours, counted, grouped and swapped: a Triton kernel each, the same as `voxel_sort`."""
+"""The pairs of a table of neighbours, counted, grouped and swapped by Triton kernels, with the results of `sort`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ _swap = FixedKernel(kernels.swap)
 
 
 def count(table: Tensor) -> Tensor:
-    """COUNT[0,z], int32: the pairs of tap z in table[x,z] = y; the other rows are what `group` needs."""
+    """Return COUNT[0,z], int32: the pairs of tap z in table[x,z] = y; the other rows are what `group` needs."""
     counts = torch.empty(counts_shape(table), dtype=torch.int32, device=table.device).zero_()
     count_into(counts, table)
     return counts
 
 
 def counts_shape(table: Tensor) -> tuple[int, int]:
+    """Return the shape of a table's counts: one row for the sums, then one for each block of rows."""
     rows, volume = table.shape
     return 1 + _tiling(rows, volume)[3][1], volume
 
 
 def count_into(counts: Tensor, table: Tensor) -> None:
-    """`count` into zeros."""
+    """Count the pairs of a table into `counts`, which must hold zeros."""
     rows, volume = table.shape
     if rows:
         taps, step, span, grid = _tiling(rows, volume)
@@ -41,7 +42,7 @@ def count_into(counts: Tensor, table: Tensor) -> None:
 
 
 def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
+    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
     rows, volume = table.shape
     MAPX = torch.empty(groups, group_size, dtype=torch.int32, device=table.device)
     MAPY = torch.empty_like(MAPX)
@@ -54,7 +55,7 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
 
 
 def swap(table: Tensor, rows: int) -> Tensor:
-    """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V], -1 where there is none."""
+    """Return SWAPPED[y,z] = x [rows, V] of table[x,z] = y [X, V], -1 where there is none."""
     volume, entries = table.shape[1], table.numel()
     swapped = torch.full((rows, volume), -1, dtype=torch.int32, device=table.device)
     if entries:
@@ -63,7 +64,7 @@ def swap(table: Tensor, rows: int) -> Tensor:
 
 
 def _tiling(rows: int, volume: int) -> tuple[int, int, int, tuple[int, int]]:
-    """Taps and rows of a tile, rows of a block, and how many tiles of taps and blocks of rows there are."""
+    """Return taps and rows of a tile, rows of a block, and how many tiles of taps and blocks of rows there are."""
     taps = min(MOST_TAPS, power_of_2(volume))
     step = TILE // taps
     span = step * max(1, -(-rows // (step * MOST_BLOCKS)))

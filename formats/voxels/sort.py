@@ -14,29 +14,36 @@ STRETCH, MOST_STRETCHES = 65_536, 16
 
 
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, None]:
-    """NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does; its pairs are not counted."""
+    """Return NBR[x,z], int32 [N, V]: which voxel lies at tap z of voxel x, -1 where none does; and None for its counts.
+
+    Raises FormatError if a voxel is outside the grid or given twice.
+    """
     grid.check(indices)
     keys, order = grid.keys(indices).sort()
-    wanted = _keys(indices, grid, geometry, to_coarse=False)
+    reached = _keys(indices, grid, geometry, to_coarse=False)
     if len(keys) == 0:
-        return wanted.int(), None
-    at = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
-    return torch.where(keys[at] == wanted, order[at], -1).int(), None
+        return reached.int(), None
+    at = torch.searchsorted(keys, reached).clamp_max(len(keys) - 1)
+    return torch.where(keys[at] == reached, order[at], -1).int(), None
 
 
 def generate(
-    indices: Tensor, grid: VoxelGrid, made: VoxelGrid, geometry: Geometry, to_coarse: bool
+    indices: Tensor, grid: VoxelGrid, out_grid: VoxelGrid, geometry: Geometry, to_coarse: bool
 ) -> tuple[Tensor, Tensor, None, None]:
-    """All voxels of `made` that `indices` reach, ascending, and INV[y,z], int32: where y gets by tap z."""
+    """Return all voxels of `out_grid` that `indices` reach, ascending, and INV[y,z], int32: which one y reaches by z.
+
+    None stands for the swapped INV and the counts of its pairs. Raises FormatError if a voxel of `indices` is outside
+    the grid or given twice.
+    """
     grid.check(indices)
-    keys, rows = torch.unique(_keys(indices, made, geometry, to_coarse), return_inverse=True)
+    keys, rows = torch.unique(_keys(indices, out_grid, geometry, to_coarse), return_inverse=True)
     if len(keys) and int(keys[0]) < 0:
         keys, rows = keys[1:], rows - 1
-    return made.indices(keys, indices.dtype), rows.int(), None, None
+    return out_grid.indices(keys, indices.dtype), rows.int(), None, None
 
 
 def _keys(indices: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool) -> Tensor:
-    """The cell of `grid` that each voxel reaches by each tap, [N, V]; -1 where it leaves the grid."""
+    """Return the cell of `grid` that each voxel reaches by each tap, [N, V]; -1 where it leaves the grid."""
     keys = indices[:, 0].long()
     for axis, size in enumerate(grid.spatial_shape):
         kernel, stride, padding, dilation = geometry.axis(axis)
@@ -57,15 +64,15 @@ def _keys(indices: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool)
 
 
 def count(table: Tensor) -> Tensor:
-    """COUNT[0,z]: the pairs of tap z in table[x,z] = y."""
+    """Return COUNT[0,z]: the pairs of tap z in table[x,z] = y."""
     return (table >= 0).sum(0, keepdim=True)
 
 
 def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
+    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
     rows, volume, device = *table.shape, table.device
-    found = table.T.flatten()  # tap by tap
-    is_pair = found >= 0
+    neighbours = table.T.flatten()  # tap by tap
+    is_pair = neighbours >= 0
     pairs = counts[0]
     ends = ((pairs + group_size - 1) // group_size).cumsum(0)
     MAPZ = torch.searchsorted(ends, torch.arange(groups, device=device), right=True).int()
@@ -74,13 +81,14 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
     before = pairs.cumsum(0) - pairs
     place = (is_pair.cumsum(0) - 1).view(volume, rows) + (first - before)[:, None]
     place = torch.where(is_pair, place.flatten(), groups * group_size)
-    own = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
-    MAPX, MAPY = (_placed(values, place, groups * group_size).view(groups, group_size) for values in (own, found))
+    outputs = torch.arange(rows, dtype=torch.int32, device=device).expand(volume, rows).flatten()
+    slots = groups * group_size
+    MAPX, MAPY = (_placed(values, place, slots).view(groups, group_size) for values in (outputs, neighbours))
     return MAPX, MAPY, MAPZ
 
 
 def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
+    """Return ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
     rows, volume, device = *table.shape, table.device
     tiles = -(-rows // size)
     keys = ((table >= 0).long() << torch.tensor(bits, device=device)).sum(1)
@@ -98,20 +106,20 @@ def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tenso
 
 
 def stretch(rows: int) -> int:
-    """Rows that are sorted among themselves: neighbours stay near one another, so that a cache holds them."""
+    """Return how many rows are sorted among themselves: neighbours stay near each other, so that a cache holds them."""
     return max(STRETCH, 1 << (max(-(-rows // MOST_STRETCHES), 1) - 1).bit_length())
 
 
 def swap(table: Tensor, rows: int) -> Tensor:
-    """table[x,z] = y, [X, V] -> [y,z] = x, [rows, V], -1 where there is none."""
+    """Return SWAPPED[y,z] = x [rows, V] of table[x,z] = y [X, V], -1 where there is none."""
     volume, device = table.shape[1], table.device
     taps = torch.arange(volume, device=device)
     place = torch.where(table >= 0, table.long() * volume + taps, rows * volume)
-    own = torch.arange(len(table), dtype=torch.int32, device=device)[:, None].expand_as(table)
-    return _placed(own.flatten(), place.flatten(), rows * volume).view(rows, volume)
+    outputs = torch.arange(len(table), dtype=torch.int32, device=device)[:, None].expand_as(table)
+    return _placed(outputs.flatten(), place.flatten(), rows * volume).view(rows, volume)
 
 
 def _placed(values: Tensor, place: Tensor, size: int) -> Tensor:
-    """int32 [size] with each value in its place, -1 elsewhere; a place of `size` drops the value."""
-    made = torch.full((size + 1,), -1, dtype=torch.int32, device=values.device)
-    return made.scatter_(0, place, values)[:-1]
+    """Return int32 [size] with each value in its place, -1 elsewhere; a place of `size` drops the value."""
+    table = torch.full((size + 1,), -1, dtype=torch.int32, device=values.device)
+    return table.scatter_(0, place, values)[:-1]

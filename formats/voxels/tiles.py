@@ -1,4 +1,4 @@
-"""A table's rows in tiles that need the same taps: three Triton kernels and a sort, the same as `voxel_sort`."""
+"""A table's rows in tiles that need the same taps: three Triton kernels and a sort, with the results of `sort`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["tile"]
 KEYED = 128  # rows that one program makes keys of
 INT32_BITS = 31
 
-_known_bits: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+_bits_on_device: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
 
 _key, _count, _fill = FixedKernel(kernels.key), FixedKernel(kernels.count), FixedKernel(kernels.fill)
 
 
 def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
+    """Return ROW [T, size], TILE [P], NBR [P, size], TAP [P] and the first p of each tile [T+1], of table[x,z] = y."""
     rows, volume, device = *table.shape, table.device
     if rows == 0:
         ROW, TILE = table.new_empty(0, size), table.new_empty(0)
@@ -45,9 +45,10 @@ def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tenso
 
 
 def _on_device(bits: tuple[int, ...], device: torch.device) -> Tensor:
-    found = _known_bits.get((bits, device))
-    if found is None:
-        found = torch.tensor(bits, dtype=torch.int32, device=device)
-        if may_keep(found):
-            _known_bits[bits, device] = found
-    return found
+    """Return the bits of the taps as a tensor on a device, which is kept."""
+    tensor = _bits_on_device.get((bits, device))
+    if tensor is None:
+        tensor = torch.tensor(bits, dtype=torch.int32, device=device)
+        if may_keep(tensor):
+            _bits_on_device[bits, device] = tensor
+    return tensor

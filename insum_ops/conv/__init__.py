@@ -1,6 +1,6 @@
 """Sparse convolutions: `Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`, and other statements over the same kernel map.
 
-cost            how long each statement would take over a map, reckoned from the map, the layer and the GPU
+cost            how long each statement would take over a map, estimated from the map, the layer and the GPU
 forms           the statements, and which of them a new map takes
 operands        a kernel map as the statements read it
 choice          the fastest of them over a map that lasts

@@ -1,7 +1,7 @@
-"""Which form a convolution takes over a map that lasts, in groups or tiles of which size: whichever is the fastest.
+"""The choice of the fastest form of a convolution over a map that lasts, and of the size of its groups or tiles.
 
 The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
-Until a map has proved that it lasts, and where nothing may be timed, the rules of conv_forms.py hold.
+Until a map has proved that it lasts, and where nothing may be timed, the rules of forms.py hold.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
 
 # Sizes that are timed after a form has won at the size that the rules take; those of a full search are every other one.
 # On one H200 other groups were up to 1.25 times as fast in full float32 and drew elsewhere; other tiles drew but for 16
-# channels in tf32 (1.1), and short sums never won, see `conv_cost.MEASURED_SUMS`.
+# channels in tf32 (1.1), and short sums never won, see `cost.MEASURED_SUMS`.
 OTHER_SIZES = {GROUPED: (GROUP_SIZE // 2, GROUP_SIZE * 2)}
 FULL_SIZES = {
     **OTHER_SIZES,
@@ -66,7 +66,7 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """By which it is remembered."""
+        """The name by which the tuning cache remembers it."""
         return "table" if self.form == STATIONARY else f"{'tiles' if self.form == TILED else 'groups'} of {self.size}"
 
 
@@ -78,54 +78,62 @@ def may_choose(features: Tensor) -> bool:
 
 
 def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:
-    """The fastest, timed if need be; `shape` is the result's. None: nobody knows, and this is no time to find out."""
+    """Return the fastest way to a result of `shape`, which is timed unless it is cached.
+
+    None if it is not cached and can't be timed now.
+    """
     mark = _mark("way", features, Weight.shape)
-    known: Way | None = kernel_map.memory.get(mark)
-    if known is not None or not _may_time(features, kernel_map):
-        return known
+    cached: Way | None = kernel_map.memory.get(mark)
+    if cached is not None or not _may_time(features, kernel_map):
+        return cached
     first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
     if kernel_map.volume <= MOST_TAPS:
         first.insert(1, Way(TILED, TILE_SIZE))
     In = features if len(shape) == 2 else features.unflatten(1, (shape[1], -1))
-    given = {"In": In.detach(), "Weight": Weight.detach()}
-    return _fastest(first, given, kernel_map, kind, shape, mark)
+    tensors = {"In": In.detach(), "Weight": Weight.detach()}
+    return _fastest(first, tensors, kernel_map, kind, shape, mark)
 
 
 def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:
-    """Of the groups that a weight's gradient sums, which is of `shape`."""
+    """Return the size of the groups that a weight's gradient of `shape` sums, timed if it may be."""
     mark = _mark("sums", In, shape)
-    known: Way | None = kernel_map.memory.get(mark)
-    if known is None and _may_time(In, kernel_map):
+    way: Way | None = kernel_map.memory.get(mark)
+    if way is None and _may_time(In, kernel_map):
         ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
-        given = {"In": In.detach(), "dOut": dOut.detach()}
-        known = _fastest(ways, given, kernel_map, kind, shape, mark)
-    return GROUP_SIZE_OF_SUMS if known is None else known.size
+        tensors = {"In": In.detach(), "dOut": dOut.detach()}
+        way = _fastest(ways, tensors, kernel_map, kind, shape, mark)
+    return GROUP_SIZE_OF_SUMS if way is None else way.size
 
 
 def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:
-    """By which a map knows the fastest way for a layer shape."""
+    """Return the key under which a map keeps the fastest way for a layer shape."""
     return word, *settings_of(features.dtype), *shape
 
 
 def _may_time(features: Tensor, kernel_map: KernelMap) -> bool:
+    """Whether the forms may be timed over this map now."""
     return may_choose(features) and lasts(kernel_map) and kernel_map.num_outputs > 0 and is_free()
 
 
-@torch.inference_mode(False)  # what is kept must be good for training too
+@torch.inference_mode(False)  # operands that are made here are kept, and training reads them too
 @torch.no_grad()
 def _fastest(
     first: Sequence[Way],
-    given: dict[str, Tensor],
+    tensors: dict[str, Tensor],
     kernel_map: KernelMap,
     kind: int,
     shape: tuple[int, ...],
     mark: Mark,
 ) -> Way:
+    """Return the fastest of `first` and of their other sizes, and keep it with the map under `mark`.
+
+    Groups and tiles that were made for timing alone are dropped.
+    """
     sizes = FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
     others = {way.name: [Way(way.form, size).name for size in sizes.get(way.form, ())] for way in first}
-    every = [*first, *[Way(way.form, size) for way in first for size in FULL_SIZES.get(way.form, ())]]
-    ways = {way.name: way for way in every}
-    had = {way for way in ways.values() if has(kernel_map, *way)}
+    candidates = [*first, *[Way(way.form, size) for way in first for size in FULL_SIZES.get(way.form, ())]]
+    ways = {way.name: way for way in candidates}
+    present = {way for way in ways.values() if has(kernel_map, *way)}
 
     device = kernel_map.indices.device
 
@@ -135,28 +143,28 @@ def _fastest(
         memory: dict[Any, Any] = {}
         adds = fact is None and form not in (STATIONARY, TILED)
         host = host_milliseconds(device, "zero" if adds else "")
-        return lambda: insum_pinned(memory, form[kind], operands, shape, fact, **given), host
+        return lambda: insum_pinned(memory, form[kind], operands, shape, fact, **tensors), host
 
-    key = _key(first, given, kernel_map, kind, mark)
-    with on_device(device), paused():  # none of it is a part of the call
+    key = _key(first, tensors, kernel_map, kind, mark)
+    with on_device(device), paused():  # a launch plan of the caller must not record the timed launches
         name = fastest(key, ways, [way.name for way in first], others, start)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():
-        if way != best and way not in had:
+        if way != best and way not in present:
             drop(kernel_map, *way)
     return best
 
 
-def _key(ways: Sequence[Way], given: dict[str, Tensor], kernel_map: KernelMap, kind: int, mark: Mark) -> Key:
-    """A layer shape; lengths that vary from cloud to cloud count by their power of two."""
+def _key(ways: Sequence[Way], tensors: dict[str, Tensor], kernel_map: KernelMap, kind: int, mark: Mark) -> Key:
+    """Return the tuning key of a layer shape; lengths that vary from cloud to cloud count by their power of two."""
     lengths = {"inputs": kernel_map.num_inputs, "outputs": kernel_map.num_outputs, "pairs": kernel_map.num_pairs}
     word, dtype, is_deterministic, setting, *shape = mark
     return Key(
         "; ".join(dict.fromkeys(way.form[kind] for way in ways)),
         generator_version(),
-        tuple(f"{name}={tensor.dtype}" for name, tensor in given.items()),
+        tuple(f"{name}={tensor.dtype}" for name, tensor in tensors.items()),
         (*[(name, bucket(length)) for name, length in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]),
-        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in given.items()),
+        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in tensors.items()),
         device_name(kernel_map.indices.device),
         TRITON_VERSION,
         f"{word} {dtype} {setting}",

@@ -51,13 +51,14 @@ def name_constructors(layers: Iterable[type]) -> None:
     for layer in layers:
         shared = layer.__init__  # type: ignore[misc]
         code, names = shared.__code__, shared.__globals__
-        own = FunctionType(code, names, "__init__", shared.__defaults__, shared.__closure__)
-        own.__annotations__, own.__doc__, own.__module__ = shared.__annotations__, shared.__doc__, layer.__module__
-        own.__qualname__ = f"{layer.__name__}.__init__"
-        layer.__init__ = own  # type: ignore[misc]
+        constructor = FunctionType(code, names, "__init__", shared.__defaults__, shared.__closure__)
+        constructor.__annotations__, constructor.__doc__ = shared.__annotations__, shared.__doc__
+        constructor.__module__, constructor.__qualname__ = layer.__module__, f"{layer.__name__}.__init__"
+        layer.__init__ = constructor  # type: ignore[misc]
 
 
 def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
+    """Refuse an input that is no `SparseConvTensor`."""
     if not isinstance(x, SparseConvTensor):
         raise OperandError(
             f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}; make one "
@@ -66,7 +67,7 @@ def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
 
 
 def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
-    """What every convolution and pool asks of the tensor it gets."""
+    """Refuse an input that is no `SparseConvTensor`, has another number of axes, or is not floating point."""
     check_kind(layer, x)
     if len(x.voxels.grid.spatial_shape) != ndim:
         raise ShapeError(f"{type(layer).__name__} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
@@ -78,7 +79,10 @@ def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
 
 
 def _of_one_type(tensors: list[Tensor]) -> list[Tensor]:
-    """In the type that torch promotes them to, as a statement's factors; autocast has its own, but for float64."""
+    """Return tensors in the dtype that torch promotes them to, as `insum` does with a statement's factors.
+
+    Under autocast they are returned as they are, unless one is float64, which autocast does not cast.
+    """
     dtypes = {tensor.dtype for tensor in tensors}
     if is_autocast_enabled(tensors[0].device.type) and torch.float64 not in dtypes:
         return tensors
@@ -226,7 +230,7 @@ class SparseConvolution(SparseModule):
             kernel_map, voxels = self.map(x)
         except (InsumError, FormatError) as error:
             raise shortened(error) from error.__cause__
-        try:  # at a tenth of the cost of asking the module for them
+        try:  # a tenth of the cost of `self.weight`, which goes through `nn.Module.__getattr__`
             weight: Any = self._parameters["weight"]
             bias = self._parameters["bias"]
         except KeyError:  # parametrized
@@ -347,19 +351,19 @@ class SparseConvolution(SparseModule):
             raise ShapeError(f"{type(self).__name__} takes {self.in_channels} channels but features have {channels}")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *rest: Any) -> None:
-        """Weights of every spconv: [out, *kernel, in] of today's, [*kernel, in, out] of 1.x and early 2.x.
+        """Load weights of every spconv: [out, *kernel, in] of today's, [*kernel, in, out] of 1.x and early 2.x.
 
-        Layouts are told by their shapes. Where both have the same, the version tells: frameworks that read older
-        weights, as mmdet3d, raise that of `SparseModule`. They also set a `_load_from_state_dict` there, which would
-        permute once more what is permuted here: it is passed over.
+        Layouts are told apart by their shapes. If both have the same shape, the version decides: frameworks that read
+        older weights, as mmdet3d, raise that of `SparseModule`. They also set a `_load_from_state_dict` there, which
+        would permute a second time: it is not called.
         """
         state_dict.pop(f"{prefix}{NOT_OURS}", None)
-        found, own = state_dict.get(f"{prefix}weight"), self.weight
-        older = (*self.kernel_size, own.shape[-1], own.shape[0])
-        if isinstance(found, Tensor) and tuple(found.shape) == older:
+        loaded, weight = state_dict.get(f"{prefix}weight"), self.weight
+        older = (*self.kernel_size, weight.shape[-1], weight.shape[0])
+        if isinstance(loaded, Tensor) and tuple(loaded.shape) == older:
             is_old_version = self._version != nn.Module._version and local_metadata.get("version") != self._version
-            if found.shape != own.shape or is_old_version:
-                newer = found.reshape(own.shape) if self.is_pointwise else found.movedim(-1, 0)
+            if loaded.shape != weight.shape or is_old_version:
+                newer = loaded.reshape(weight.shape) if self.is_pointwise else loaded.movedim(-1, 0)
                 state_dict[f"{prefix}weight"] = newer
         super(SparseModule, self)._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 

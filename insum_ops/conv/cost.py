@@ -1,4 +1,4 @@
-"""How long each form of a convolution would take over a map, reckoned from the map, the layer and the GPU.
+"""The time of each form of a convolution over a map, estimated from the map, the layer and the GPU.
 
 The forms differ in how many products of a row of features by a tap's weight they make, and in how results reach memory:
 
@@ -6,7 +6,7 @@ The forms differ in how many products of a row of features by a tap's weight the
 - groups make one for every pair, and add its results to the output in memory;
 - tiles make one for every tap that some output of a tile has, and store each result once.
 
-`MEASURED` is what the reckoning is tested against.
+The estimate is tested against `MEASURED`.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ class Work:
 
 
 def milliseconds(form: str, work: Work, pairs: int, device: Device) -> float:
-    """Milliseconds on the device of a convolution by tensor cores; `form` is "table", "tiles" or "groups"."""
+    """Return the milliseconds of a convolution by tensor cores; `form` is "table", "tiles" or "groups"."""
     entries = work.outputs * work.volume
     row = work.channels * work.itemsize
-    each = 2 * work.channels**2 / (TENSOR_CORE_USE * device.flops(work.itemsize)) + row / (GATHERS * device.bandwidth)
+    multiply = 2 * work.channels**2 / (TENSOR_CORE_USE * device.flops(work.itemsize))
+    per_product = multiply + row / (GATHERS * device.bandwidth)
     if form == "table":
-        return 1e3 * entries * each
+        return 1e3 * entries * per_product
     if form == "tiles":  # outputs that are sorted by their taps lack few: between all of them and none
-        return 1e3 * sqrt(pairs * entries) * each
+        return 1e3 * sqrt(pairs * entries) * per_product
     results = work.channels * work.sum_itemsize
     is_cached = work.inputs * row + work.outputs * results <= device.l2_bytes
     added = (ADDED_IN_CACHE if is_cached else ADDED_IN_MEMORY) * results / device.bandwidth
-    return 1e3 * pairs * (each + added)
+    return 1e3 * pairs * (per_product + added)
 
 
 def grouping_milliseconds(device: Device) -> float:
-    """How long a call waits for groups of a map that has none yet."""
+    """Return how long a call waits for groups of a map that has none yet."""
     return device.host_milliseconds(GROUPING_OPERATIONS)
 
 
@@ -75,8 +76,8 @@ class Measured(NamedTuple):
 
 
 # One H200, 3^3 submanifolds at 5 cm in float16, sums rounded on the way where they are added: a room, whose table is
-# 38 % full, and a scan, 18 % full. The pairs are reckoned from these shares, and the parts above were fitted to these
-# rows: they are no test of the reckoning at other sizes.
+# 38 % full, and a scan, 18 % full. The pairs are estimated from these shares, and the parts above were fitted to these
+# rows: they are no test of the estimate at other sizes.
 MEASURED = (
     Measured(65_667, 673_743, 64, table=0.040, tiles=0.023, groups=0.041),
     Measured(65_667, 673_743, 256, table=0.37, tiles=0.22, groups=0.32),

@@ -1,6 +1,6 @@
 """The statements that a convolution over a kernel map may be, and which of them it is.
 
-The rules hold for maps that are new, and where nothing may be timed; conv_choice.py times forms over maps that last.
+The rules hold for maps that are new, and where nothing may be timed; choice.py times forms over maps that last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WEIGHT_GRADIENT: Form = (
     "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
     "dWeight[MAPZ[p],g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
 )
-# the same in two steps, neither of which scatters: deterministic
+# the weight's gradient in two statements, neither of which scatters: deterministic
 GROUP_SUMS: Form = (
     "Part[p,c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
     "Part[p,g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
@@ -69,7 +69,7 @@ TAP_SUMS: Form = (
 HALF = (torch.float16, torch.bfloat16)
 
 # Sizes of groups and tiles with which tuning starts: as many rows as the longest tile of a dot has, see
-# `compiler/tuning/measured.py`. `conv_choice.py` times others over maps that last.
+# `compiler/tuning/measured.py`. `choice.py` times others over maps that last.
 GROUP_SIZE = 128
 TILE_SIZE = 128
 # A weight's gradient adds one tile for each group, so groups are long. One size for all layers over a new map, since a
@@ -88,7 +88,10 @@ PAYS_AFTER = 32
 
 
 def form_of(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device: torch.device) -> Form:
-    """Whether outputs gather their inputs, alone or in tiles that need the same taps, or pairs add to their outputs."""
+    """Return the form of a convolution over a map, by rule.
+
+    Outputs gather their inputs, each by itself or in tiles that need the same taps, or pairs add to their outputs.
+    """
     if is_deterministic():  # from the first call on, since forms round differently
         return TILED if device.type == "cuda" and kernel_map.volume <= MOST_TAPS else STATIONARY
     # multiply-adds spend as much on an absent pair as on a present one, so pairs alone are visited: at 64 channels in
@@ -131,17 +134,17 @@ def lasts(kernel_map: KernelMap) -> bool:
 
 
 def awaited(form: Form, kernel_map: KernelMap) -> str:
-    """What a table stands in for, "tiles", until they pay: such uses of a map are counted. "": nothing."""
+    """Return "tiles" if the table is used only until tiles pay, so that uses of the map are counted; else ""."""
     is_settled = kernel_map.volume > MOST_TAPS or is_deterministic()
     return "" if form != STATIONARY or is_settled else "tiles"
 
 
 def is_due(what: str, kernel_map: KernelMap) -> bool:
-    """Whether what was `awaited` pays by now; "ways": to time all of them."""
+    """Whether what was `awaited` pays by now: "tiles", or "ways", which is timing all forms."""
     return tiles_pay(kernel_map) if what == "tiles" else lasts(kernel_map)
 
 
 def settings_of(dtype: torch.dtype) -> Settings:
-    """All that a call depends on, beside its features and its map with the uses of that."""
+    """Return the settings of torch that the choice of a form depends on for a dtype."""
     setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
     return dtype, is_deterministic(), setting

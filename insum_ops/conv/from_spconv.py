@@ -1,4 +1,4 @@
-"""A model built of spconv's layers -> the same model built of ours, weights included; spconv is not imported."""
+"""Conversion of a model built of spconv's layers to one built of ours, weights included; spconv is not imported."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["from_spconv"]
 
 CONVOLUTION = ("ndim", "in_channels", "out_channels", "kernel_size", "subm", "inverse", "transposed", "weight")
 POOLS = {"SparseMaxPool": "SparseMaxPool", "SparseAvgPool": "SparseAvgPool"}
-# what each of spconv's is derived from, and ours
+# spconv's name: the class of torch that it is derived from, and ours
 PLAIN = {"SparseBatchNorm": (nn.BatchNorm1d, SparseBatchNorm), "SparseReLU": (nn.ReLU, SparseReLU)}
 IDENTITIES = ("Identity", "SparseIdentity")
-OWN = {  # what spconv's layers have, of 1.2 to 2.3.8, beside names with an underscore
+SPCONV_ATTRIBUTES = {  # of the layers of spconv 1.2 to 2.3.8, beside names with an underscore
     *(
         "act_alpha",
         "act_beta",
@@ -75,9 +75,9 @@ def from_spconv(module: nn.Module) -> nn.Module:
     """
     if not isinstance(module, nn.Module):
         raise OperandError(f"module is of type {type(module).__name__}; pass a torch.nn.Module")
-    for path, own in module.named_modules(remove_duplicate=False):
-        if _is_replaced(own):
-            lost = _lost(own, path)
+    for path, layer in module.named_modules(remove_duplicate=False):
+        if _is_replaced(layer):
+            lost = _lost(layer, path)
             if lost:
                 raise UnsupportedError(f"{path or 'the module'} {lost}")
     for path, parameter in module.named_parameters():
@@ -88,19 +88,19 @@ def from_spconv(module: nn.Module) -> nn.Module:
     return _replaced(deepcopy(module), "", {})
 
 
-def _replaced(module: nn.Module, path: str, made: dict[nn.Module, nn.Module]) -> nn.Module:
-    """What stands in the place of a module, whose children are replaced first; one that comes again has been `made`."""
-    found = made.get(module)
-    if found is None:
+def _replaced(module: nn.Module, path: str, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return the replacement of a module whose children are replaced first, the same one each time it occurs."""
+    replacement = replacements.get(module)
+    if replacement is None:
         for name, child in module._modules.items():  # not `named_children`, which leaves out what comes again
             if child is not None:
-                setattr(module, name, _replaced(child, f"{path}.{name}" if path else name, made))
-        found = made[module] = _converted(module, path)
-    return found
+                setattr(module, name, _replaced(child, f"{path}.{name}" if path else name, replacements))
+        replacement = replacements[module] = _converted(module, path)
+    return replacement
 
 
 def _converted(module: nn.Module, path: str) -> nn.Module:
-    """Our layer in the place of spconv's; a module that is not spconv's is itself."""
+    """Return our layer for one of spconv's, and any other module itself; refuse a layer without a counterpart."""
     name = type(module).__name__
     if _is_replaced(module):
         return _counterpart(module)
@@ -117,7 +117,7 @@ def _converted(module: nn.Module, path: str) -> nn.Module:
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """A new layer of ours takes its place."""
+    """Whether a new layer of ours takes the place of a module."""
     if isinstance(module, (SparseConvolution, SparsePool, SparseSequential)):
         return False
     name = type(module).__name__
@@ -127,7 +127,7 @@ def _is_replaced(module: nn.Module) -> bool:
 
 
 def _counterpart(module: nn.Module) -> nn.Module:
-    """The layer that takes its place."""
+    """Return the layer that takes the place of a module for which `_is_replaced` holds."""
     name, kind = type(module).__name__, _pool_kind(module)
     if _is_convolution(module):
         return _convolution(module)
@@ -143,14 +143,15 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def _pool_kind(module: nn.Module) -> str:
+    """Return the kind of a pooling layer of spconv, or "" if the module is none."""
     name = type(module).__name__
-    return next((known for known in POOLS if name.startswith(known) and hasattr(module, "ndim")), "")
+    return next((kind for kind in POOLS if name.startswith(kind) and hasattr(module, "ndim")), "")
 
 
 def _lost(module: nn.Module, path: str) -> str:
-    """Why a layer can't be replaced without loss; "" if it can."""
+    """Return the reason why a layer can't be replaced without loss, or "" if it can."""
     children = set(module._modules) if type(module).__name__ == "SparseSequential" else set()
-    lost = lost_in_swap(module, OWN | private_names(module) | children, path)
+    lost = lost_in_swap(module, SPCONV_ATTRIBUTES | private_names(module) | children, path)
     if lost:
         return lost
     overridden = _overridden(type(module))
@@ -166,9 +167,9 @@ def _lost(module: nn.Module, path: str) -> str:
 
 
 def _overridden(kind: type) -> list[str]:
-    """What a class of the model's own changes about the layer that it derives from.
+    """Return the names that a class of the model's own overrides in the layer that it derives from.
 
-    The layer is the last class that defines `forward`; what its own library derives from it is the library's.
+    The layer is the last class that defines `forward`. Classes of the layer's own package do not count.
     """
     bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in ("torch", "builtins")]
     layers = [base for base in bases if "forward" in vars(base)]
@@ -189,11 +190,12 @@ def _is_foreign(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """A class of the model's own, derived from spconv's SparseModule."""
+    """Whether a module's class derives from spconv's `SparseModule`, so that it takes the sparse tensor."""
     return any(base.__name__ == "SparseModule" for base in type(module).__mro__)
 
 
 def _convolution(source: Any) -> SparseConvolution:
+    """Return our convolution for one of spconv's, over the same parameter objects, which layers may share."""
     kind = "SubMConv" if source.subm else "SparseInverseConv" if source.inverse else "SparseConv"
     if source.transposed and not source.inverse:
         kind = "SparseConvTranspose"
@@ -205,15 +207,15 @@ def _convolution(source: Any) -> SparseConvolution:
             common |= {"stride": _sizes(source.stride), "padding": _sizes(source.padding)}
             common["output_padding"] = _sizes(getattr(source, "output_padding", 0))
     layer: SparseConvolution = make(source.in_channels, source.out_channels, _sizes(source.kernel_size), **common)
-    given = {name: getattr(source, name) for name, _ in layer.named_parameters()}
-    layer.to(source.weight.device, source.weight.dtype).load_state_dict(given)
-    for name, own in list(layer.named_parameters()):
-        if isinstance(given[name], nn.Parameter):
-            if given[name].shape != own.shape:
-                given[name].data = own.data  # an older layout
-            setattr(layer, name, given[name])  # the very one: layers may share it
+    tensors = {name: getattr(source, name) for name, _ in layer.named_parameters()}
+    layer.to(source.weight.device, source.weight.dtype).load_state_dict(tensors)
+    for name, parameter in list(layer.named_parameters()):
+        if isinstance(tensors[name], nn.Parameter):
+            if tensors[name].shape != parameter.shape:
+                tensors[name].data = parameter.data  # an older layout
+            setattr(layer, name, tensors[name])
         else:
-            own.requires_grad_(given[name].requires_grad)
+            parameter.requires_grad_(tensors[name].requires_grad)
     return layer.train(source.training)
 
 
@@ -221,8 +223,9 @@ def _sizes(value: Any) -> Any:
     return value if isinstance(value, int) else tuple(int(size) for size in value)
 
 
-def _pool(source: Any, known: str) -> nn.Module:
-    make = getattr(sparse_pool, f"{POOLS[known]}{source.ndim}d")
+def _pool(source: Any, kind: str) -> nn.Module:
+    """Return our pooling layer for one of spconv's of this kind."""
+    make = getattr(sparse_pool, f"{POOLS[kind]}{source.ndim}d")
     subm = bool(getattr(source, "subm", False))
     stride = None if subm else _sizes(source.stride)
     sizes = _sizes(source.kernel_size), stride, _sizes(source.padding), _sizes(source.dilation)
@@ -231,8 +234,9 @@ def _pool(source: Any, known: str) -> nn.Module:
 
 
 def _sequential(source: nn.Module) -> nn.Module:
+    """Return our container for spconv's, over the same children."""
     children: OrderedDict[str, Any] = OrderedDict(source._modules)
-    made = SparseSequential(children)
-    made.takers = frozenset(name for name, child in children.items() if _is_block(child))
-    made.training = source.training  # its own; each child keeps what it had
-    return made
+    sequential = SparseSequential(children)
+    sequential.takers = frozenset(name for name, child in children.items() if _is_block(child))
+    sequential.training = source.training  # its own; each child keeps what it had
+    return sequential

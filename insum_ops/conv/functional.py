@@ -34,7 +34,7 @@ from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind,
 
 __all__ = ["convolve", "sparse_conv3d"]
 
-PLANS = 256  # over one map that are kept
+PLANS = 256  # launch plans that are kept with one map
 
 
 def sparse_conv3d(
@@ -75,7 +75,7 @@ def sparse_conv3d(
 
 
 def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> Tensor:
-    """The same for tensors and a kernel map, which are known to be those."""
+    """Return what `sparse_conv3d` returns, for arguments whose types were checked."""
     if is_compiling():
         _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
@@ -95,7 +95,10 @@ def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tens
 def _convolve(
     features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
 ) -> Tensor:
-    """`is_swapped`: from the weight's output channels to its input channels."""
+    """Return the convolution, by a launch plan where there is one; autocast has been applied.
+
+    If `is_swapped`, it leads from the weight's output channels to its input channels.
+    """
     tensors = (features, weight) if bias is None else (features, weight, bias)
     if wants_gradient(tensors) and not is_transformed():
         return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
@@ -118,37 +121,40 @@ def _run(
     Weight = statement_weight(weight, groups, is_swapped)
     call = _call_for(features, Weight, kernel_map)
     is_flat = len(call.shape) == 2
-    given = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
+    operands = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
-        given["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
+        operands["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
     may_tell = is_compiling() or is_free()
-    if call.fact is not None and may_tell and not wants_gradient(list(given.values())):
-        Out = run_plain(call.statement, ",".join(given), call.shape, list(given.values()), call.fact)
+    if call.fact is not None and may_tell and not wants_gradient(list(operands.values())):
+        Out = run_plain(call.statement, ",".join(operands), call.shape, list(operands.values()), call.fact)
     else:
-        Out = insum(call.statement, size=call.shape, **given)
+        Out = insum(call.statement, size=call.shape, **operands)
     return Out if is_flat else Out.flatten(1)
 
 
 def _plans(kernel_map: KernelMap) -> LRUCache[Any]:
     """Return the launch plans over a map, which it keeps."""
-    found: LRUCache[Any] | None = kernel_map.memory.get("plans")
-    if found is None:
-        found = kernel_map.memory["plans"] = LRUCache(PLANS)
-    return found
+    plans: LRUCache[Any] | None = kernel_map.memory.get("plans")
+    if plans is None:
+        plans = kernel_map.memory["plans"] = LRUCache(PLANS)
+    return plans
 
 
 class _Call(NamedTuple):
-    """A statement over one map, but for the features, the weight and the bias."""
+    """A statement with its operands over one map; features, weight and bias are added by each call."""
 
     statement: str
     shape: tuple[int, ...]
     operands: dict[str, Tensor]
     fact: OwnedRows | None  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
-    awaits: str  # made anew once that pays
+    awaits: str  # what replaces this call once it pays, as `forms.awaited` names it; "" for nothing
 
 
 def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
-    """What all weights of one shape share over a map, in one setting; a tracer works it out itself."""
+    """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings.
+
+    A tracer prepares them itself.
+    """
     if is_compiling():
         return _prepare(features, Weight, kernel_map)
     key = "statement", Weight.shape, *forms.settings_of(features.dtype)
@@ -166,6 +172,7 @@ def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
 
 
 def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
+    """Return the statement and operands for weights of one shape, in the fastest form or by the rules of forms.py."""
     sizes, rows = Weight.shape, kernel_map.num_outputs
     kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
@@ -181,7 +188,7 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution; the gradient of its input is one too, over the inverse map, so that it gathers as well."""
+    """A convolution. The gradient of its input is a convolution over the inverse map, so that it gathers as well."""
 
     @staticmethod
     def forward(
@@ -229,7 +236,7 @@ def _gradients(
         d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped)
         d_features = _as_type(d_features, features.dtype)
     if wanted[1]:
-        if is_swapped:  # what came in has the weight's output channels
+        if is_swapped:  # the features have the weight's output channels
             d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
         else:
             d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
@@ -239,6 +246,7 @@ def _gradients(
 
 
 def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
+    """Return the gradient of the weight, in two statements without atomics if torch is to be deterministic."""
     kind = channel_kind(weight, groups)
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
@@ -260,10 +268,11 @@ def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _check_types(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None) -> None:
+    """Refuse arguments that are no tensors, and what is no kernel map."""
     tensors = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
-    for name, given in tensors.items():
-        if not isinstance(given, Tensor):
-            raise OperandError(f"{name} is of type {type(given).__name__}; pass a tensor")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise OperandError(f"{name} is of type {type(tensor).__name__}; pass a tensor")
     if not isinstance(kernel_map, KernelMap):
         raise OperandError(
             f"kernel_map is of type {type(kernel_map).__name__}; pass what insum_ops.formats.kernel_map makes"
@@ -271,9 +280,10 @@ def _check_types(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: 
 
 
 def _check(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> None:
-    given, taken = features.shape, weight.shape
-    fits = len(given) == 2 and given[0] == kernel_map.num_inputs and taken[1:-1] == kernel_map.kernel_size
-    if fits and groups == 1 and taken[-1] == given[1] and (bias is None or bias.shape == taken[:1]):
+    """Refuse features, weights, biases and groups whose shapes do not fit each other and the map."""
+    shape, kernel = features.shape, weight.shape
+    fits = len(shape) == 2 and shape[0] == kernel_map.num_inputs and kernel[1:-1] == kernel_map.kernel_size
+    if fits and groups == 1 and kernel[-1] == shape[1] and (bias is None or bias.shape == kernel[:1]):
         return
     if features.ndim != 2 or len(features) != kernel_map.num_inputs:
         raise ShapeError(

@@ -36,46 +36,52 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Voxels:
-    """Where the rows of features lie; shared by all tensors of one resolution, with the maps that start from it."""
+    """The voxels of the rows of features, and the kernel maps that start from them.
+
+    All tensors of one resolution share them.
+    """
 
     indices: Tensor
     grid: VoxelGrid
-    maps: dict[Layout, Found] = field(default_factory=dict)
+    maps: dict[Layout, CachedMap] = field(default_factory=dict)
     made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
 
     def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
-        """The map of a convolution over these voxels and the voxels it leads to, worked out once.
+        """Return the kernel map of a convolution over these voxels and the voxels it leads to, computed once.
 
-        It is worked out again when indices were changed in place, those that it starts from or those that it made;
-        a tracer can't ask whether they were.
+        It is computed again if the indices that it starts from, or those that it made, were changed in place. While
+        torch traces the call that can't be asked.
         """
-        found = self.maps.get(layout)
-        if found is None or not (is_compiling() or found.is_current()):
+        cached = self.maps.get(layout)
+        if cached is None or not (is_compiling() or cached.is_current()):
             kind, kernel, stride, padding, dilation, extra = layout
             with outside_transforms():
-                made = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
+                kernel_map = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
             batch = self.grid.batch_size
             target = None
             if kind != "subm":
-                grid = VoxelGrid(made.out_spatial_shape, batch)
-                target = Voxels(made.out_indices, grid, made=_guard(made.out_indices))
-            found = Found(made, target, _guard(self.indices))
-            if may_keep(made.indices, made.out_indices, *made.known_neighbours):
-                self.maps[layout] = found
-        return found.kernel_map, found.target or self
+                grid = VoxelGrid(kernel_map.out_spatial_shape, batch)
+                target = Voxels(kernel_map.out_indices, grid, made=_guard(kernel_map.out_indices))
+            cached = CachedMap(kernel_map, target, _guard(self.indices))
+            if may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours):
+                self.maps[layout] = cached
+        return cached.kernel_map, cached.target or self
 
     def check(self) -> None:
-        """Raise on a voxel outside the grid or given twice, where no map is made that would; a tracer can't ask."""
+        """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
+
+        Nothing is checked while torch traces or captures the call.
+        """
         if not (is_compiling() or self.indices.is_meta or (self.indices.is_cuda and is_capturing())):
             with outside_transforms():
                 self.grid.check(self.indices)
 
     def is_as_made(self) -> bool:
-        """Nobody has changed the indices since a convolution made them."""
+        """Whether the indices are unchanged since a convolution made them."""
         return self.made is None or self.made.hold()
 
     def is_same(self, other: Voxels) -> bool:
-        """The same voxels in the same order; reads them only when they are not one tensor."""
+        """Whether two sets of voxels are equal and in one order; they are read unless they are one tensor."""
         if self is other or (self.indices is other.indices and self.grid == other.grid):
             return True
         return self.grid == other.grid and torch.equal(self.indices, other.indices)
@@ -89,19 +95,23 @@ def _guard(indices: Tensor, hold: bool = True) -> ChangeGuards:
 Stamp = _guard  # as pickles of version 0.1.0 call it
 
 
-class Found(NamedTuple):
-    """A map that starts from some voxels."""
+class CachedMap(NamedTuple):
+    """A kernel map that starts from some voxels, as they keep it."""
 
     kernel_map: KernelMap
     target: Voxels | None  # None: the voxels themselves
     guard: ChangeGuards  # of their indices when it was made
 
     def is_current(self) -> bool:
+        """Whether the indices that the map starts from, and those that it made, are unchanged."""
         return self.guard.hold() and (self.target is None or self.target.is_as_made())
 
 
+Found = CachedMap  # as pickles of version 0.1.0 call it
+
+
 class SavedMap(NamedTuple):
-    """What an indice_key stands for."""
+    """The kernel map that a layer saved under an indice_key, and the voxels that it leads from and to."""
 
     kernel_map: KernelMap
     layout: Layout
@@ -128,10 +138,10 @@ class MapCache:
         such as a clone, start with a copy of the saved maps, which are checked against the voxels wherever they are
         used: a tracer's stand-ins save nothing for the tensor that they stand for.
         """
-        known = self.voxels
-        if indices is known.indices and grid == known.grid:
-            return known, self.indice_dict
-        has_moved = getattr(indices, "device", None) != known.indices.device
+        voxels = self.voxels
+        if indices is voxels.indices and grid == voxels.grid:
+            return voxels, self.indice_dict
+        has_moved = getattr(indices, "device", None) != voxels.indices.device
         return Voxels(indices, grid), {} if has_moved else dict(self.indice_dict)
 
 
@@ -217,21 +227,22 @@ class SparseConvTensor(_Fields):
         benchmark: bool = False,
         map_cache: MapCache | None = None,
     ) -> None:
-        own = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
-        own.check_kind(indices)
-        voxels, saved = (Voxels(indices, own), {}) if map_cache is None else map_cache.on(indices, own)
+        voxel_grid = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
+        voxel_grid.check_kind(indices)
+        voxels, saved = (Voxels(indices, voxel_grid), {}) if map_cache is None else map_cache.on(indices, voxel_grid)
         self._hold(features, voxels, saved if indice_dict is None else indice_dict)
         if indices.device != features.device:
             raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
         self.grid, self.voxel_num, self.benchmark = grid, voxel_num, benchmark
 
     def _hold(self, features: Tensor, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
+        """Set the features, voxels and saved maps; refuse features that are not [voxels, channels]."""
         if not isinstance(features, Tensor):
             raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
-        given = features.shape
-        if len(given) != 2 or given[0] != voxels.indices.shape[0]:
+        shape = features.shape
+        if len(shape) != 2 or shape[0] != voxels.indices.shape[0]:
             raise ShapeError(
-                f"features is {list(given)} but there are {len(voxels.indices)} voxels; features are [voxels, channels]"
+                f"features is {list(shape)} but there are {len(voxels.indices)} voxels; features are [voxels, channels]"
             )
         self._features, self.voxels, self.indice_dict = features, voxels, indice_dict
 
@@ -242,7 +253,7 @@ class SparseConvTensor(_Fields):
 
     @features.setter
     def features(self, features: Tensor) -> None:
-        if features is not self._features:  # as who copies a dataclass field by field
+        if features is not self._features:  # copying a dataclass field by field sets the same ones
             raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
 
     @property
@@ -343,10 +354,10 @@ class SparseConvTensor(_Fields):
             >>> x.at(torch.zeros(2, 5), x.voxels)
             SparseConvTensor(voxels=2, channels=5, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
         """
-        made = object.__new__(SparseConvTensor)
-        made._hold(features, voxels, self.indice_dict)
-        made.grid, made.voxel_num, made.benchmark = self.grid, None, False
-        return made
+        result = object.__new__(SparseConvTensor)
+        result._hold(features, voxels, self.indice_dict)
+        result.grid, result.voxel_num, result.benchmark = self.grid, None, False
+        return result
 
     def shadow_copy(self) -> SparseConvTensor:
         """Return another `SparseConvTensor` over the same features, voxels and kernel maps, as spconv does.
@@ -514,11 +525,11 @@ class SparseConvTensor(_Fields):
             return self.voxels.map(layout)
         saved = self.find_indice_pair(indice_key)
         if saved is None:
-            found, target = self.voxels.map(layout)
-            is_lasting = may_keep(found.indices, found.out_indices, *found.known_neighbours)
-            saved = SavedMap(found, layout, self.voxels, target, _guard(self.indices), is_lasting)
+            kernel_map, target = self.voxels.map(layout)
+            is_lasting = may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours)
+            saved = SavedMap(kernel_map, layout, self.voxels, target, _guard(self.indices), is_lasting)
             self.indice_dict[indice_key] = saved
-            return found, target
+            return kernel_map, target
         if saved.layout != layout:
             raise OperandError(
                 f"indice_key {indice_key!r} was saved by a layer with {_words(saved.layout)}, but this one has "
@@ -566,9 +577,9 @@ class SparseConvTensor(_Fields):
         """
         saved = self.find_indice_pair(indice_key)
         if saved is None:
-            known = ", ".join(map(repr, self.indice_dict)) or "none"
+            keys = ", ".join(map(repr, self.indice_dict)) or "none"
             raise OperandError(
-                f"no map was saved under indice_key {indice_key!r}; saved are {known}; give the key to the strided "
+                f"no map was saved under indice_key {indice_key!r}; saved are {keys}; give the key to the strided "
                 "convolution that this one is to undo"
             )
         if saved.layout.kind == "subm":
@@ -598,7 +609,7 @@ class SparseConvTensor(_Fields):
 
 @dataclass(frozen=True)
 class _Context:
-    """All of a `SparseConvTensor` but its tensors; two that differ in their maps alone count as equal."""
+    """All of a `SparseConvTensor` but its tensors, for torch's pytrees; kernel maps do not count in a comparison."""
 
     voxel_grid: VoxelGrid
     benchmark: bool
@@ -618,20 +629,20 @@ def _flatten_with_keys(x: SparseConvTensor) -> tuple[list[tuple[pytree.KeyEntry,
 
 
 def _unflatten(leaves: Iterable[Any], context: _Context) -> SparseConvTensor:
-    """Nothing is checked: a leaf may be whatever a function made of a tensor."""
+    """Return a tensor of leaves, which are not checked: a leaf may be whatever a function made of a tensor."""
     tensors: dict[str, Any] = {"grid": None, "voxel_num": None, **dict(zip(context.names, leaves))}
     indices, cache = tensors["indices"], context.map_cache
-    made = object.__new__(SparseConvTensor)
-    made.voxels, made.indice_dict = (
+    result = object.__new__(SparseConvTensor)
+    result.voxels, result.indice_dict = (
         (Voxels(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
     )
-    made._features, made.benchmark = tensors["features"], context.benchmark
-    made.grid, made.voxel_num = tensors["grid"], tensors["voxel_num"]
-    return made
+    result._features, result.benchmark = tensors["features"], context.benchmark
+    result.grid, result.voxel_num = tensors["grid"], tensors["voxel_num"]
+    return result
 
 
 def _to_file(context: _Context) -> list[Any]:
-    """What JSON takes; maps can be worked out again."""
+    """Return what JSON can hold of a context; kernel maps are left out, since they can be computed again."""
     grid = context.voxel_grid
     return [list(grid.spatial_shape), grid.batch_size, context.benchmark, list(context.names)]
 
@@ -653,6 +664,7 @@ pytree.register_pytree_node(
 
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
+    """Refuse a saved map whose indices were changed in place since; while torch traces the call that can't be asked."""
     if not (is_compiling() or saved.guard.hold()):
         raise OperandError(
             f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
@@ -661,10 +673,12 @@ def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
 
 
 def _words(layout: Layout) -> str:
+    """Return the geometry of a layer as text, for an error."""
     kind, *numbers = layout
     named: list[Any] = [f"{name} {list(sizes)}" for name, sizes in zip(Layout._fields[1:5], numbers)]
     return f"kind {kind!r}, {', '.join(named)}"
 
 
 def _place(voxels: Voxels) -> str:
+    """Return the number of voxels and their grid as text, for an error."""
     return f"{len(voxels.indices)} voxels of spatial_shape {list(voxels.grid.spatial_shape)}"

@@ -17,14 +17,17 @@ DENSE, IN_GROUPS, ONE_BY_ONE = range(3)  # how the channels are connected
 
 
 def channel_kind(weight: Tensor, groups: int) -> int:
-    """How a weight [M, *kernel_size, C / groups] connects the channels."""
+    """Return how a weight [M, *kernel_size, C / groups] connects the channels."""
     if groups == 1:
         return DENSE
     return ONE_BY_ONE if groups == weight.shape[0] and weight.shape[-1] == 1 else IN_GROUPS
 
 
 def statement_weight(weight: Tensor, groups: int, is_swapped: bool = False) -> Tensor:
-    """[V, C, M], [V, g, C / g, M / g] or [V, g]; `is_swapped`: with the two kinds of channels swapped."""
+    """Return a view of a weight [V, C, M], [V, g, C / g, M / g] or [V, g], as statements read it.
+
+    If `is_swapped`, input and output channels are swapped.
+    """
     flat = weight.flatten(1, -2)  # [M, V, C / groups]
     kind = channel_kind(weight, groups)
     if kind == ONE_BY_ONE:
@@ -33,11 +36,13 @@ def statement_weight(weight: Tensor, groups: int, is_swapped: bool = False) -> T
     return view.transpose(-1, -2) if is_swapped else view
 
 
-def as_weight(made: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """What has the shape of `statement_weight(weight, groups)`, as the weight itself lies."""
+def as_weight(gradient: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Return a gradient of the shape of `statement_weight(weight, groups)` in the shape of the weight itself."""
     kind = channel_kind(weight, groups)
     if kind == ONE_BY_ONE:
-        return made.T.reshape(weight.shape)
+        return gradient.T.reshape(weight.shape)
     return (
-        made.permute(2, 0, 1).reshape(weight.shape) if kind == DENSE else made.permute(1, 3, 0, 2).reshape(weight.shape)
+        gradient.permute(2, 0, 1).reshape(weight.shape)
+        if kind == DENSE
+        else gradient.permute(1, 3, 0, 2).reshape(weight.shape)
     )

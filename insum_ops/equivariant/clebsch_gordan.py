@@ -1,4 +1,4 @@
-"""What equivariant products take from e3nn: irreps as it reads them, Clebsch-Gordan coefficients in float64."""
+"""Irreps as e3nn reads them, and its Clebsch-Gordan coefficients in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ZERO = 1e-12  # e3nn computes coefficients in float64 by sums whose zeros come o
 
 @cache
 def e3nn_o3() -> Any:
-    """The module `e3nn.o3`; an extra, and it takes over a second to import, so only who needs it loads it."""
+    """Return the module `e3nn.o3`, imported by the first call because that takes over a second.
+
+    Raises ImportError if e3nn, which is an extra, is not installed.
+    """
     try:
         return importlib.import_module("e3nn.o3")
     except ModuleNotFoundError as error:
@@ -34,7 +37,10 @@ def e3nn_o3() -> Any:
 
 
 def read_irreps(name: str, irreps: object) -> Irreps:
-    """Irreps from all that e3nn takes: its own class, a string, a list of (multiplicity, (l, parity))."""
+    """Return irreps from all that e3nn takes: its own class, a string, a list of (multiplicity, (l, parity)).
+
+    Raises OperandError, in which the irreps have the given name, where e3nn can't read them.
+    """
     o3 = e3nn_o3()
     if isinstance(irreps, o3.Irreps):
         return irreps
@@ -46,12 +52,12 @@ def read_irreps(name: str, irreps: object) -> Irreps:
 
 
 def clebsch_gordan(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
-    """The nonzeros of C[i,j,k], norm 1, e3nn's real basis: positions [3, n] and values [n], float64."""
-    return (_known_coefficients if may_keep() else _known_coefficients.__wrapped__)(l1, l2, l3)
+    """Return the nonzeros of C[i,j,k], of norm 1 in e3nn's real basis: positions [3, n] and values [n], float64."""
+    return (_cached_coefficients if may_keep() else _cached_coefficients.__wrapped__)(l1, l2, l3)
 
 
 @cache
-def _known_coefficients(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
+def _cached_coefficients(l1: int, l2: int, l3: int) -> tuple[Tensor, Tensor]:
     dense = e3nn_o3().wigner_3j(l1, l2, l3, dtype=torch.float64, device="cpu")
     positions = (dense.abs() > ZERO).nonzero().T
     return positions, dense[tuple(positions)]

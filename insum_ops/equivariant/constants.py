@@ -1,4 +1,4 @@
-"""What never changes from call to call, and its copies in each device's memory."""
+"""Tensors that never change from call to call, and their copies in each device's memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Memory(dict[Any, Any]):
-    """What can be made again: a copy or a pickle has none of it."""
+    """A cache that is empty in a copy and in a pickle, since its entries can be computed again."""
 
     def __reduce__(self) -> Any:
         return Memory, ()
 
 
 def cast_from(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The type and those that autocast makes of it: what a tracer wants has to be there when it comes."""
+    """Return a dtype and those that autocast casts it to.
+
+    Copies are made for all of them at once: a tracer that needs one can't make it.
+    """
     return (dtype, *HALF) if dtype == torch.float32 else (dtype,)
 
 
@@ -37,26 +40,27 @@ class Constants:
     copies: dict[tuple[torch.device, torch.dtype | None], dict[str, Tensor]] = field(default_factory=Memory, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        found = self.copies.get((device, dtype))
-        if found is None:
+        """Return the tensors on a device, those of floating point in a dtype; None for the dtype that they have."""
+        copy = self.copies.get((device, dtype))
+        if copy is None:
             with outside_transforms():
-                found = {
+                copy = {
                     name: tensor.to(device, dtype if tensor.is_floating_point() else None)
                     for name, tensor in self.tensors.items()
                 }
-            if may_keep(*found.values()):
-                self.copies[device, dtype] = found
-        return found
+            if may_keep(*copy.values()):
+                self.copies[device, dtype] = copy
+        return copy
 
 
 def format_on(
     device: torch.device, dtype: torch.dtype, form: ELL, copies: dict[tuple[torch.device, torch.dtype], ELL]
 ) -> ELL:
-    """A format's copy on a device, made once and kept in `copies`."""
-    found = copies.get((device, dtype))
-    if found is None:
+    """Return a format on a device. The copy is made once and kept in `copies`, unless torch traces the call."""
+    copy = copies.get((device, dtype))
+    if copy is None:
         with outside_transforms():
-            found = form.to(device, dtype)
-        if may_keep(found.values, *found.coords):
-            copies[device, dtype] = found
-    return found
+            copy = form.to(device, dtype)
+        if may_keep(copy.values, *copy.coords):
+            copies[device, dtype] = copy
+    return copy

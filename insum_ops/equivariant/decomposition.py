@@ -21,19 +21,19 @@ from .clebsch_gordan import Irreps
 from .constants import Constants
 from .in_place import SCATTER
 from .paths import Instruction
-from .product_function import evaluate_whole
+from .product_function import evaluate_product
 from .shared_weights import SharedTerm, shared_term
 from .single_channel import SingleTerm, with_single_channels
 from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
 from .sparse_scalars import ScalarTerm, scalar_term
-from .species import KindsTerm, kinds_term
+from .species import SpeciesTerm, species_term
 from .tables import ColumnTerm, TableTerm, by_column, has_tables_on, with_tables
 from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
-from .weight_slices import Piece, pieces_of
+from .weight_slices import WeightSlice, slices_of
 
 __all__ = ["Decomposition", "decompose", "takes_one_hot"]
 
-Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | KindsTerm
+Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | SpeciesTerm
 LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
 MOST_COMPONENTS = ON_CHIP_EXTENT  # of a slot that paths scatter into: as many as one program holds on chip
 
@@ -75,6 +75,7 @@ class Terms:
     order: Constants | None  # weights put in the order of the terms; None: they are
 
     def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
+        """Return each term's part of the flat weights, recorded for autograd."""
         if weight is None:
             return [None] * len(self.terms)
         if self.order is not None:
@@ -88,18 +89,18 @@ class Terms:
         return list(weight.split([term.weight_numel for term in self.terms], -1))
 
     @cached_property  # asked for by those alone who may keep it
-    def pieces(self) -> dict[bool, tuple[bool, list[Piece]]]:
-        """By whether alike paths may share a statement: `pieces_of` these terms."""
+    def weight_slices(self) -> dict[bool, tuple[bool, list[WeightSlice]]]:
+        """Return the `slices_of` these terms by whether paths of one kind may share a statement."""
         order = None if self.order is None else self.order.tensors["columns"]
         with torch.device("cpu"), outside_transforms():
-            return {is_merged: pieces_of(self.terms, order, is_merged) for is_merged in (False, True)}
+            return {is_merged: slices_of(self.terms, order, is_merged) for is_merged in (False, True)}
 
     def ordered(self, weight: Tensor) -> Tensor:
-        """Weights in the order of the terms, without a graph."""
+        """Return weights in the order of the terms. No graph is recorded."""
         return weight if self.order is None else weight.index_select(-1, self.order.on(weight.device)["columns"])
 
     def unordered(self, dW: Tensor) -> Tensor:
-        """And back."""
+        """Return a gradient of ordered weights in the order of the flat weights; the inverse of `ordered`."""
         return dW if self.order is None else dW.index_select(-1, self.order.on(dW.device)["inverse"])
 
 
@@ -112,8 +113,8 @@ class Decomposition:
     shared: Terms  # one statement for each kind of path
     scalars: tuple[ScalarTerm, ...]  # what `shared` is for a sparse second input
     each: Terms  # weights of their own for each sample
-    # The same for `each` where kernels run and nothing learns: tables name columns. By whether a kernel holds the
-    # coefficients, which depends on the device.
+    # What takes the place of `each` where kernels run and nothing learns: its tables name columns. By whether a kernel
+    # holds the coefficients, which depends on the device.
     flat: Mapping[bool, Decomposition] = field(default_factory=dict)
     # by layouts of tensors
     memory: LRUCache[Any] = field(default_factory=partial(LRUCache, LAYOUTS), repr=False, compare=False)
@@ -134,15 +135,15 @@ class Decomposition:
         if flat is not None and flat.takes(x, y, weight):
             return flat(x, y, weight, src, dst, num_rows)
         if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
-            # one statement whose second input learns is a potential's, perhaps: its gradients' gradients are at hand,
-            # where a node would have to run the statement again
-            z = evaluate_whole(self, (x, y, weight, src, dst), num_rows)
+            # A second input that learns may be a potential's, whose forces are differentiated again: one statement has
+            # such gradients at hand, where `evaluate_product` would have to run the statement again.
+            z = evaluate_product(self, (x, y, weight, src, dst), num_rows)
             if z is not None:
                 return z
         return self.composed(x, y, weight, src, dst, num_rows)
 
     def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
-        """A plan of columns: each sample has weights of its own, kernels read them, and nobody asks for gradients."""
+        """Whether a decomposition over columns can run: a kernel, weights for each sample, and no gradients wanted."""
         if weight is None or weight.dim() != 2 or y.dim() != 2 or is_transformed() or not has_tables_on(x.device):
             return False
         (term,) = self.each.terms
@@ -160,10 +161,11 @@ class Decomposition:
         return self.flat.get(term.tables.is_held("Z", torch.float32, device))
 
     def work(self, weight: Tensor | None) -> Terms:
+        """Return the terms for shared weights, or for weights of each sample."""
         return self.shared if weight is None or weight.dim() == 1 else self.each
 
     def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
-        """What `composed` reads, on its device: a tracer may be the first to run it, and can make none of it."""
+        """Copy what `composed` reads to a device: a tracer may be the first to run it, and can't make copies."""
         work = self.work(weight)
         if work.order is not None:
             work.order.on(device)
@@ -176,7 +178,7 @@ class Decomposition:
     def composed(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
     ) -> Tensor:
-        """The same by statements that are differentiable one by one."""
+        """Return the product as a composition of `insum` calls, each of which autograd differentiates by itself."""
         first, second, out = self.slots
         num_products = y.shape[0]
         if is_compiling():
@@ -197,7 +199,7 @@ class Decomposition:
         return out.join([_finished(Z, x, num_rows, out, at, dst) for at, Z in enumerate(Zs)])
 
     def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None) -> Tensor:
-        """The same where y is a sparse format, of scalars."""
+        """Return the product where y, of scalars, is in a sparse format grouped by its columns."""
         first, _, out = self.slots
         Xs, num_rows = first.split(x), y.shape[0]
         Zs: list[Tensor | None] = [None] * len(out.widths)
@@ -209,7 +211,7 @@ class Decomposition:
 
 
 def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, dst: Tensor | None) -> Tensor:
-    """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
+    """Return a slot of the output: zeros where no path leads, the rows added up by `dst` where there is one."""
     size = out.shape(num_rows, at)
     if Z is None:
         return x.new_zeros(size)
@@ -220,7 +222,10 @@ def _finished(Z: Tensor | None, x: Tensor, num_rows: int, out: Slots, at: int, d
 def decompose(
     in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str
 ) -> Decomposition | None:
-    """The plan for these paths; None: no path has any product in it. Who may keep none calls what is wrapped here."""
+    """Return the decomposition for these paths, or None if no path has any product in it.
+
+    A caller that torch traces calls `decompose.__wrapped__`, so that nothing traced is kept.
+    """
     check_layout(layout)
     with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
         return _decompose((in1, in2, out), instructions, layout)
@@ -229,6 +234,7 @@ def decompose(
 def _decompose(
     irreps: tuple[Irreps, Irreps, Irreps], instructions: tuple[Instruction, ...], layout: str
 ) -> Decomposition | None:
+    """Return what `decompose` returns, for irreps of in1, in2 and out."""
     in1, in2, out = irreps
     paths = [path for path in instructions if 0 not in path.path_shape]
     if not paths:
@@ -244,59 +250,64 @@ def _decompose(
         return Decomposition(cut, channel_term(paths, irreps, cut), Terms((), None), (), Terms((), None))
     slots = (make_slots(in1, layout), make_slots(in2, layout), make_slots(out, layout, most=MOST_COMPONENTS))
     scalars = _scalar_terms(paths, irreps, slots) if takes_one_hot(in2, paths) else ()
-    each = _terms(paths, irreps, slots, False)
-    flat = {is_held: _decompose_flat(irreps, slots, each, is_held) for is_held in (False, True)}
-    flat_ones = {is_held: own for is_held, own in flat.items() if own is not None}
-    return Decomposition(slots, None, _terms(paths, irreps, slots, True), scalars, each, flat_ones)
+    per_sample = _terms(paths, irreps, slots, False)
+    flat = {is_held: _decompose_flat(irreps, slots, per_sample, is_held) for is_held in (False, True)}
+    by_columns = {is_held: decomposition for is_held, decomposition in flat.items() if decomposition is not None}
+    return Decomposition(slots, None, _terms(paths, irreps, slots, True), scalars, per_sample, by_columns)
 
 
 def _decompose_flat(
-    irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], each: Terms, is_held: bool
+    irreps: tuple[Irreps, Irreps, Irreps], slots: tuple[Slots, Slots, Slots], per_sample: Terms, is_held: bool
 ) -> Decomposition | None:
-    """For columns that are out of order, if one term over tables reads all of x and writes all of z.
+    """Return a decomposition for columns that are out of order, if one term over tables reads all of x and writes z.
 
-    `is_held`: by a kernel whose source holds the coefficients. None: there is no such kernel, or it would not pay.
+    `is_held` asks for a kernel whose source holds the coefficients. The result is None if there is no such kernel, or
+    if putting the columns in order first is faster.
     """
     first, second, out = slots
-    if not (len(each.terms) == len(first.widths) == len(out.widths) == 1) or not isinstance(each.terms[0], TableTerm):
+    if not (len(per_sample.terms) == len(first.widths) == len(out.widths) == 1):
         return None
-    tables = each.terms[0].tables
+    (tabled,) = per_sample.terms
+    if not isinstance(tabled, TableTerm):
+        return None
+    tables = tabled.tables
     if (tables.known if is_held else tables.in_memory) is None:
         return None
     reads, writes = (
-        slot.order is not None and (is_held or max(ir.dim for mul, ir in own if mul) <= WIDEST)
-        for own, slot in ((irreps[0], first), (irreps[2], out))
+        slot.order is not None and (is_held or max(ir.dim for mul, ir in blocks if mul) <= WIDEST)
+        for blocks, slot in ((irreps[0], first), (irreps[2], out))
     )
     if not reads and not writes:
         return None
-    term = by_column(each.terms[0], first if reads else None, out if writes else None, is_held)
+    term = by_column(tabled, first if reads else None, out if writes else None, is_held)
     columns = flat_slots(first.sizes[0]) if reads else first, second, flat_slots(out.sizes[0]) if writes else out
-    return Decomposition(columns, None, Terms((), None), (), Terms((term,), each.order))
+    return Decomposition(columns, None, Terms((), None), (), Terms((term,), per_sample.order))
 
 
 def takes_one_hot(in2: Irreps, paths: Sequence[Instruction]) -> bool:
-    """Each column of the second input is a kind, with a weight matrix of its own for each path."""
+    """Whether each column of the second input is a kind, with a weight matrix of its own for each path."""
     return len(in2) == 1 and in2[0].ir.l == 0 and all(path.connection_mode == "uvw" for path in paths)
 
 
 def _common_channels(paths: Sequence[Instruction], irreps: Sequence[Irreps]) -> int:
-    """How many channels every block is a multiple of, if channels never mix; 0: they do, or too few are common."""
+    """Return how many channels every block is a multiple of, or 0 if channels mix or too few are common."""
     modes = {path.connection_mode for path in paths}
     if modes not in ({"uvu"}, {"uuu"}) or len({path.has_weight for path in paths}) != 1:
         return 0
     is_uvu = "uvu" in modes
     if is_uvu and any(irreps[1][path.i_in2].mul != 1 for path in paths):
         return 0
-    muls = [mul for own in (irreps[::2] if is_uvu else irreps) for mul, _ in own if mul]
+    muls = [mul for side_irreps in (irreps[::2] if is_uvu else irreps) for mul, _ in side_irreps if mul]
     common = gcd(*muls)
     return common if common >= LEAST_CHANNELS or len(set(muls)) == 1 else 0
 
 
 def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots], is_shared: bool) -> Terms:
-    """Weighted paths in runs as their weights lie, or in classes with the weights brought together; then the rest.
+    """Return terms for the weighted paths, then for the rest.
 
-    Where weights are shared, bringing them together costs nothing. Each sample's own are the larger part of what is
-    read: they are only moved where results would be added to in memory so often that that takes longer.
+    Weighted paths are in runs as their weights lie, or in classes of one key, for which weights are brought together.
+    That costs nothing where weights are shared. The weights of each sample are the larger part of what is read: they
+    are moved only where results would otherwise be added to in memory so often that that takes longer.
     """
     keys = [path_key(path, irreps, slots) for path in paths]
     weighted = [at for at, path in enumerate(paths) if path.has_weight]
@@ -310,23 +321,23 @@ def _terms(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequen
         weighted = in_classes
     plain.sort(key=keys.__getitem__)
     runs = chain(groupby(weighted, keys.__getitem__), groupby(plain, keys.__getitem__))
-    has_kinds = takes_one_hot(irreps[1], paths)
+    is_species = takes_one_hot(irreps[1], paths)
     terms: list[Term] = []
     for key, run in runs:
-        own = [paths[at] for at in run]
+        run_paths = [paths[at] for at in run]
         if is_shared and key[0] == "uvw":
-            terms.append((kinds_term if has_kinds else shared_term)(key, own, irreps, slots))
+            terms.append((species_term if is_species else shared_term)(key, run_paths, irreps, slots))
         else:
-            term = path_term(key, own, irreps, slots)
-            tabled = term if is_shared else with_tables(term, own, irreps, slots)
+            term = path_term(key, run_paths, irreps, slots)
+            tabled = term if is_shared else with_tables(term, run_paths, irreps, slots)
             is_plain = tabled is term and not is_shared
-            terms.append(with_single_channels(term, own, irreps, slots) if is_plain else tabled)
+            terms.append(with_single_channels(term, run_paths, irreps, slots) if is_plain else tabled)
     order = torch.cat([torch.arange(starts[at], starts[at] + numels[at]) for at in (*weighted, *plain)])
     return Terms(tuple(terms), make_order(order))
 
 
 def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:
-    """Numbers that pass through memory for each sample because statements add to what others made.
+    """Count the numbers that pass through memory for each sample because statements add to what others computed.
 
     A statement is a run of equal keys. One that is not the first of its slot reads and writes the slot once more.
     """
@@ -337,7 +348,7 @@ def _added(keys: Sequence[Key], sizes: Sequence[int]) -> int:
 def _scalar_terms(
     paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> tuple[ScalarTerm, ...]:
-    """In the order of the shared terms."""
+    """Return the terms for a sparse second input, in the order of the shared terms."""
     key = lambda path: path_key(path, irreps, slots)
     return tuple(
         scalar_term(muls, places, list(run), irreps, slots)

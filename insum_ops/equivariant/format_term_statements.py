@@ -1,4 +1,4 @@
-"""What terms whose coefficients are in a format do in one call, forward and backward."""
+"""The statements of terms whose coefficients are in a format, forward and backward."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ __all__ = ["shared_step", "single_step"]
 
 @dataclass(frozen=True)
 class MultilinearStep:
-    """A term around coefficients in a format, by which each of its tensors is made of the others."""
+    """A term around coefficients in a format, by which each of its tensors is contracted from the others."""
 
     weight_shape: tuple[int, ...]
     product: Multilinear
-    forms: Mapping[str, Any]  # of the coefficients, for each result
+    forms: Mapping[str, Any]  # the format of the coefficients for each result
     has_v = False
 
-    def made(self, name: str, given: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
-        return insum(self.product.texts[name], size=size, **given, **{self.product.coefficients: self.forms[name]})
+    def contract(self, name: str, operands: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
+        """Return the named tensor, contracted from the others and the coefficients."""
+        return insum(self.product.texts[name], size=size, **operands, **{self.product.coefficients: self.forms[name]})
 
 
 @dataclass(frozen=True)
 class SharedStep(MultilinearStep):
-    """A term of two statements: what is between them is kept."""
+    """A term of two statements. The tensor T between them is saved for backward."""
 
     paired: str
     CG: Any  # a format
@@ -42,13 +43,14 @@ class SharedStep(MultilinearStep):
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         T = insum(self.paired, size=(size[0], *self.rows), CG=self.CG, **self.paired_reads(parts))
         seed = {} if Z is None else {"Z": Z}
-        return self.made("Z", {"T": T, "W": parts.W, **seed}, size), T
+        return self.contract("Z", {"T": T, "W": parts.W, **seed}, size), T
 
     def paired_reads(self, parts: Parts) -> dict[str, Any]:
-        given = {"X": parts.X, "Y": parts.Y}
+        """Return the dense operands of the first statement."""
+        operands = {"X": parts.X, "Y": parts.Y}
         if parts.SRC is not None:
-            given["SRC"] = parts.SRC
-        return given
+            operands["SRC"] = parts.SRC
+        return operands
 
     def backward(
         self,
@@ -62,14 +64,14 @@ class SharedStep(MultilinearStep):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         assert kept is not None
         assert parts.W is not None
-        dW = self.made("W", {"Z": dZ, "T": kept}, tuple(parts.W.shape)) if wanted[2] else None
+        dW = self.contract("W", {"Z": dZ, "T": kept}, tuple(parts.W.shape)) if wanted[2] else None
         if wanted[0] or wanted[1]:
-            dT = self.made("T", {"Z": dZ, "W": parts.W}, tuple(kept.shape))
+            dT = self.contract("T", {"Z": dZ, "W": parts.W}, tuple(kept.shape))
             dense = self.paired_reads(parts)
-            asked = (False, wanted[0], wanted[1], False)[: 1 + len(dense)]
-            _, own_x, own_y, *_ = gradients_of(evaluate, self.paired, "CG", self.CG, dense, dT, asked)
-            dX = own_x if dX is None or own_x is None else dX.add_(own_x)
-            dY = own_y if dY is None or own_y is None else dY.add_(own_y)
+            needs_grad = (False, wanted[0], wanted[1], False)[: 1 + len(dense)]
+            _, term_dX, term_dY, *_ = gradients_of(evaluate, self.paired, "CG", self.CG, dense, dT, needs_grad)
+            dX = term_dX if dX is None or term_dX is None else dX.add_(term_dX)
+            dY = term_dY if dY is None or term_dY is None else dY.add_(term_dY)
         return dX, dY, dW
 
 
@@ -78,7 +80,7 @@ class SingleStep(MultilinearStep):
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         seed = {} if Z is None else {"Z": Z}
-        return self.made("Z", {"X": parts.X, "Y": parts.Y, "W": parts.W, **seed}, size), None
+        return self.contract("Z", {"X": parts.X, "Y": parts.Y, "W": parts.W, **seed}, size), None
 
     def backward(
         self,
@@ -93,19 +95,22 @@ class SingleStep(MultilinearStep):
         assert parts.W is not None
         dW = None
         if wanted[0]:
-            own = self.made("X", {"Z": dZ, "Y": parts.Y, "W": parts.W}, tuple(parts.X.shape))
-            dX = own if dX is None else dX.add_(own)
+            term_grad = self.contract("X", {"Z": dZ, "Y": parts.Y, "W": parts.W}, tuple(parts.X.shape))
+            dX = term_grad if dX is None else dX.add_(term_grad)
         if wanted[1]:
-            own = self.made("Y", {"Z": dZ, "X": parts.X, "W": parts.W}, tuple(parts.Y.shape))
-            dY = own if dY is None else dY.add_(own)
+            term_grad = self.contract("Y", {"Z": dZ, "X": parts.X, "W": parts.W}, tuple(parts.Y.shape))
+            dY = term_grad if dY is None else dY.add_(term_grad)
         if wanted[2]:
-            dW = self.made("W", {"Z": dZ, "X": parts.X, "Y": parts.Y}, tuple(parts.W.shape))
+            dW = self.contract("W", {"Z": dZ, "X": parts.X, "Y": parts.Y}, tuple(parts.W.shape))
             dW = dW if place is None else place.copy_(dW)
         return dX, dY, dW
 
 
 def shared_step(term: SharedTerm, x: Tensor, is_gathered: bool) -> Step | None:
-    """None: the second input has channels too, and is written out over pairs of them."""
+    """Return the step of a term with shared weights.
+
+    None if the second input has several channels: it is then written out over pairs of channels, call by call.
+    """
     _, (mul1, mul2, mul_out), _, _ = term.key
     if mul2 > 1:
         return None
@@ -115,4 +120,5 @@ def shared_step(term: SharedTerm, x: Tensor, is_gathered: bool) -> Step | None:
 
 
 def single_step(term: SingleTerm, x: Tensor) -> Step:
+    """Return the step of a term whose inputs have one channel each, for tensors like x."""
     return SingleStep(term.weight_shape, term.product, term.product.on(x.device, x.dtype))

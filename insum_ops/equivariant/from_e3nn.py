@@ -17,7 +17,7 @@ from .paths import MODES, Instruction
 
 __all__ = ["Conversion", "from_e3nn"]
 
-OWN = {  # what every product of e3nn has, beside names with an underscore
+E3NN_ATTRIBUTES = {  # that every product of e3nn has, beside names with an underscore
     "instructions",
     "internal_weights",
     "irreps_in1",
@@ -112,45 +112,47 @@ def from_e3nn(model: nn.Module) -> Conversion:
     if not isinstance(model, nn.Module):
         raise OperandError(f"model is of type {type(model).__name__}; pass a torch.nn.Module")
     rows: list[Row] = []
-    made: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not _is_product(module, o3.TensorProduct):
             continue
-        reason = _obstacle(name, module, (o3.TensorProduct, *_known_kinds(o3)))
+        reason = _obstacle(name, module, (o3.TensorProduct, *_same_products(o3)))
         rows.append(Row(name, _described(module), reason))
         if reason:
             continue
-        if module not in made:
-            made[module] = _converted(module, isinstance(module, o3.FullyConnectedTensorProduct))
+        if module not in replacements:
+            replacements[module] = _converted(module, isinstance(module, o3.FullyConnectedTensorProduct))
         if not name:
-            return Conversion(made[module], tuple(rows))
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, made[module])
+            return Conversion(replacements[module], tuple(rows))
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, replacements[module])
     return Conversion(model, tuple(rows))
 
 
-def _known_kinds(o3: Any) -> tuple[type, ...]:
-    """Subclasses that multiply as their base class does."""
+def _same_products(o3: Any) -> tuple[type, ...]:
+    """Return e3nn's subclasses that multiply as their base class does."""
     return (o3.FullyConnectedTensorProduct, o3.ElementwiseTensorProduct, o3.FullTensorProduct)
 
 
 def _is_product(module: nn.Module, base: type) -> bool:
+    """Whether a module is a tensor product of e3nn, scripted or not."""
     if isinstance(module, ScriptModule):
         return str(getattr(module, "original_name", "")).endswith(("TensorProduct", "TensorSquare"))
     return isinstance(module, base)
 
 
 def _described(module: nn.Module) -> str:
+    """Return the first line that a module prints, or the class name of a scripted one."""
     return str(module).partition("\n")[0] if not isinstance(module, ScriptModule) else str(module.original_name)
 
 
 def _obstacle(name: str, module: nn.Module, kinds: tuple[type, ...]) -> str:
-    """Why a tensor product can't be replaced; "" if it can."""
+    """Return the reason why a tensor product can't be replaced, or "" if it can."""
     if isinstance(module, ScriptModule):
         return "compiled by TorchScript; convert the model before it is compiled"
     if type(module) not in kinds and not is_parametrized(module):  # which makes it a class of its own, too
         return f"{type(module).__name__} is a class of its own, whose forward may differ"
-    lost = lost_in_swap(module, OWN | private_names(module), name)
+    lost = lost_in_swap(module, E3NN_ATTRIBUTES | private_names(module), name)
     if lost:
         return lost
     paths: Any = module.instructions
@@ -161,12 +163,12 @@ def _obstacle(name: str, module: nn.Module, kinds: tuple[type, ...]) -> str:
 
 
 def _converted(module: Any, is_fully_connected: bool) -> TensorProduct:
-    """The same product with the same weights."""
+    """Return our layer for one of e3nn's, with its paths and the same parameter objects."""
     kind = FullyConnectedTensorProduct if is_fully_connected else TensorProduct
-    made = kind.__new__(kind)
-    nn.Module.__init__(made)
+    product = kind.__new__(kind)
+    nn.Module.__init__(product)
     irreps = (module.irreps_in1, module.irreps_in2, module.irreps_out)
     paths = tuple(Instruction(*path) for path in module.instructions)
     parts = (module.weight, module.output_mask)
-    made._set_up(irreps, paths, module.internal_weights, module.shared_weights, "mul_ir", parts)
-    return made.train(module.training)
+    product._set_up(irreps, paths, module.internal_weights, module.shared_weights, "mul_ir", parts)
+    return product.train(module.training)

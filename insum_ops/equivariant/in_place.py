@@ -1,4 +1,8 @@
-"""All terms of a tensor product and what stands between them, forward and backward, for tensors of one layout."""
+"""A whole tensor product without a graph, forward and backward, for tensors of one layout.
+
+Every term of the product runs here, with the splits, views and gathers between terms. Where it can, a term writes its
+part of the weights' gradient in place.
+"""
 
 from __future__ import annotations
 
@@ -11,54 +15,54 @@ from torch import Tensor
 
 from .slots import Slots
 from .term_statements import Parts, Statement, Step, run
-from .weight_slices import Piece
+from .weight_slices import WeightSlice
 
-__all__ = ["SCATTER", "Whole", "Work", "writes_parts"]
+__all__ = ["SCATTER", "InPlaceProduct", "Work", "writes_parts"]
 
-LARGEST = 2**31  # bytes of a tensor that kernels for smaller ones may write parts of
+LARGEST = 2**31  # bytes: kernels for smaller tensors can not address parts of a larger one
 # [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
 
 
 class Work(Protocol):
-    """Terms with the weights that are handed out to them."""
+    """Terms, with the slices of the flat weights that they read."""
 
     @property
-    def pieces(self) -> Mapping[bool, tuple[bool, Sequence[Piece]]]: ...
+    def weight_slices(self) -> Mapping[bool, tuple[bool, Sequence[WeightSlice]]]: ...
 
     def ordered(self, weight: Tensor) -> Tensor: ...
 
     def unordered(self, dW: Tensor) -> Tensor: ...
 
 
-class Whole:
-    """A plan for tensors of one layout: views of them, and statements that are ready."""
+class InPlaceProduct:
+    """The terms of a product for tensors of one layout: which slot and which weights each term reads and writes."""
 
     def __init__(
         self,
         slots: tuple[Slots, Slots, Slots],
         work: Work,
         steps: Sequence[Step],
-        given: Sequence[Any],  # x, y, weight, src, dst
+        inputs: Sequence[Any],  # x, y, weight, src, dst
         num_rows: int,
     ) -> None:
-        _, y, weight, _, _ = given
+        _, y, weight, _, _ = inputs
         out = slots[2]
         self.slots, self.work, self.num_rows = slots, work, num_rows
-        self.is_ordered, self.pieces = work.pieces[writes_parts(weight)]
-        keys = [piece.term.key[3] for piece in self.pieces]
+        self.is_ordered, self.weight_slices = work.weight_slices[writes_parts(weight)]
+        keys = [part.term.key[3] for part in self.weight_slices]
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
         self.variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
         places = [self.variants.index((key[1], step.has_v)) for key, step in zip(keys, steps)]
         self.steps = [(step, key[0], at, key[2]) for key, step, at in zip(keys, steps, places)]
 
     def in_order(self, weight: Tensor) -> Tensor:
-        """Weights with those of each term side by side."""
+        """Return weights with those of each term side by side."""
         return weight if self.is_ordered else self.work.ordered(weight)
 
     def parts(self, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[list[Tensor], list[Tensor], list[Any]]:
-        """Return what the steps read, of tensors that are in order."""
+        """Return the slots of x, the slots of y and the weights that the steps read, of tensors that are in order."""
         first, second, _ = self.slots
         spread = second.spread(y)
         Ys = [spread[at] if has_v else spread[at].flatten(1) for at, has_v in self.variants]
@@ -68,28 +72,28 @@ class Whole:
         """Return the part of each step in the weights, or in their gradient; None for a step without weights."""
         if weight is None:
             return [None] * len(self.steps)
-        pairs = zip(self.pieces, self.steps)
-        return [_weight_view(weight, piece, step) if piece.numel else None for piece, (step, *_) in pairs]
+        pairs = zip(self.weight_slices, self.steps)
+        return [_weight_view(weight, part, step) if part.numel else None for part, (step, *_) in pairs]
 
     def forward(
         self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The product, and what backward needs of it: the tensors in order, and what terms keep."""
+        """Return the product, and what backward needs: x, y and weight in order, and each term's intermediate."""
         first, second, out = self.slots
         x, y = first.ordered(x), second.ordered(y)
         if weight is not None:
             weight = self.in_order(weight)
         Xs, Ys, Ws = self.parts(x, y, weight)
         Zs: list[Tensor | None] = [None] * len(self.sizes)
-        kept: list[Tensor | None] = [x, y, weight]
+        saved: list[Tensor | None] = [x, y, weight]
         for (step, at1, at2, at3), W in zip(self.steps, Ws):
-            Zs[at3], own = step.forward(Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
-            kept.append(own)
+            Zs[at3], intermediate = step.forward(Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
+            saved.append(intermediate)
         flat = [self.finished(at, Z, x, dst) for at, Z in enumerate(Zs)]
-        return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), kept
+        return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), saved
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
-        """A slot of the output: zeros where no path leads, added up by `dst` where there is one."""
+        """Return a slot of the output: zeros where no path leads, the rows added up by `dst` where there is one."""
         out = self.slots[2]
         if Z is None:
             return x.new_zeros(self.num_rows, out.sizes[at])
@@ -99,13 +103,17 @@ class Whole:
 
     def backward(
         self,
-        kept: Sequence[Tensor | None],
-        given: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
+        edges: Sequence[Tensor | None],
         upstream: Tensor,
         wanted: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the wanted gradients of x, y and weight, None for each other.
+
+        `saved` is what `forward` returned beside the product, and `edges` is src and dst.
+        """
         first, second, out = self.slots
-        (x, y, weight, *own), (src, dst) = kept, given
+        (x, y, weight, *intermediates), (src, dst) = saved, edges
         assert x is not None
         assert y is not None
         dz = out.ordered(upstream)
@@ -120,9 +128,9 @@ class Whole:
         if wanted[2] and weight is not None and writes_parts(weight):
             dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
             places = self.weights(dw)
-        for (step, at1, at2, at3), W, saved, place in zip(self.steps, Ws, own, places):
+        for (step, at1, at2, at3), W, intermediate, place in zip(self.steps, Ws, intermediates, places):
             parts = Parts(Xs[at1], Ys[at2], W, src)
-            dXs[at1], dYs[at2], dW = step.backward(parts, saved, dZs[at3], wanted, dXs[at1], dYs[at2], place)
+            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], wanted, dXs[at1], dYs[at2], place)
             if dW is not None:
                 dWs.append(dW)
         dx = dy = None
@@ -132,7 +140,7 @@ class Whole:
             dy = _joined(second, _by_slot(dYs, [at for at, _ in self.variants], len(second.widths)), y)
         if wanted[2] and weight is not None:
             if dw is None:
-                starts = [piece.start for piece in self.pieces if piece.numel]
+                starts = [part.start for part in self.weight_slices if part.numel]
                 order = sorted(range(len(starts)), key=starts.__getitem__)
                 flat = [dWs[at].flatten(weight.dim() - 1) for at in order]
                 dw = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
@@ -141,33 +149,36 @@ class Whole:
 
 
 def writes_parts(weight: Tensor | None) -> bool:
-    """Statements write their parts of dW where they belong, else the parts are put together."""
+    """Whether statements write their parts of dW in place; otherwise the parts are joined afterwards."""
     return weight is not None and weight.dim() == 2 and weight.numel() * weight.itemsize < LARGEST
 
 
-def _weight_view(weight: Tensor, piece: Piece, step: Step) -> Tensor:
-    """Return the weights of a piece, as its statement has them: [b, p, ...], without b where they are shared."""
+def _weight_view(weight: Tensor, part: WeightSlice, step: Step) -> Tensor:
+    """Return the weights of a slice, as its statement reads them: [b, p, ...], without b where they are shared."""
     paths, *rest = step.weight_shape
-    lead, each = weight.shape[:-1], math.prod(rest)
-    one = weight.narrow(-1, piece.start, each).view(*lead, 1, *rest)
-    between = (piece.step or each) * weight.stride(-1)
-    strides, at = one.stride(), len(lead)
+    lead, path_numel = weight.shape[:-1], math.prod(rest)
+    first_path = weight.narrow(-1, part.start, path_numel).view(*lead, 1, *rest)
+    between = (part.step or path_numel) * weight.stride(-1)
+    strides, at = first_path.stride(), len(lead)
     size = (*lead, paths, *rest)
-    return one.as_strided(size, (*strides[:at], between, *strides[at + 1 :]), one.storage_offset())
+    return first_path.as_strided(size, (*strides[:at], between, *strides[at + 1 :]), first_path.storage_offset())
 
 
-def _by_slot(dYs: Sequence[Tensor | None], at: Sequence[int], count: int) -> list[Tensor | None]:
-    """One gradient for each slot, whether statements read it with or without an index for its one channel."""
-    found: list[Tensor | None] = [None] * count
-    for slot, dY in zip(at, dYs):
+def _by_slot(dYs: Sequence[Tensor | None], slot_of: Sequence[int], count: int) -> list[Tensor | None]:
+    """Add up the gradients of each slot.
+
+    Statements read a slot of one channel with or without an index for that channel: such gradients differ in shape.
+    """
+    grads: list[Tensor | None] = [None] * count
+    for slot, dY in zip(slot_of, dYs):
         if dY is not None:
-            known = found[slot]
-            found[slot] = dY if known is None else known.flatten(1) + dY.flatten(1)
-    return found
+            total = grads[slot]
+            grads[slot] = dY if total is None else total.flatten(1) + dY.flatten(1)
+    return grads
 
 
 def _joined(slots: Slots, parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Gradients of slots as one of the columns; zeros where no path begins."""
+    """Return the gradient of all columns from those of the slots, with zeros where no path begins."""
     rows = like.shape[0]
     flat = [
         like.new_zeros(rows, size) if part is None else part.view(rows, size) for part, size in zip(parts, slots.sizes)

@@ -120,7 +120,7 @@ class TensorProduct(nn.Module):
         layout: str,
         parts: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """The rest of construction, once paths are normalised; `parts` are weight and mask, if there are any yet."""
+        """Construct what follows from normalised paths. `parts` is (weight, output_mask) of a layer to be replaced."""
         if internal_weights and shared_weights is False:
             remedy = "share them, or pass the weights of each sample to forward"
             raise OperandError(f"internal_weights is True but shared_weights is False; {remedy}")
@@ -137,18 +137,19 @@ class TensorProduct(nn.Module):
         else:
             self.register_buffer("weight", weight)
         self.register_buffer("output_mask", mask)
-        if self._product.decomposition is None and all(own.dim for own in irreps):
+        if self._product.decomposition is None and all(side.dim for side in irreps):
             warnings.warn(
                 f"no path leads from {irreps[0]} x {irreps[1]} to {irreps[2]}; the output is always zero", stacklevel=3
             )
 
     def _new_weight(self) -> Tensor:
+        """Return normally distributed weights as a parameter, or an empty tensor if the layer has none of its own."""
         if self.internal_weights and self.weight_numel:
             return nn.Parameter(torch.randn(self.weight_numel))
         return torch.zeros(0)
 
     def _new_mask(self) -> Tensor:
-        """1 where a path leads, 0 elsewhere."""
+        """Return a mask of the output's columns, 1 where a path leads and 0 elsewhere."""
         fed = {path.i_out for path in self.instructions if path.path_weight != 0 and 0 not in path.path_shape}
         blocks = [torch.full((mul * ir.dim,), float(at in fed)) for at, (mul, ir) in enumerate(self.irreps_out)]
         return torch.cat(blocks) if blocks else torch.ones(0)
@@ -232,13 +233,13 @@ class TensorProduct(nn.Module):
             >>> FullyConnectedTensorProduct("4x0e", "1x0e", "8x0e").right(torch.randn(10, 1)).shape
             torch.Size([10, 4, 8])
         """
-        given = self._weights(weight)
+        weights = self._weights(weight)
         is_one_hot = not y.is_floating_point()
-        like = y if not is_one_hot else self.output_mask if given is None else given
+        like = y if not is_one_hot else self.output_mask if weights is None else weights
         x = torch.eye(self.irreps_in1.dim, dtype=like.dtype, device=y.device)
-        if given is not None and given.dim() > 1:
-            given = given.unsqueeze(-2)
-        return self._product(x, y.unsqueeze(-1 if is_one_hot else -2), given)
+        if weights is not None and weights.dim() > 1:
+            weights = weights.unsqueeze(-2)
+        return self._product(x, y.unsqueeze(-1 if is_one_hot else -2), weights)
 
     def weight_view_for_instruction(self, instruction: int, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Return the weights of one path, as a view of all of them.
@@ -298,11 +299,15 @@ class TensorProduct(nn.Module):
                 yield (number, path, view) if yield_instruction else view
 
     def _needed_weights(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor:
+        """Return the weights of one call, an empty tensor if there are none."""
         flat = self._weights(weight)
         return self.weight if flat is None else flat
 
     def _weights(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
-        """The weights of one call; None: there are none."""
+        """Return the weights of one call, checked, or None if no path has any.
+
+        Raises OperandError or ShapeError where the call's weights are missing or of another shape than the layer's.
+        """
         if weight is None:
             if not self.weight_numel:
                 return None
@@ -328,39 +333,41 @@ class TensorProduct(nn.Module):
         return weight
 
     def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the paths' weights as one flat tensor [..., weight_numel]."""
         shapes = [path.path_shape for path in self.instructions if path.has_weight]
         if len(weights) != len(shapes):
             raise ShapeError(f"weight holds {len(weights)} tensors but {len(shapes)} paths have weights; give one each")
-        return torch.cat([_flat(number, *own) for number, own in enumerate(zip(weights, shapes))], -1)
+        flat = [_flat(number, weight, shape) for number, (weight, shape) in enumerate(zip(weights, shapes))]
+        return torch.cat(flat, -1)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
     ) -> None:
-        """e3nn's checkpoints load as they are: coefficients are left aside, an old one without a mask keeps ours."""
-        for key in [key for key in state_dict if key.startswith(tuple(prefix + own for own in FOREIGN_KEYS))]:
+        """Load checkpoints of e3nn too: its coefficients are ignored, and one without a mask leaves the layer's."""
+        for key in [key for key in state_dict if key.startswith(tuple(prefix + foreign for foreign in FOREIGN_KEYS))]:
             del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
         if f"{prefix}output_mask" in missing:
             missing.remove(f"{prefix}output_mask")
 
     def __repr__(self) -> str:
-        """As e3nn writes it."""
+        """Return the text that e3nn prints for the product."""
         num_paths = sum(prod(path.path_shape) for path in self.instructions)
-        sides = " x ".join(str(own.simplify()) for own in (self.irreps_in1, self.irreps_in2))
+        sides = " x ".join(str(side_irreps.simplify()) for side_irreps in (self.irreps_in1, self.irreps_in2))
         sizes = f"{num_paths} paths | {self.weight_numel} weights"
         return f"{type(self).__name__}({sides} -> {self.irreps_out.simplify()} | {sizes})"
 
 
-def _flat(number: int, own: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The weights of one path, [..., *shape] or already flat, as [..., numel]."""
-    if not isinstance(own, Tensor):
-        raise OperandError(f"weight[{number}] is of type {type(own).__name__}; pass a torch.Tensor")
-    if tuple(own.shape[-len(shape) :]) == shape:
-        return own.flatten(own.dim() - len(shape))
-    if own.shape[-1:] != (prod(shape),):
-        wanted = f"[..., {', '.join(map(str, shape))}] or [..., {prod(shape)}]"
-        raise ShapeError(f"weight[{number}] is {list(own.shape)}, but the weights of its path are {wanted}")
-    return own
+def _flat(number: int, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the weights of one path, [..., *shape] or already flat, as [..., numel]; refuse another shape."""
+    if not isinstance(weight, Tensor):
+        raise OperandError(f"weight[{number}] is of type {type(weight).__name__}; pass a torch.Tensor")
+    if tuple(weight.shape[-len(shape) :]) == shape:
+        return weight.flatten(weight.dim() - len(shape))
+    if weight.shape[-1:] != (prod(shape),):
+        shapes = f"[..., {', '.join(map(str, shape))}] or [..., {prod(shape)}]"
+        raise ShapeError(f"weight[{number}] is {list(weight.shape)}, but the weights of its path are {shapes}")
+    return weight
 
 
 class FullyConnectedTensorProduct(TensorProduct):

@@ -41,94 +41,99 @@ Forms = dict[str, ELL]
 class Multilinear:
     """`Z[...] += X[...] * Y[...] * CG[...]`, and each of X and Y from Z and the other."""
 
-    names: tuple[str, ...]  # of the tensors; the first is what a call makes
+    names: tuple[str, ...]  # of the tensors; a call computes the first
     coefficients: str  # their name, "CG"
-    texts: Mapping[str, str]  # the statement that makes each tensor
-    forms: Forms  # and the coefficients grouped for it
+    texts: Mapping[str, str]  # the statement that computes each tensor
+    forms: Forms  # the coefficients grouped for that statement
     copies: dict[tuple[torch.device, torch.dtype], Forms] = field(default_factory=Memory, repr=False)
 
     @classmethod
     def grouped(cls, accesses: Mapping[str, str], group_dims: Mapping[str, int], fixed: str, CG: ELL) -> Multilinear:
-        """`fixed`: "CG[i,j,l]"; `group_dims`: which of its indices has a row each, where that tensor is made."""
+        """Return the product of tensors read by `accesses` with coefficients read by `fixed`, such as "CG[i,j,l]".
+
+        `group_dims` says along which dimension of CG the coefficients are grouped where that tensor is computed.
+        """
         texts = {}
-        for made, access in accesses.items():
-            factors = [other for name, other in accesses.items() if name != made]
+        for target, access in accesses.items():
+            factors = [other for name, other in accesses.items() if name != target]
             # coefficients last: of equal choices for a dot's depth the first is taken, and theirs are short
-            texts[made] = f"{access} += {' * '.join([*factors, fixed])}"
+            texts[target] = f"{access} += {' * '.join([*factors, fixed])}"
         forms = {name: CG.regroup(dim) for name, dim in group_dims.items()}
         return cls(tuple(accesses), fixed.partition("[")[0], texts, forms)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Forms:
-        """All groupings at once: a tracer may meet those of gradients first."""
-        found = self.copies.get((device, dtype))
-        if found is None:
+        """Return the coefficients on a device, in all groupings: a tracer may meet those of gradients first."""
+        forms = self.copies.get((device, dtype))
+        if forms is None:
             with outside_transforms():
-                found = {name: form.to(device, dtype) for name, form in self.forms.items()}
-            if all([may_keep(form.values, *form.coords) for form in found.values()]):
-                self.copies[device, dtype] = found
-        return found
+                forms = {name: form.to(device, dtype) for name, form in self.forms.items()}
+            if all([may_keep(form.values, *form.coords) for form in forms.values()]):
+                self.copies[device, dtype] = forms
+        return forms
 
     def __call__(self, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
-        """What the others make, added to `seed`."""
-        made = self.names[0]
+        """Return the first of `names`, contracted from the others and added to `seed`."""
+        target = self.names[0]
         device = next(iter(tensors.values())).device
         if (is_compiling() or may_autocast()) and is_autocast_enabled(device.type):
             dtype = autocast_dtype(device.type)
             tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
             seed = None if seed is None else as_autocast(seed, dtype)
             with torch.autocast(device.type, enabled=False):
-                return self.made(made, tensors, seed, size)
-        return self.made(made, tensors, seed, size)
+                return self.contract(target, tensors, seed, size)
+        return self.contract(target, tensors, seed, size)
 
-    def made(self, made: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
+    def contract(self, target: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
+        """Return `target`, contracted from the other tensors and added to `seed`, with gradients of any order."""
         first = next(iter(tensors.values()))
         forms = self.on(first.device, first.dtype)
         if is_grad_enabled() and not is_transformed():
-            given = tensors.values() if seed is None else (*tensors.values(), seed)
-            if any([tensor.requires_grad for tensor in given]):
-                return _Made.apply(self, forms, made, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]
-        return self.run(forms, made, tensors, seed, size)
+            inputs = tensors.values() if seed is None else (*tensors.values(), seed)
+            if any([tensor.requires_grad for tensor in inputs]):
+                return _Contraction.apply(self, forms, target, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]
+        return self.run(forms, target, tensors, seed, size)
 
     def run(
-        self, forms: Forms, made: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]
+        self, forms: Forms, target: str, tensors: dict[str, Tensor], seed: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
-        operands = {**tensors, self.coefficients: forms[made]}
+        """Return what `contract` returns, without a graph."""
+        operands = {**tensors, self.coefficients: forms[target]}
         if seed is not None:
-            operands[made] = seed
-        return insum(self.texts[made], size=size, **operands)
+            operands[target] = seed
+        return insum(self.texts[target], size=size, **operands)
 
 
-class _Made(torch.autograd.Function):
-    """One of the tensors made of the others: every gradient is one more of them."""
+class _Contraction(torch.autograd.Function):
+    """One of the tensors, contracted from the others. Its gradients are such contractions too."""
 
     @staticmethod
     def forward(
         ctx: Any,
         product: Multilinear,
         forms: Forms,
-        made: str,
+        target: str,
         names: tuple[str, ...],
         size: tuple[int, ...],
         seed: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
-        ctx.rest = product, made, names
-        return owned(product.run(forms, made, dict(zip(names, tensors)), seed, size))
+        ctx.rest = product, target, names
+        return owned(product.run(forms, target, dict(zip(names, tensors)), seed, size))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        product, made, names = ctx.rest
-        known = dict(zip(names, ctx.saved_tensors))
-        known[made] = upstream
+        product, target, names = ctx.rest
+        operands = dict(zip(names, ctx.saved_tensors))
+        operands[target] = upstream
         grads: list[Tensor | None] = []
         for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
             if not is_wanted:
                 grads.append(None)
                 continue
-            others = {other: known[other] for other in product.names if other != name}
-            grad = product.made(name, others, None, tuple(known[name].shape))
-            grads.append(grad if grad.dtype == known[name].dtype else grad.to(known[name].dtype))
+            others = {other: operands[other] for other in product.names if other != name}
+            grad = product.contract(name, others, None, tuple(operands[name].shape))
+            grads.append(grad if grad.dtype == operands[name].dtype else grad.to(operands[name].dtype))
         seeded = upstream if ctx.needs_input_grad[5] else None
         return None, None, None, None, None, seeded, *grads

@@ -1,4 +1,4 @@
-"""The four tensors of fully connected paths, each made of the others: by tables in memory or by numbers in a kernel.
+"""The four tensors of fully connected paths, each contracted from the others by tables in memory or in a kernel.
 
     Z[b,ROW[TILE[p],i],w] += CG[p,i,j,k] * X[b,CGJ[p,j],u] * Y[b,CGK[p,k]] * W[b,CGL[p],u,w]
     Z[b,i,w] += CGV[i,r] * X[b,CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]
@@ -38,13 +38,13 @@ __all__ = [
     "PathTables",
     "Side",
     "Tables",
+    "contract",
     "held_bytes",
     "held_texts",
-    "made",
     "product_texts",
 ]
 
-CALLS = 64  # over the tables of one device that are kept
+CALLS = 64  # launch plans that are kept for the tables of one device
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ HELD_ENTRIES, PART_OF_MANY = 128, 1 / 256
 
 
 def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
-    """Of a path's weights as a kernel holds them, in tiles whose sides are powers of two.
+    """Return the bytes of a path's weights as a kernel holds them, in tiles whose sides are powers of two.
 
     >>> held_bytes(10, 48, torch.float16) == 16 * 64 * 4
     True
@@ -100,7 +100,10 @@ setattr(_register_bytes, "_dynamo_marked_constant", True)  # noqa: B010 - no suc
 
 
 class Texts(NamedTuple):
-    """The statements; of two the second gathers rows of X. By an int, since not every tracer takes a bool for one."""
+    """The statements; of two the second gathers rows of X.
+
+    They are indexed by an int, since not every tracer takes a bool for an index.
+    """
 
     product: tuple[str, str]
     dY: tuple[str, str]
@@ -109,7 +112,10 @@ class Texts(NamedTuple):
 
 
 def product_texts(reads_columns: bool = False, writes_columns: bool = False) -> tuple[str, str]:
-    """With a column for each component and channel, or with a component for all channels of x, and of z."""
+    """Return the product's statements.
+
+    Tables of x, and of z, name a column for each component and channel, or a component for all channels.
+    """
     Z = "Z[b,ROW[TILE[p],i,w]]" if writes_columns else "Z[b,ROW[TILE[p],i],w]"
     at = "CGJ[p,j,u]" if reads_columns else "CGJ[p,j],u"
     rest = "Y[b,CGK[p,k]] * W[b,CGL[p],u,w]"
@@ -131,7 +137,7 @@ TEXTS = Texts(
 
 
 def held_texts(reads_columns: bool, writes_columns: bool) -> tuple[str, str]:
-    """`product_texts` for coefficients one by one."""
+    """Return the statements of `product_texts` for kernels that hold the coefficients."""
     Z = "Z[b,ROW[i,w]]" if writes_columns else "Z[b,i,w]"
     at = "CGJ[i,r,u]" if reads_columns else "CGJ[i,r],u"
     rest = "Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]"
@@ -143,33 +149,37 @@ class OnDevice(NamedTuple):
 
     fixed: dict[str, Tensor]
     fact: Fact | None
-    memory: dict[Any, Any]  # of how they were used
+    memory: dict[Any, Any]  # the launch plans of calls over them
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What statements read beside their moving tensors, and its copies in each device's memory."""
+    """The constant tables that statements read, and their copies in each device's memory."""
 
     constants: Constants
     is_known: bool = False  # their numbers may stand in a kernel's source; else programs own output blocks
     copies: dict[tuple[torch.device, torch.dtype], OnDevice] = field(default_factory=Memory, repr=False)
 
     def is_on(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """False: somebody who watches is the first to ask, to whom tensors may hold no numbers."""
+        """Whether the tables can be had on a device.
+
+        They can't if the first call comes while torch traces or transforms it: tensors made then may hold no numbers.
+        """
         return not self.is_known or (device, dtype) in self.copies or not is_watched()
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
-        found = self.copies.get((device, dtype))
-        if found is None:
-            for own in cast_from(dtype):
-                tables = self.constants.on(device, own)
+        """Return the tables on a device, copied there by the first call."""
+        requested = self.copies.get((device, dtype))
+        if requested is None:
+            for cast_dtype in cast_from(dtype):
+                tables = self.constants.on(device, cast_dtype)
                 fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-                made = OnDevice(fixed, self.fact(own, tables.get("pointers")), LRUCache(CALLS))
-                found = found or made
+                copy = OnDevice(fixed, self.fact(cast_dtype, tables.get("pointers")), LRUCache(CALLS))
+                requested = requested or copy
                 if may_keep(*tables.values()):
-                    self.copies.setdefault((device, own), made)
-        assert found is not None
-        return found
+                    self.copies.setdefault((device, cast_dtype), copy)
+        assert requested is not None
+        return requested
 
     def fact(self, dtype: torch.dtype, pointers: Tensor | None) -> Fact | None:
         """Return what kernels may know of the tables; `pointers` says where the paths of each output block begin."""
@@ -180,7 +190,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Side(Tables):
-    """The product's, sorted for Z."""
+    """The tables of a product, with its paths sorted by output block."""
 
     def __call__(
         self,
@@ -192,6 +202,7 @@ class Side(Tables):
         size: tuple[int, ...],
         SRC: Tensor | None,
     ) -> Tensor:
+        """Return the value of the statement `text` over these tables, added to Z."""
         fixed, fact, memory = self.on(X.device, X.dtype)
         moving = {"X": X, "Y": Y, "W": W}
         if Z is not None:
@@ -202,7 +213,7 @@ class Side(Tables):
 
 
 class InMemory(NamedTuple):
-    """The same paths sorted for their output, for X, and as their weights lie."""
+    """Tables of the same paths in three orders: by the output block, by the block of X, and as their weights lie."""
 
     forward: Side
     swapped: Side
@@ -229,7 +240,7 @@ class PathTables:
         return held_bytes(u, w, dtype) <= part * _register_bytes(device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """All tables at once: a tracer can make none, and may meet those of gradients first."""
+        """Copy all tables to a device: a tracer can't make copies, and may meet the tables of gradients first."""
         if self.in_memory is not None and (device, dtype) not in self.in_memory.forward.copies:
             for side in self.in_memory:
                 side.on(device, dtype)
@@ -237,47 +248,52 @@ class PathTables:
             self.known.on(device, dtype)
 
     def is_on(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """False: a tracer is the first to ask for what it can't make."""
+        """Whether the tables can be had on a device; not if a tracer, which can't make them, is the first to ask."""
         return self.in_memory is not None or (self.known is not None and self.known.on(device, dtype) is not None)
 
-    def make(self, name: str, given: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
-        """One of Z, X, Y and W, without a graph; SRC says which row of X each b reads, where X is not what is made."""
-        first = next(iter(given.values()))
-        size = (len(given["W"] if name == "Y" else given["Y"]), *self.shapes[name])
+    def run(self, name: str, operands: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
+        """Return the named one of Z, X, Y and W, contracted from the others and added to `seed`, without a graph.
+
+        SRC says which row of X each b reads, where X is an operand.
+        """
+        first = next(iter(operands.values()))
+        size = (len(operands["W"] if name == "Y" else operands["Y"]), *self.shapes[name])
         self.prepare(first.device, first.dtype)
         if self.is_held(name, first.dtype, first.device):
             assert self.known is not None
             if self.known.on(first.device, first.dtype) is not None:
-                return self.known.run(name, given if seed is None else {**given, name: seed}, SRC, None, size)
+                return self.known.run(name, operands if seed is None else {**operands, name: seed}, SRC, None, size)
         assert self.in_memory is not None
         if name == "X":
-            return self.in_memory.swapped(TEXTS.product[0], given["Z"], given["Y"], given["W"].mT, seed, size, None)
+            Z, Y, W = operands["Z"], operands["Y"], operands["W"]
+            return self.in_memory.swapped(TEXTS.product[0], Z, Y, W.mT, seed, size, None)
         at = int(SRC is not None)
         if name == "Z":
-            return self.in_memory.forward(TEXTS.product[at], given["X"], given["Y"], given["W"], seed, size, SRC)
+            X, Y, W = operands["X"], operands["Y"], operands["W"]
+            return self.in_memory.forward(TEXTS.product[at], X, Y, W, seed, size, SRC)
         fixed, _, memory = self.in_memory.as_weights.on(first.device, first.dtype)
-        moving = {"dZ" if own == "Z" else own: tensor for own, tensor in given.items()}
+        moving = {"dZ" if other == "Z" else other: tensor for other, tensor in operands.items()}
         if SRC is not None:
             moving["SRC"] = SRC
         return insum_pinned(memory, (TEXTS.dY if name == "Y" else TEXTS.dW)[at], fixed, size, **moving)
 
 
-def made(
+def contract(
     tables: PathTables,
     name: str,
-    given: Mapping[str, Tensor],  # the other three, in the order of NAMES
+    operands: Mapping[str, Tensor],  # the other three, in the order of NAMES
     seed: Tensor | None = None,  # what it is added to
     SRC: Tensor | None = None,
 ) -> Tensor:
-    """One of the four, with gradients of any order."""
-    learns = any([tensor.requires_grad for tensor in given.values()]) or (seed is not None and seed.requires_grad)
+    """Return the named one of Z, X, Y and W, contracted from the others, with gradients of any order."""
+    learns = any([tensor.requires_grad for tensor in operands.values()]) or (seed is not None and seed.requires_grad)
     if learns and is_grad_enabled():
-        return _Made.apply(tables, name, tuple(given), SRC, seed, *given.values())  # type: ignore[no-any-return]
-    return tables.make(name, given, seed, SRC)
+        return _Contraction.apply(tables, name, tuple(operands), SRC, seed, *operands.values())  # type: ignore[no-any-return]
+    return tables.run(name, operands, seed, SRC)
 
 
-class _Made(torch.autograd.Function):
-    """One of the four, and its gradients, which are the other three."""
+class _Contraction(torch.autograd.Function):
+    """One of the four tensors, contracted from the others. Its gradients are such contractions too."""
 
     @staticmethod
     def forward(
@@ -287,29 +303,29 @@ class _Made(torch.autograd.Function):
         names: tuple[str, ...],
         SRC: Tensor | None,
         seed: Tensor | None,
-        *given: Tensor,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(SRC, *given)
+        ctx.save_for_backward(SRC, *tensors)
         ctx.rest = tables, name, names
-        return owned(tables.make(name, dict(zip(names, given)), seed, SRC))
+        return owned(tables.run(name, dict(zip(names, tensors)), seed, SRC))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, *tensors = ctx.saved_tensors
-        tables, own, names = ctx.rest
-        known: dict[str, Tensor] = {own: upstream, **dict(zip(names, tensors))}
+        tables, target, names = ctx.rest
+        operands: dict[str, Tensor] = {target: upstream, **dict(zip(names, tensors))}
         grads: list[Tensor | None] = []
-        # what forward has not cast backward does not cast either, wherever it is called
+        # backward computes in the dtypes of forward, whatever autocast says where it is called
         is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
             for name, is_wanted in zip(names, ctx.needs_input_grad[5:]):
-                others = {other: known[other] for other in NAMES if other != name}  # a statement's tensors in one order
+                others = {other: operands[other] for other in NAMES if other != name}  # in the order of NAMES
                 if not is_wanted:
                     grads.append(None)
                 elif name == "X" and SRC is not None:
-                    rows = made(tables, "X", others)
-                    grads.append(insum(TEXTS.dX, SRC=SRC, D=rows, size=known["X"].shape))
+                    rows = contract(tables, "X", others)
+                    grads.append(insum(TEXTS.dX, SRC=SRC, D=rows, size=operands["X"].shape))
                 else:
-                    grads.append(made(tables, name, others, None, SRC))
+                    grads.append(contract(tables, name, others, None, SRC))
         return None, None, None, None, upstream if ctx.needs_input_grad[4] else None, *grads

@@ -95,42 +95,48 @@ def tensor_product(
         >>> tensor_product(nodes, edges, weight, **irreps, src=src, dst=dst).shape
         torch.Size([10, 32])
     """
-    given = None if instructions is None else tuple([tuple(own) if type(own) is list else own for own in instructions])
-    text = (irreps_in1, irreps_in2, irreps_out, given, irrep_normalization, path_normalization, layout)
+    paths = instructions
+    if paths is not None:
+        paths = tuple([tuple(path) if type(path) is list else path for path in paths])
+    text = (irreps_in1, irreps_in2, irreps_out, paths, irrep_normalization, path_normalization, layout)
     return _find_product(text)(x, y, weight, src, dst, num_nodes)
 
 
 def _find_product(text: tuple[Any, ...]) -> Product:
-    """The product that arguments spell; of text it is kept where a tracer can look, who can read no irreps."""
+    """Return the product for the arguments that define it: irreps, paths, normalisations and layout.
+
+    Where irreps are strings it is also kept in a dict, which a tracer can look into; it can't read irreps.
+    """
     is_text = type(text[0]) is type(text[1]) is type(text[2]) is str
-    found = _products.get(text) if is_text else None
-    if found is None:
-        irreps = [read_irreps(*own) for own in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
-        found = (_known_product if may_keep() else _known_product.__wrapped__)(*irreps, *text[3:])
+    product = _products.get(text) if is_text else None
+    if product is None:
+        irreps = [read_irreps(*named_irreps) for named_irreps in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
+        product = (_cached_product if may_keep() else _cached_product.__wrapped__)(*irreps, *text[3:])
         if is_text and may_keep():
             if len(_products) >= PRODUCTS:
                 _products.clear()
-            _products[text] = found
-    return found
+            _products[text] = product
+    return product
 
 
 @lru_cache(maxsize=PRODUCTS)
-def _known_product(
+def _cached_product(
     in1: Irreps,
     in2: Irreps,
     out: Irreps,
-    given: tuple[tuple[object, ...], ...] | None,
+    paths: tuple[tuple[object, ...], ...] | None,
     irrep_rule: str | None,
     path_rule: str | None,
     layout: str,
 ) -> Product:
-    paths = fully_connected(in1, in2, out) if given is None else given
-    instructions = normalised(in1, in2, out, paths, (None, None, None), irrep_rule, path_rule)
+    """Return a product, kept by what defines it; `paths` is None for every path that is allowed."""
+    chosen = fully_connected(in1, in2, out) if paths is None else paths
+    instructions = normalised(in1, in2, out, chosen, (None, None, None), irrep_rule, path_rule)
     return make_product(in1, in2, out, instructions, layout)
 
 
 def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Instruction, ...], layout: str) -> Product:
-    """A product for normalised instructions."""
+    """Return a product for normalised instructions."""
     numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
     decomposition = (decompose if may_keep() else decompose.__wrapped__)(in1, in2, out, instructions, layout)
     return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), decomposition)
@@ -162,9 +168,9 @@ class Product:
         dst: Tensor | None = None,
         num_nodes: int | None = None,
     ) -> Tensor:
-        for name, given in (("x", x), ("weight", weight), ("src", src), ("dst", dst)):
-            if given is not None and not isinstance(given, Tensor):
-                raise OperandError(f"{name} is of type {type(given).__name__}; pass a torch.Tensor")
+        for name, tensor in (("x", x), ("weight", weight), ("src", src), ("dst", dst)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise OperandError(f"{name} is of type {type(tensor).__name__}; pass a torch.Tensor")
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight, src is not None or dst is not None)
         is_one_hot = not y.is_floating_point()
@@ -187,6 +193,7 @@ class Product:
         return self.run(x, y, weight).view(*lead, self.dims[2])
 
     def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None, has_edges: bool) -> Tensor:
+        """Return the product with a sparse y; refuse edges, weights for each sample, and irreps that are no scalars."""
         if not isinstance(y, GroupCOO):
             raise OperandError(f"y is of type {type(y).__name__}; pass a torch.Tensor or a GroupCOO")
         if not self.takes_one_hot or has_edges or (weight is not None and weight.dim() != 1):
@@ -195,14 +202,15 @@ class Product:
                 "with weights shared by all rows; pass y.to_dense()"
             )
         if tuple(y.shape) != (*x.shape[:-1], self.dims[1]) or x.dim() != 2:
-            known = f"x is {list(x.shape)} and y {list(y.shape)}"
-            raise ShapeError(f"{known}, but a sparse y is [rows of x, {self.dims[1]}] for irreps_in2 {self.in2}")
+            shapes = f"x is {list(x.shape)} and y {list(y.shape)}"
+            raise ShapeError(f"{shapes}, but a sparse y is [rows of x, {self.dims[1]}] for irreps_in2 {self.in2}")
         self.check(x, y.values.new_empty(1, self.dims[1]), weight)
         if self.decomposition is None:
             return x.new_zeros(len(x), self.dims[2])
         return self.decomposition(x, y.regroup(1), weight)
 
     def run(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the product of tensors [b, ...] that were checked."""
         if self.decomposition is None:
             return x.new_zeros(y.shape[0], self.dims[2])
         return self.decomposition(x, y, weight)
@@ -216,22 +224,23 @@ class Product:
         dst: Tensor | None,
         num_nodes: int | None,
     ) -> Tensor:
+        """Return the product along edges [num_nodes, irreps_out.dim]; refuse edges of different numbers."""
         if src is None or dst is None:
             missing = "src" if src is None else "dst"
             raise OperandError(f"{missing} is missing; edges need src and dst, a product of rows neither")
         num_edges = y.shape[0] if y.dim() else -1
-        each = [("src", src, 1), ("dst", dst, 1), ("y", y, 2 if y.is_floating_point() else 1)]
+        per_edge = [("src", src, 1), ("dst", dst, 1), ("y", y, 2 if y.is_floating_point() else 1)]
         if weight is not None and weight.dim() > 1:
-            each.append(("weight", weight, 2))
-        for name, tensor, dims in each:
+            per_edge.append(("weight", weight, 2))
+        for name, tensor, dims in per_edge:
             if tensor.dim() != dims or tensor.shape[0] != num_edges:
-                shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor, _ in each)
+                shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor, _ in per_edge)
                 raise ShapeError(
-                    f"edges need as many rows of {', '.join(n for n, _, _ in each)}, but they are {shapes}"
+                    f"edges need as many rows of {', '.join(n for n, _, _ in per_edge)}, but they are {shapes}"
                 )
         if x.dim() != 2:
             raise ShapeError(f"x is {list(x.shape)}; with src and dst it has one row for each node")
-        rows = x.shape[0] if num_nodes is None else _whole(num_nodes)
+        rows = x.shape[0] if num_nodes is None else _whole_number(num_nodes)
         _check_positions("src", src, f"x has {x.shape[0]} nodes", x.shape[0])
         _check_positions("dst", dst, f"there are {rows} nodes", rows)
         if self.decomposition is None:
@@ -239,15 +248,16 @@ class Product:
         return self.decomposition(x, y, weight, src, dst, rows)
 
     def broadcast(self, *leads: Lead) -> Lead:
+        """Return the leading dimensions that x, y and weight broadcast to; refuse those that do not broadcast."""
         try:
             return tuple(torch.broadcast_shapes(*leads))
         except RuntimeError:
             x, y, weight = (list(lead) for lead in leads)
-            known = f"x has {x}, y {y} and weight {weight}"
-            raise ShapeError(f"leading dimensions must broadcast, but {known}; make them agree or 1") from None
+            shapes = f"x has {x}, y {y} and weight {weight}"
+            raise ShapeError(f"leading dimensions must broadcast, but {shapes}; make them agree or 1") from None
 
     def fits(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
-        """Nothing that `check` would refuse, at a fraction of its cost."""
+        """Whether `check` would refuse nothing, at a fraction of its cost."""
         dtype, device = x.dtype, x.device
         if weight is None:
             is_right = not self.weight_numel
@@ -257,7 +267,7 @@ class Product:
         return is_right and sizes == self.last and y.dtype == dtype and y.device == device
 
     def check(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        """Last dimensions, dtypes and devices; the statements check the rest."""
+        """Refuse wrong last dimensions, dtypes and devices in the caller's names; the statements check the rest."""
         dim1, dim2, _ = self.dims
         is_one_hot = not y.is_floating_point()
         if x.dim() == 0 or x.shape[-1] != dim1:
@@ -277,7 +287,7 @@ class Product:
         self.check_kinds(x, y if not is_one_hot else x, weight if weight is not None else x)
 
     def check_one_hot(self, x: Tensor, y: Tensor) -> None:
-        """Integers are the positions of ones."""
+        """Refuse integers y that are not the positions of the ones of a one-hot second input."""
         if y.dtype not in INDEX_DTYPES:
             kinds = "rows are floating point, positions of a one-hot second input int32 or int64"
             raise OperandError(f"y is {_short(y.dtype)}; {kinds}")
@@ -296,6 +306,7 @@ class Product:
         _check_positions("y", y, f"irreps_in2 {self.in2} has {self.dims[1]} kinds", self.dims[1])
 
     def check_kinds(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Refuse tensors on two devices, or of two dtypes unless autocast casts them."""
         for name, other in (("y", y), ("weight", weight)):
             if other.device != x.device:
                 raise OperandError(f"x is on {x.device} but {name} is on {other.device}; move them to one device")
@@ -304,7 +315,8 @@ class Product:
                 raise OperandError(f"{kinds}; convert them to one dtype")
 
 
-def _whole(num_nodes: object) -> int:
+def _whole_number(num_nodes: object) -> int:
+    """Return `num_nodes` as a number of rows; refuse what is no whole number of at least 0."""
     try:
         rows = num_nodes if isinstance(num_nodes, torch.SymInt) else int(index(num_nodes))  # type: ignore[arg-type]
     except TypeError:
@@ -314,14 +326,17 @@ def _whole(num_nodes: object) -> int:
     return rows  # type: ignore[return-value]
 
 
-def _check_positions(name: str, positions: Tensor, known: str, count: int) -> None:
-    """In the caller's names, unless somebody watches: then the statements say it in theirs."""
+def _check_positions(name: str, positions: Tensor, extent: str, count: int) -> None:
+    """Refuse positions of another dtype or out of range, in the caller's names.
+
+    While torch traces the call no number can be read: then the statements refuse, in their own names.
+    """
     if positions.dtype not in INDEX_DTYPES:
         raise OperandError(f"{name} is {_short(positions.dtype)}; positions are int32 or int64")
     if not is_watched() and remembered_range(positions)[1] >= count:
         place = (positions >= count).nonzero()[0].tolist()
         where = f"{name}[{','.join(map(str, place)) or '()'}]"
-        raise IndexRangeError(f"{where} is {int(positions[tuple(place)])}, but {known}; they count from 0")
+        raise IndexRangeError(f"{where} is {int(positions[tuple(place)])}, but {extent}; they count from 0")
 
 
 def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:
@@ -329,8 +344,8 @@ def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:
 
 
 def _wrong_dim(name: str, tensor: Tensor, of: str, irreps: Irreps) -> str:
-    known = f"{name} is {list(tensor.shape)}, but {of} {irreps} has dimension {irreps.dim}"
-    return f"{known}; its last dimension must be {irreps.dim}"
+    mismatch = f"{name} is {list(tensor.shape)}, but {of} {irreps} has dimension {irreps.dim}"
+    return f"{mismatch}; its last dimension must be {irreps.dim}"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,7 +1,7 @@
-"""A whole tensor product as one node of autograd: its terms run without a graph, forward and backward.
+"""A whole tensor product as one autograd function: its terms run without a graph, forward and backward.
 
 Between the statements stand splits, views and gathers. As nodes of autograd they would take the host longer than the
-products take a GPU; here the forward pass is one launch plan and the backward pass another. Where gradients are to be
+products take a GPU. Here the forward pass is one launch plan and the backward pass another. Where gradients are to be
 differentiated in turn, backward asks for the composition of statements, which has gradients of any order.
 """
 
@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ..compiler import one_by_one, outside_transforms, owned, planned
 from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
 from .format_term_statements import shared_step, single_step
-from .in_place import Whole, Work, writes_parts
+from .in_place import InPlaceProduct, Work, writes_parts
 from .shared_weights import SharedTerm
 from .single_channel import SingleTerm
 from .slots import Slots
@@ -26,7 +26,7 @@ from .tables import ColumnTerm, TableTerm
 from .term_statements import Step, column_step, path_step, table_step
 from .terms import PathTerm
 
-__all__ = ["evaluate_whole"]
+__all__ = ["evaluate_product"]
 
 
 class Composition(Protocol):
@@ -47,33 +47,34 @@ class Composition(Protocol):
     ) -> Tensor: ...
 
 
-def evaluate_whole(composition: Composition, given: Sequence[Any], num_rows: int) -> Tensor | None:
-    """Return the product of x, y and weights, with rows as `src` and `dst` say; None if a term needs its own graph.
+def evaluate_product(composition: Composition, inputs: Sequence[Any], num_rows: int) -> Tensor | None:
+    """Return the product of x, y and weights, with rows as `src` and `dst` say, as one autograd function.
 
-    `given` is x, y, weight, src, dst, of which the last three may be None. None too if torch watches the call.
+    `inputs` is (x, y, weight, src, dst), of which the last three may be None. The result is None if a term can't run
+    without a graph of its own, or if torch traces or transforms the call.
     """
-    x, _, weight, src, _ = given
+    x, _, weight, src, _ = inputs
     if not is_free() or composition.slots[1] is None or None in _steps(composition, x, weight, src is not None):
         return None
-    tensors = [tensor for tensor in given if tensor is not None]
+    tensors = [tensor for tensor in inputs if tensor is not None]
     if wants_gradient(tensors):
-        return _Product.apply(composition, num_rows, *given)  # type: ignore[no-any-return]
-    run = lambda *_: _whole(composition, given, num_rows).forward(*given)[0]
-    marks = "product", *[tensor is None for tensor in given]
+        return _Product.apply(composition, num_rows, *inputs)  # type: ignore[no-any-return]
+    run = lambda *_: _in_place_product(composition, inputs, num_rows).forward(*inputs)[0]
+    marks = "product", *[tensor is None for tensor in inputs]
     return planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
 
 
-def _whole(composition: Composition, given: Sequence[Any], num_rows: int) -> Whole:
-    """Return all terms of a product for tensors like these."""
-    x, _, weight, src, _ = given
+def _in_place_product(composition: Composition, inputs: Sequence[Any], num_rows: int) -> InPlaceProduct:
+    """Return the terms of a product, laid out for these inputs."""
+    x, _, weight, src, _ = inputs
     (first, second, out), work = composition.slots, composition.work(weight)
     assert second is not None
     steps = _steps(composition, x, weight, src is not None)
-    return Whole((first, second, out), work, steps, given, num_rows)  # type: ignore[arg-type]
+    return InPlaceProduct((first, second, out), work, steps, inputs, num_rows)  # type: ignore[arg-type]
 
 
 class _Product(torch.autograd.Function):
-    """x, y and weights to z, and all of their gradients at once."""
+    """The product z of x, y and weights; backward computes all of their gradients at once."""
 
     @staticmethod
     def forward(
@@ -86,35 +87,37 @@ class _Product(torch.autograd.Function):
         src: Tensor | None,
         dst: Tensor | None,
     ) -> Tensor:
-        given = (x, y, weight, src, dst)
+        inputs = (x, y, weight, src, dst)
 
         def run(*_: Tensor) -> tuple[Tensor | None, ...]:
-            z, kept = _whole(composition, given, num_rows).forward(*given)
-            return z, *kept
+            z, intermediates = _in_place_product(composition, inputs, num_rows).forward(*inputs)
+            return z, *intermediates
 
-        tensors = [tensor for tensor in given if tensor is not None]
-        marks = "product to learn", *[tensor is None for tensor in given]
-        z, *kept = planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)
+        tensors = [tensor for tensor in inputs if tensor is not None]
+        marks = "product to learn", *[tensor is None for tensor in inputs]
+        z, *intermediates = planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)
         ctx.composition, ctx.num_rows = composition, num_rows
-        ctx.save_for_backward(*given, *kept)
+        ctx.save_for_backward(*inputs, *intermediates)
         return owned(z)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
-        given, num_rows = saved[:5], ctx.num_rows
+        inputs, num_rows = saved[:5], ctx.num_rows
         if not is_free() or is_grad_enabled():
             return (
                 None,
                 None,
-                *_composed(ctx.composition, given[:3], wanted, (*given[3:], num_rows), upstream),
+                *_composed(ctx.composition, inputs[:3], wanted, (*inputs[3:], num_rows), upstream),
                 None,
                 None,
             )
 
         def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-            return _whole(ctx.composition, given, num_rows).backward(saved[5:], given[3:], upstream, wanted)
+            return _in_place_product(ctx.composition, inputs, num_rows).backward(
+                saved[5:], inputs[3:], upstream, wanted
+            )
 
         tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
         marks = "gradients of a product", *wanted, *[tensor is None for tensor in saved]
@@ -122,31 +125,37 @@ class _Product(torch.autograd.Function):
 
 
 def _composed(
-    composition: Composition, given: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
+    composition: Composition, inputs: Sequence[Any], wanted: Sequence[bool], rest: Sequence[Any], upstream: Tensor
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated: those of the statements, recorded now and, as in forward, not cast."""
+    """Return gradients that can be differentiated in turn, None for each that is not wanted.
+
+    The statements run again with a graph, under no autocast, as in forward. `rest` is src, dst and num_rows.
+    """
     keeps_graph = is_grad_enabled()
     with torch.autocast(upstream.device.type, enabled=False) if may_autocast() else nullcontext():
         with outside_transforms(), temporarily_clear_interpreter_stack(), torch.enable_grad():
-            if keeps_graph:  # of aliases, so that what one input owes to another is not counted twice
-                own: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in given]
+            if keeps_graph:  # differentiate views: if one input was computed of another, that path is not counted twice
+                leaves: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
             else:
-                learns = zip(given, wanted)
-                own = [None if tensor is None else tensor.detach().requires_grad_(learn) for tensor, learn in learns]
-            z = composition.composed(*own, *rest)
-        asked = [tensor for tensor, is_wanted in zip(own, wanted) if is_wanted]
-        found = iter(torch.autograd.grad(z, asked, upstream, create_graph=keeps_graph))
-    return [next(found) if is_wanted else None for is_wanted in wanted]
+                learns = zip(inputs, wanted)
+                leaves = [None if tensor is None else tensor.detach().requires_grad_(learn) for tensor, learn in learns]
+            z = composition.composed(*leaves, *rest)
+        learning = [tensor for tensor, is_wanted in zip(leaves, wanted) if is_wanted]
+        grads = iter(torch.autograd.grad(z, learning, upstream, create_graph=keeps_graph))
+    return [next(grads) if is_wanted else None for is_wanted in wanted]
 
 
 def _steps(composition: Composition, x: Tensor, weight: Tensor | None, is_gathered: bool) -> list[Step | None]:
-    """Return the terms for tensors of this kind, whatever their sizes; None for one that needs a graph of its own."""
+    """Return the steps of all terms for tensors of this kind, whatever their sizes.
+
+    A step is None if its term needs a graph of its own.
+    """
     is_merged, dims = writes_parts(weight), 0 if weight is None else weight.dim()
     key = ("steps", x.device, x.dtype, is_merged, dims, is_gathered)
     steps: list[Step | None] | None = composition.memory.get(key)
     if steps is None:
-        _, pieces = composition.work(weight).pieces[is_merged]
-        steps = [_step(piece.term, x, weight, is_gathered) for piece in pieces]
+        _, weight_slices = composition.work(weight).weight_slices[is_merged]
+        steps = [_step(part.term, x, weight, is_gathered) for part in weight_slices]
         if None not in steps:
             composition.prepare(weight, x.device, x.dtype)
         composition.memory[key] = steps
@@ -154,7 +163,7 @@ def _steps(composition: Composition, x: Tensor, weight: Tensor | None, is_gather
 
 
 def _step(term: object, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step | None:
-    """The term for tensors like these; None: it can do no better than `insum` call by call."""
+    """Return the step of a term for tensors like these, or None if the term runs as `insum` calls only."""
     if isinstance(term, ColumnTerm):
         return column_step(term, x, is_gathered)
     if isinstance(term, TableTerm):

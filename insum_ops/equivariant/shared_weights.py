@@ -75,7 +75,7 @@ class SharedTerm:
         return self.mixed({"T": T, "W": W.view(self.num_paths, mul1 * mul2, mul_out)}, Z, size)
 
     def paired(self, X: Tensor, Y: Tensor, rows: int, SRC: Tensor | None) -> Tensor:
-        """T [b, r, n]."""
+        """Return T [b, r, n], the products of components before weights mix channels."""
         _, (mul1, mul2, _), _, _ = self.key
         CG, is_gathered = self.on(X.device, X.dtype), int(SRC is not None)
         size: tuple[int, ...] = (rows, CG.shape[0], mul1 * mul2)
@@ -93,14 +93,14 @@ class SharedTerm:
 
 
 def shared_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> SharedTerm:
-    """The two statements for paths that share a key."""
+    """Return the two statements for paths that share a key."""
     first, second, out = slots
     entries, values, places = [], [], []
     rows = 0
     for number, path in enumerate(paths):
-        (i, j, k), own = coefficients(path, irreps)
+        (i, j, k), path_values = coefficients(path, irreps)
         entries.append(torch.stack([rows + k, first.first[path.i_in1] + i, second.first[path.i_in2] + j]))
-        values.append(own)
+        values.append(path_values)
         dim = irreps[2][path.i_out].ir.dim
         component = torch.arange(dim)
         places.append(torch.stack([out.first[path.i_out] + component, rows + component, torch.full((dim,), number)]))

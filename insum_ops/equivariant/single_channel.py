@@ -2,8 +2,8 @@
 
     Z[b,i,w] += X[b,j,u] * Y[b,k] * W[b,l,u,w] * CG[i,j,k,l]
 
-u is 1, so that no dot is worth it. A row of coefficients for each output component stores its result once, where a row
-for each path would add to memory with every coefficient.
+u is 1, so a dot would be one deep and is not worth it. A row of coefficients for each output component stores its
+result once, where a row for each path would add to memory with every coefficient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .clebsch_gordan import Irreps
 from .multilinear import Multilinear
 from .paths import Instruction
 from .slots import Slots
-from .terms import Beside, PathTerm, coefficients, gathered
+from .terms import PathTerm, WithFallback, coefficients, gathered
 
 __all__ = ["SingleTerm", "with_single_channels"]
 
@@ -30,14 +30,14 @@ GROUP_DIMS = {"Z": 0, "X": 1, "Y": 2, "W": 3}  # each result has a row of coeffi
 
 
 @dataclass(frozen=True)
-class SingleTerm(Beside):
+class SingleTerm(WithFallback):
     """`Z[b,i,w] += X[b,j,u] * Y[b,k] * W[b,l,u,w] * CG[i,j,k,l]` where kernels run, else `plain`."""
 
     product: Multilinear
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Of one sample: paths, u, w."""
+        """The shape (paths, u, w) of one sample's weights."""
         return self.num_paths, *self.plain.weight_shape[::2]
 
     def runs_on(self, device: torch.device) -> bool:
@@ -65,17 +65,17 @@ class SingleTerm(Beside):
 def with_single_channels(
     term: PathTerm, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> PathTerm | SingleTerm:
-    """The term, by output component where its inputs have one channel each."""
+    """Return the term with rows by output component if its inputs have one channel each, else as it is."""
     mode, (mul1, mul2, _), has_weight, places = term.key
     if mode != "uvw" or mul1 != 1 or mul2 != 1 or not has_weight:
         return term
     entries, values = [], []
     for number, path in enumerate(paths):
-        (j, k, i), own = coefficients(path, irreps)
+        (j, k, i), path_values = coefficients(path, irreps)
         at = (path.i_out, path.i_in1, path.i_in2)
         first = [slots[side].first[place] for side, place in zip((2, 0, 1), at)]
         entries.append(torch.stack([first[0] + i, first[1] + j, first[2] + k, torch.full_like(i, number)]))
-        values.append(own)
+        values.append(path_values)
     count1, count2, count3 = (slot.counts[place] for slot, place in zip(slots, places))
     CG = ELL.from_coo(torch.cat(entries, 1), torch.cat(values), (count3, count1, count2, len(paths)), group_dim=0)
     return SingleTerm(term, Multilinear.grouped(ACCESSES, GROUP_DIMS, "CG[i,j,k,l]", CG))

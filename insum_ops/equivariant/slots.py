@@ -25,7 +25,7 @@ LAYOUTS = ("mul_ir", "ir_mul")
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the components of each block stand."""
+    """The slots of a tensor, and where the components of each block of its irreps stand in them."""
 
     widths: tuple[int, ...]  # channels of each slot
     counts: tuple[int, ...]  # components of each slot
@@ -40,11 +40,11 @@ class Slots:
         return [width * count for width, count in zip(self.widths, self.counts)]
 
     def shape(self, rows: int, at: int) -> tuple[int, ...]:
-        """Of a slot's tensor."""
+        """Return the shape of a slot's tensor."""
         return (rows, self.counts[at]) if self.is_flat else (rows, self.counts[at], self.widths[at])
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """Columns [b, dim] to slots [b, component, channel], or [b, component] where there is one channel."""
+        """Return the slots [b, component, channel] of columns [b, dim]; [b, component] where there is one channel."""
         if self.order is not None:
             order = self.order.on(x.device)
             x = gather(x, order["columns"], order["inverse"])
@@ -55,22 +55,22 @@ class Slots:
         return [part if width == 1 else part.view(rows, count, width) for part, count, width in parts]
 
     def ordered(self, x: Tensor) -> Tensor:
-        """Columns as the slots have them, without a graph."""
+        """Return columns in the order of the slots. No graph is recorded."""
         return x if self.order is None else x.index_select(1, self.order.on(x.device)["columns"])
 
     def unordered(self, x: Tensor) -> Tensor:
-        """And back."""
+        """Return columns in the order of the irreps; the inverse of `ordered`."""
         return x if self.order is None else x.index_select(1, self.order.on(x.device)["inverse"])
 
     def spread(self, x: Tensor) -> list[Tensor]:
-        """Ordered columns as views [b, component, channel]."""
+        """Return views [b, component, channel] of ordered columns, one for each slot."""
         if self.is_flat:
             return [x]
         parts = zip(x.split(self.sizes, 1), self.counts, self.widths)
         return [part.unflatten(1, (count, width)) for part, count, width in parts]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Slots [b, component, channel] to columns."""
+        """Return the columns of slots [b, component, channel]; the inverse of `split`."""
         flat = [part.flatten(1) for part in parts]
         z = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         if self.order is None:
@@ -80,26 +80,31 @@ class Slots:
 
 
 def check_layout(layout: str) -> None:
+    """Refuse a layout that there is not."""
     if layout not in LAYOUTS:
         raise OperandError(f"layout is {layout!r}; choose one of {', '.join(map(repr, LAYOUTS))}")
 
 
 def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Slots:
-    """Slots for all columns of `irreps`: by multiplicity, or with every block cut into pieces of `width` channels.
+    """Return slots for all columns of `irreps`: by multiplicity, or with every block cut into `width` channels.
 
-    `most`: no slot has more components than that, unless one block does.
+    No slot has more than `most` components, unless one block does.
     """
     widths: list[int] = []
     counts: list[int] = []
     columns: list[list[Tensor]] = []
     slot_of, first, parts = [], [], []
     for (mul, ir), where in zip(irreps, irreps.slices()):
-        own = width or mul
-        pieces = mul // own if own else 0
-        open_slots = [s for s, w in enumerate(widths) if w == own and not (most and counts[s] + ir.dim * pieces > most)]
+        block_width = width or mul
+        pieces = mul // block_width if block_width else 0
+        open_slots = [
+            number
+            for number, (taken, count) in enumerate(zip(widths, counts))
+            if taken == block_width and not (most and count + ir.dim * pieces > most)
+        ]
         slot = (open_slots[-1] if open_slots else len(widths)) if mul else -1
         if slot == len(widths):
-            widths.append(own)
+            widths.append(block_width)
             counts.append(0)
             columns.append([])
         slot_of.append(slot)
@@ -114,12 +119,12 @@ def make_slots(irreps: Irreps, layout: str, width: int = 0, most: int = 0) -> Sl
 
 
 def flat_slots(dim: int) -> Slots:
-    """All columns as they are."""
+    """Return one slot that holds all columns as they are."""
     return Slots((1,), (dim,), (), (), (), None, is_flat=True)
 
 
 def make_order(columns: Tensor) -> Constants | None:
-    """The column of each element and the inverse; None: the columns are in order."""
+    """Return the column of each element and the inverse permutation, or None if the columns are in order."""
     if torch.equal(columns, torch.arange(len(columns))):
         return None
     return Constants({"columns": columns, "inverse": columns.argsort()})

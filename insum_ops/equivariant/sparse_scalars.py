@@ -55,7 +55,7 @@ def scalar_term(
     irreps: Sequence[Irreps],
     slots: Sequence[Slots],
 ) -> ScalarTerm:
-    """One statement for fully connected paths that share multiplicities and slots; the second input is scalars."""
+    """Return one statement for fully connected paths that share multiplicities and slots; y is scalars."""
     CG = scalar_coefficients(places, paths, irreps, slots)
     _, CGJ, CGL = CG.coords
     assert CGJ is not None
@@ -67,7 +67,7 @@ def scalar_term(
 def scalar_coefficients(
     places: tuple[int, int, int], paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> ELL:
-    """CG[i,j,l]: what component j of X counts in component i of Z by path l, where the second input is scalars."""
+    """Return CG[i,j,l], the weight of component j of X in component i of Z by path l, where y is scalars."""
     first, _, out = slots
     entries, values = [], []
     for number, path in enumerate(paths):

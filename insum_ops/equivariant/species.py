@@ -28,9 +28,9 @@ from .paths import Instruction
 from .slots import Slots, make_slots
 from .sparse_scalars import scalar_coefficients
 from .tables import TableTerm, with_tables
-from .terms import Beside, Key, gathered, path_term
+from .terms import Key, WithFallback, gathered, path_term
 
-__all__ = ["KindsTerm", "kinds_term"]
+__all__ = ["SpeciesTerm", "species_term"]
 
 FUSED = {"Z": "Z[b,i,w]", "X": "X[b,j,u]", "Y": "Y[b,v]", "W": "W[l,u,v,w]"}
 GROUP_DIMS = {"Z": 0, "X": 1, "Y": 0, "W": 0}
@@ -39,13 +39,13 @@ MOST_BYTES = 1 << 30  # of the samples' matrices at a time
 
 
 @dataclass(frozen=True)
-class KindsTerm(Beside):
+class SpeciesTerm(WithFallback):
     """`Z[b,i,w] += X[b,j,u] * Y[b,v] * W[l,u,v,w] * CG[i,j,l]`, in the order that takes the fewest products."""
 
     fused: Multilinear
     each: TableTerm | None  # the product with matrices for each sample, where these may come first
     products: tuple[int, int]  # of each channel of a sample: as one statement, and with such matrices
-    one: Constants  # what each matrix is multiplied by there
+    one: Constants  # the second input of `each`, a single 1
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
@@ -55,7 +55,7 @@ class KindsTerm(Beside):
             self.each.prepare(device, dtype)
 
     def has_matrices(self, device: torch.device) -> bool:
-        """Whether a device makes matrices for each sample first."""
+        """Whether computing a matrix for each sample first is faster on a device."""
         return self.each is not None and _moving_pays(*self.products, self.num_paths, device)
 
     def __call__(
@@ -78,7 +78,7 @@ class KindsTerm(Beside):
 
     def with_matrices(
         self,
-        each: TableTerm,
+        per_sample: TableTerm,
         X: Tensor,
         Y: Tensor,  # [b, v]
         W: Tensor,  # [l, u, v, w]
@@ -86,34 +86,42 @@ class KindsTerm(Beside):
         size: tuple[int, ...],
         SRC: Tensor | None,
     ) -> Tensor:
-        """So many samples at a time that their matrices do not fill the memory."""
+        """Return Z by way of a matrix for each sample, for as many samples at a time as `MOST_BYTES` has room for."""
         W = W.permute(2, 0, 1, 3).flatten(1)
         one = self.one.on(Y.device, Y.dtype)["one"]
-        rows = max(1, MOST_BYTES // (each.weight_numel * W.element_size()))
+        rows = max(1, MOST_BYTES // (per_sample.weight_numel * W.element_size()))
 
         def part(X: Tensor, Y: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
             V = Y @ W  # a plain matrix product: torch has the kernels
-            return each(X, one.expand(len(Y), 1), V, Z, (len(Y), *size[1:]), SRC)
+            return per_sample(X, one.expand(len(Y), 1), V, Z, (len(Y), *size[1:]), SRC)
 
         if size[0] <= rows:
             return part(X, Y, Z, SRC)
         parts = []
         for start in range(0, size[0], rows):
-            cut = slice(start, start + rows)
-            own = None if SRC is None else SRC[cut]
-            parts.append(part(X[cut] if own is None else X, Y[cut], None if Z is None else Z[cut], own))
+            samples = slice(start, start + rows)
+            seed = None if Z is None else Z[samples]
+            if SRC is None:
+                parts.append(part(X[samples], Y[samples], seed, None))
+            else:
+                parts.append(part(X, Y[samples], seed, SRC[samples]))
         return torch.cat(parts)
 
 
-def kinds_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> KindsTerm:
-    """For paths that share a key, with one block of scalars for their second input."""
+KindsTerm = SpeciesTerm  # as pickles of version 0.1.0 call it
+
+
+def species_term(
+    key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
+) -> SpeciesTerm:
+    """Return the term of paths that share a key and have one block of scalars for their second input."""
     CG = scalar_coefficients(key[3], paths, irreps, slots)
     fused = Multilinear.grouped(FUSED, GROUP_DIMS, "CG[i,j,l]", CG)
     components, matrices, kinds = sum(irreps[0][path.i_in1].ir.dim for path in paths), len(paths), key[1][1]
     products = components * kinds, matrices * kinds + components
-    each = _with_own_matrices(key, paths, irreps, slots) if products[1] < products[0] else None
+    per_sample = _per_sample_term(key, paths, irreps, slots) if products[1] < products[0] else None
     one = Constants({"one": torch.ones(1, 1, dtype=torch.float64)})
-    return KindsTerm(path_term(key, paths, irreps, slots), fused, each, products, one)
+    return SpeciesTerm(path_term(key, paths, irreps, slots), fused, per_sample, products, one)
 
 
 def _moving_pays(fused: int, with_matrices: int, matrices: int, device: torch.device) -> bool:
@@ -132,14 +140,17 @@ def _products_per_move(device: torch.device) -> float:
 setattr(_products_per_move, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
-def _with_own_matrices(
+def _per_sample_term(
     key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> TableTerm | None:
-    """The paths with a single scalar for their second input and weights for each sample; None: they gain no tables."""
+    """Return the paths as a term with one scalar for their second input and weights for each sample.
+
+    None if tables would not make such a term faster.
+    """
     mode, (mul1, _, mul_out), has_weight, (at1, _, at3) = key
     scalar = read_irreps("irreps_in2", "0e")
     alone, places = (irreps[0], scalar, irreps[2]), (slots[0], make_slots(scalar, "mul_ir"), slots[2])
-    own = [path._replace(path_shape=(mul1, 1, mul_out)) for path in paths]
-    single = path_term((mode, (mul1, 1, mul_out), has_weight, (at1, 0, at3)), own, alone, places)
-    term = with_tables(single, own, alone, places)
+    scalar_paths = [path._replace(path_shape=(mul1, 1, mul_out)) for path in paths]
+    single = path_term((mode, (mul1, 1, mul_out), has_weight, (at1, 0, at3)), scalar_paths, alone, places)
+    term = with_tables(single, scalar_paths, alone, places)
     return term if isinstance(term, TableTerm) else None

@@ -25,23 +25,23 @@ from ..formats.torch_state import (
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
-from .path_tables import InMemory, PathTables, Side, Tables, held_texts, made, product_texts
+from .path_tables import InMemory, PathTables, Side, Tables, contract, held_texts, product_texts
 from .paths import Instruction
 from .slots import Slots
-from .terms import Beside, PathTerm, coefficients
+from .terms import PathTerm, WithFallback, coefficients
 
-__all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_known", "with_tables"]
+__all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_held_coefficients", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
 
 
 def has_tables_on(device: torch.device) -> bool:
-    """Tables are for kernels; torch operations do better without."""
+    """Whether terms use tables on a device: kernels read them, torch operations do better without."""
     return has_kernels(device)
 
 
-class Tabled(Beside):
-    """A term whose paths have tables too."""
+class Tabled(WithFallback):
+    """A term that can run by the tables of its paths."""
 
     def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -72,7 +72,7 @@ class TableTerm(Tabled):
         self.tables.prepare(device, dtype)
 
     def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
-        return made(self.tables, "Z", {"X": X, "Y": Y, "W": W}, Z, SRC)
+        return contract(self.tables, "Z", {"X": X, "Y": Y, "W": W}, Z, SRC)
 
     def __call__(
         self,
@@ -124,13 +124,14 @@ class ColumnTerm(Tabled):
 def with_tables(
     term: PathTerm, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]
 ) -> PathTerm | TableTerm:
-    """The term, with tables where they make it faster: a dot is worth it, between blocks of few components.
+    """Return the term with tables if they make it faster, else as it is.
 
-    Or the first input has one channel: with others paths are put together first, see `pieces_of`.
+    They do where a dot is worth it, between blocks of few components, and where the first input has one channel. With
+    several channels paths are put together first, see `slices_of`.
     """
     mode, (mul1, mul2, _), _, places = term.key
     if mode == "uvw" and mul1 == mul2 == 1:
-        return with_known(term)
+        return with_held_coefficients(term)
     blocks = [_blocks(*item) for item in zip(irreps, slots, places)]
     is_short = all(dim <= SHORT for side in blocks for _, dim in side)
     if mode != "uvw" or mul2 != 1 or not term.is_worth_a_dot or not is_short:
@@ -142,29 +143,29 @@ def with_tables(
     for number, path in enumerate(paths):
         (j, k, i), values = coefficients(path, irreps)
         CG[number, i, j, k] = values
-        for own, slot, table, place in zip(irreps, slots, at, (path.i_in1, path.i_in2, path.i_out)):
-            last = own[place].ir.dim - 1
+        for side_irreps, slot, table, place in zip(irreps, slots, at, (path.i_in1, path.i_in2, path.i_out)):
+            last = side_irreps[place].ir.dim - 1
             table[number] = slot.first[place] + torch.arange(table.shape[1]).clamp(max=last)
     CGJ, CGK, CGI = at
     forward = _side(CG, CGI, CGJ, CGK, blocks[2], extents[2])
     swapped = _side(CG.transpose(1, 2), CGJ, CGI, CGK, blocks[0], extents[0])
     as_weights = {"CG": CG, "CGI": CGI, "CGJ": CGJ, "CGK": CGK}
     in_memory = InMemory(Side(Constants(forward)), Side(Constants(swapped)), Tables(Constants(as_weights)))
-    return TableTerm(term, PathTables(in_memory, _known(term), _shapes(term)))
+    return TableTerm(term, PathTables(in_memory, _held_coefficients(term), _shapes(term)))
 
 
-def with_known(term: PathTerm) -> PathTerm | TableTerm:
+def with_held_coefficients(term: PathTerm) -> PathTerm | TableTerm:
     """Return the term with kernels that hold its coefficients, if a tile holds a path's weights; else as it is."""
     mode, (mul1, mul2, mul3), is_weighted, _ = term.key
     is_large = power_of_two(mul1) * power_of_two(mul3) > LARGEST_TILE
     if mode != "uvw" or mul2 != 1 or not is_weighted or is_large:
         return term
-    known = _known(term)
-    return term if known is None else TableTerm(term, PathTables(None, known, _shapes(term)))
+    channels = _held_coefficients(term)
+    return term if channels is None else TableTerm(term, PathTables(None, channels, _shapes(term)))
 
 
-def _known(term: PathTerm) -> Channels | None:
-    """The coefficients of a term one by one; None: there are none, or too many."""
+def _held_coefficients(term: PathTerm) -> Channels | None:
+    """Return the coefficients of a term for a kernel's source, or None if there are none or too many."""
     tables = term.tables.tensors
     is_entry = (tables["CGI"] >= 0) & (tables["CGV"] != 0)
     path, _ = is_entry.nonzero(as_tuple=True)
@@ -181,9 +182,9 @@ def _shapes(term: PathTerm) -> dict[str, tuple[int, ...]]:
 
 
 def by_column(term: TableTerm, first: Slots | None, out: Slots | None, is_held: bool) -> ColumnTerm:
-    """Return the term for the columns of x, or of z, or of both, as they are; None: in order. Each has one slot.
+    """Return the term for columns as they are: of x if `first` is its slots, of z if `out` is; each has one slot.
 
-    `is_held`: a kernel's source holds the coefficients, else tables in memory do.
+    A None means that columns are in order. If `is_held`, a kernel's source holds the coefficients, else tables do.
     """
     sides = {"CGJ": first, "ROW": out}
     columns = {name: _columns(slots) for name, slots in sides.items() if slots is not None}
@@ -205,30 +206,34 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None, is_held: 
 
 
 def _columns(slots: Slots) -> Tensor:
-    """[component, channel]: where each stands."""
+    """Return the column [component, channel] of each element of a slot."""
     columns = torch.arange(slots.sizes[0]) if slots.order is None else slots.order.tensors["columns"]
     return columns.int().view(slots.counts[0], slots.widths[0])
 
 
 def _at(tables: dict[str, Tensor], columns: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With the columns of all channels, [..., channel], in the place of some tables' components; -1 stays."""
-    found = {
-        name: torch.where(tables[name][..., None] < 0, -1, own[tables[name].long()]) for name, own in columns.items()
-    }
-    return {**tables, **found}
+    """Return tables in which those named in `columns` hold the columns of all channels instead of components.
+
+    They gain a dimension, [..., channel]. An entry of -1 stays.
+    """
+    by_channel = {}
+    for name, column in columns.items():
+        component = tables[name]
+        by_channel[name] = torch.where(component[..., None] < 0, -1, column[component.long()])
+    return {**tables, **by_channel}
 
 
 Block = tuple[int, int]  # its first component in a slot, and how many it has
 
 
 def _blocks(irreps: Irreps, slots: Slots, slot: int) -> list[Block]:
-    """All blocks of a slot: programs write every component, whether a path leads to it or not."""
-    own = zip(irreps, slots.slot_of, slots.first)
-    return [(first, ir.dim) for (_, ir), where, first in own if where == slot]
+    """Return all blocks of a slot: programs write every component, whether a path leads to it or not."""
+    placed_blocks = zip(irreps, slots.slot_of, slots.first)
+    return [(first, ir.dim) for (_, ir), where, first in placed_blocks if where == slot]
 
 
 def _side(CG: Tensor, CGI: Tensor, CGJ: Tensor, CGK: Tensor, blocks: list[Block], extent: int) -> dict[str, Tensor]:
-    """The paths sorted by their output block."""
+    """Return the tables of paths that are sorted by their output block."""
     ROW = torch.full((len(blocks), extent), -1, dtype=torch.int32)
     for tile, (first, dim) in enumerate(blocks):
         ROW[tile, :dim] = first + torch.arange(dim)

@@ -1,6 +1,6 @@
-"""What a term of a tensor product does in one call, forward and backward: a statement each.
+"""The statements of each term of a tensor product: one forward, one for each gradient.
 
-No graph is recorded here: gradients are statements too, asked for one by one.
+No graph is recorded here. Gradients are statements too, and only those that are wanted run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Wanted = Sequence[bool]  # of X, Y and W
 
 
 class Parts(NamedTuple):
-    """What a step reads, as its statements want it."""
+    """The operands of a step's statements."""
 
     X: Tensor  # [b, j, u] or, of columns, [b, c]; n for b with SRC
     Y: Tensor  # [b, k] or [b, k, v]
@@ -33,18 +33,18 @@ class Parts(NamedTuple):
 
 
 class Step(Protocol):
-    """A term in one layout of its tensors."""
+    """A term for tensors of one layout, forward and backward."""
 
     @property
     def has_v(self) -> bool:
-        """Y is [b, k, v]."""
+        """Whether Y is [b, k, v] rather than [b, k]."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """Of the weights of one sample."""
+        """The shape of one sample's weights."""
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        """Z with the term added, and what to keep for backward."""
+        """Return Z with the term added, and what to save for backward."""
 
     def backward(
         self,
@@ -56,11 +56,11 @@ class Step(Protocol):
         dY: Tensor | None,
         place: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """dX and dY with the term's added, and dW, in its place where there is one."""
+        """Return dX and dY with the term's gradients added, and dW, written to `place` if that is given."""
 
 
 class Statement(NamedTuple):
-    """A statement, and where its tensors are found."""
+    """A statement, the tensors that it reads and where they are found."""
 
     text: str
     reads: tuple[tuple[str, int], ...]  # a tensor's name and its place, of those below
@@ -75,13 +75,13 @@ PLACES = {"Z": DZ, "X": X, "Y": Y, "W": W}
 def run(
     statement: Statement,
     size: Sequence[int],
-    given: Sequence[Any],
+    operands: Sequence[Any],
     total: Tensor | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
-    """Return the statement's value, added to `total`, which is ours to change, or written to `place`."""
+    """Return the statement's value, added to `total`, which is overwritten, or written to `place`."""
     text, reads, fixed, fact = statement
-    tensors = {**{name: given[at] for name, at in reads}, **fixed}
+    tensors = {**{name: operands[at] for name, at in reads}, **fixed}
     if total is not None:
         tensors[parse(text).output.name] = total
     names, values = ",".join(tensors), list(tensors.values())
@@ -112,47 +112,50 @@ class StatedStep:
         dY: Tensor | None,
         place: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        given, dW = (*parts, dZ), None
+        operands, dW = (*parts, dZ), None
         if wanted[0]:
-            turned = (*given, parts.W.mT) if self.reads_turned and parts.W is not None else given
+            turned = (*operands, parts.W.mT) if self.reads_turned and parts.W is not None else operands
             if self.scatter is None:
                 dX = run(self.gradients[X], parts.X.shape, turned, dX)
             else:
                 rows = (len(dZ), *parts.X.shape[1:])
-                own = run(self.gradients[X], rows, turned)
-                dX = run(self.scatter, parts.X.shape, (own, parts.SRC), dX)
+                edge_dX = run(self.gradients[X], rows, turned)
+                dX = run(self.scatter, parts.X.shape, (edge_dX, parts.SRC), dX)
         if wanted[1]:
-            dY = run(self.gradients[Y], parts.Y.shape, given, dY)
+            dY = run(self.gradients[Y], parts.Y.shape, operands, dY)
         if wanted[2] and parts.W is not None:
-            dW = run(self.gradients[W], parts.W.shape, given, None, place)
+            dW = run(self.gradients[W], parts.W.shape, operands, None, place)
         return dX, dY, dW
 
 
 def path_step(term: PathTerm, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
+    """Return the step of a plain term, whose gradients are derived from its statement."""
     mode, muls, is_weighted, _ = term.key
     has_v = muls[1] > 1 or mode not in ("uvw", "uvu")
     is_each = weight is not None and weight.dim() == 2
     text = path_statement(mode, has_v, is_weighted, is_each, is_gathered, False)
     tables = term.tables.on(x.device, x.dtype)
-    known = {"X": X, "Y": Y, **({"W": W} if is_weighted else {}), **({"SRC": SRC} if is_gathered else {})}
+    places = {"X": X, "Y": Y, **({"W": W} if is_weighted else {}), **({"SRC": SRC} if is_gathered else {})}
     gradients = []
     for name in ("X", "Y", "W")[: 3 if is_weighted else 2]:
         ((derived, upstream, others),) = terms(text, name)
-        gradients.append(_statement(derived, {upstream: DZ, **known}, others, tables, upstream))
+        gradients.append(_statement(derived, {upstream: DZ, **places}, others, tables, upstream))
     letters = term.weight_shape if has_v else (muls[0], *term.weight_shape[2:])
-    product = _statement(text, known, (*known, *tables), tables)
+    product = _statement(text, places, (*places, *tables), tables)
     return StatedStep(has_v, (term.num_paths, *letters), product, tuple(gradients))
 
 
 def _statement(
     text: str, places: Mapping[str, int], names: Sequence[str], tables: Mapping[str, Tensor], upstream: str = ""
 ) -> Statement:
+    """Return a statement with those of `places` and `tables` that it reads by name."""
     read = {upstream, *names}
     fixed = {name: table for name, table in tables.items() if name in read}
     return Statement(text, tuple((name, at) for name, at in places.items() if name in read), fixed)
 
 
 def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
+    """Return the step of a term by its tables of components."""
     term.tables.prepare(x.device, x.dtype)
     product, *gradients = (_path_statement(term, name, x, is_gathered) for name in PLACES)
     scatter = Statement(TEXTS.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
@@ -161,7 +164,7 @@ def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
 
 
 def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) -> Statement:
-    """That makes Z, dX, dY or dW: by numbers in a kernel's source, or by tables in memory."""
+    """Return the statement of Z, dX, dY or dW, with coefficients in a kernel's source or in tables in memory."""
     tables, at = term.tables, int(is_gathered)
     row = (("SRC", SRC),) if is_gathered and name != "X" else ()
     sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
@@ -182,6 +185,7 @@ def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) ->
 
 
 def column_step(term: ColumnTerm, x: Tensor, is_gathered: bool) -> Step:
+    """Return the step of a term by its tables of columns, which has no gradients."""
     fixed, fact, _ = term.side.on(x.device, x.dtype)
     reads = (("X", X), ("Y", Y), ("W", W), *((("SRC", SRC),) if is_gathered else ()))
     product = Statement(term.texts[int(is_gathered)], reads, fixed, fact)

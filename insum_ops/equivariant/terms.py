@@ -31,10 +31,10 @@ from .paths import LETTERS, Instruction, path_shape
 from .slots import Slots
 
 __all__ = [
-    "Beside",
     "ChannelTerm",
     "Key",
     "PathTerm",
+    "WithFallback",
     "channel_term",
     "coefficients",
     "gathered",
@@ -49,10 +49,10 @@ Key = tuple[str, tuple[int, int, int], bool, tuple[int, int, int]]  # mode, mult
 
 
 def path_key(path: Instruction, irreps: Sequence[Irreps], slots: Sequence[Slots]) -> Key:
-    """Paths with the same key can share a statement."""
+    """Return the key of a path; paths with equal keys can share a statement."""
     places = (path.i_in1, path.i_in2, path.i_out)
-    muls = tuple(own[at].mul for own, at in zip(irreps, places))
-    where = tuple(own.slot_of[at] for own, at in zip(slots, places))
+    muls = tuple(side[at].mul for side, at in zip(irreps, places))
+    where = tuple(side.slot_of[at] for side, at in zip(slots, places))
     return path.connection_mode, muls, path.has_weight, where  # type: ignore[return-value]
 
 
@@ -105,13 +105,13 @@ class PathTerm:
         shape = size if mode != "uvuv" else (*size[:2], muls[0], muls[1])
         if Z is not None:
             tensors["Z"] = Z if shape is size else Z.view(shape)
-        made = insum(expr, size=shape, **tensors)
-        return made if shape is size else made.view(size)
+        result = insum(expr, size=shape, **tensors)
+        return result if shape is size else result.view(size)
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A term with another way beside its plain one."""
+class WithFallback:
+    """A term that has a faster implementation beside its plain one, `plain`."""
 
     plain: PathTerm
 
@@ -137,7 +137,8 @@ def gathered(X: Tensor, SRC: Tensor | None, rows: int) -> Tensor:
 def path_statement(
     mode: str, has_v: bool, is_weighted: bool, is_each: bool, is_gathered: bool, is_one_hot: bool
 ) -> str:
-    """
+    """Return the statement of paths of one mode.
+
     >>> path_statement("uvw", False, True, True, False, False)
     'Z[b,CGI[p,q],w] += CGV[p,q] * X[b,CGJ[p,q],u] * Y[b,CGK[p,q]] * W[b,p,u,w]'
     """
@@ -155,15 +156,15 @@ def path_statement(
 
 
 def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots]) -> PathTerm:
-    """One statement for paths that share a key."""
+    """Return one statement for paths that share a key."""
     entries, values = [], []
     for number, path in enumerate(paths):
         places = (path.i_in1, path.i_in2, path.i_out)
-        positions, own = coefficients(path, irreps)
-        starts = torch.tensor([own.first[at] for own, at in zip(slots, places)])
+        positions, path_values = coefficients(path, irreps)
+        starts = torch.tensor([side.first[at] for side, at in zip(slots, places)])
         entries.append(torch.cat([torch.full((1, positions.shape[1]), number), positions + starts[:, None]]))
-        values.append(own)
-    in1, in2, out = (own.counts[at] for own, at in zip(slots, key[3]))
+        values.append(path_values)
+    in1, in2, out = (side.counts[at] for side, at in zip(slots, key[3]))
     counts = (in1, in2, out)
     longest = max(len(part) for part in values)
     is_worth_a_dot = longest > 1 and max(counts[0], counts[2]) >= 4 and min(key[1][0], key[1][2]) >= 12
@@ -180,8 +181,8 @@ def path_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps], 
 
 
 def coefficients(path: Instruction, irreps: Sequence[Irreps]) -> tuple[Tensor, Tensor]:
-    """The nonzeros of a path: positions [3, n] in in1, in2 and out, and values [n], normalisation included."""
-    degrees = [own[at].ir.l for own, at in zip(irreps, (path.i_in1, path.i_in2, path.i_out))]
+    """Return the nonzeros of a path: positions [3, n] in in1, in2 and out, and values [n] with normalisation."""
+    degrees = [side[at].ir.l for side, at in zip(irreps, (path.i_in1, path.i_in2, path.i_out))]
     positions, values = clebsch_gordan(*degrees)
     return positions, values * path.path_weight
 
@@ -194,7 +195,7 @@ class ChannelTerm:
     width: int  # channels u
     has_u: bool  # the second input has them too
     is_weighted: bool
-    channels: Channels | None  # the same where kernels run and each sample has weights of its own
+    channels: Channels | None  # computes the term where kernels run and each sample has weights of its own
     copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=Memory, repr=False)
 
     def __call__(
@@ -216,7 +217,7 @@ class ChannelTerm:
         return self.plain(X, Y, W, size, SRC, DST)
 
     def unrolls(self, X: Tensor) -> bool:
-        """Kernels run whose source may hold the coefficients."""
+        """Whether a kernel whose source holds the coefficients computes the term."""
         if self.channels is None or is_transformed() or not has_kernels(X.device):
             return False
         kind, dtype = X.device.type, X.dtype
@@ -227,7 +228,7 @@ class ChannelTerm:
     def plain(
         self, X: Tensor, Y: Tensor, W: Tensor | None, size: tuple[int, ...], SRC: Tensor | None, DST: Tensor | None
     ) -> Tensor:
-        """By `insum` over the coefficients as a format."""
+        """Return the term's value by `insum` over the coefficients as a format."""
         tensors = {"CG": format_on(X.device, X.dtype, self.CG, self.copies), "X": X, "Y": Y}
         if W is not None and self.is_weighted:
             tensors["W"] = W
@@ -242,7 +243,8 @@ class ChannelTerm:
 
 @cache
 def channel_statement(has_u: bool, is_weighted: bool, is_each: bool, is_gathered: bool, is_scattered: bool) -> str:
-    """
+    """Return the statement by output component.
+
     >>> channel_statement(False, True, True, True, True)
     'Z[DST[b],i,u] += CG[i,j,k,l] * X[SRC[b],j,u] * Y[b,k] * W[b,l,u]'
     """
@@ -257,7 +259,7 @@ def channel_statement(has_u: bool, is_weighted: bool, is_each: bool, is_gathered
 
 
 def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: Sequence[Slots | None]) -> ChannelTerm:
-    """One statement for all paths; a block's pieces of `width` channels are paths of their own."""
+    """Return one statement for all paths; a block's pieces of `width` channels are paths of their own."""
     first, second, out = slots
     assert first is not None
     assert out is not None
@@ -265,7 +267,7 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
     starts2 = [where.start for where in irreps[1].slices()]
     entries, values = [], []
     for path in paths:
-        positions, own = coefficients(path, irreps)
+        positions, path_values = coefficients(path, irreps)
         i, j, k = positions
         pieces = first.parts[path.i_in1]
         for piece in range(pieces):
@@ -273,7 +275,7 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
             Y = starts2[path.i_in2] + j if second is None else second.first[path.i_in2] + j * pieces + piece
             Z = out.first[path.i_out] + k * pieces + piece
             entries.append(torch.stack([Z, X, Y, torch.full_like(Z, offset // width + piece)]))
-            values.append(own)
+            values.append(path_values)
         offset += prod(path.path_shape)
     is_weighted = paths[0].has_weight
     dims = 4 if is_weighted else 3

@@ -1,4 +1,4 @@
-"""Which of the flat weights each statement of a tensor product reads where they are.
+"""Slices of the flat weights that the statements of a tensor product read in place.
 
 Paths of one kind whose weights lie equally far apart share a statement: W[b,p,u,w] with a longer step from p to p.
 """
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from .constants import Constants
-from .tables import with_known
+from .tables import with_held_coefficients
 from .terms import PathTerm
 
-__all__ = ["Piece", "pieces_of"]
+__all__ = ["WeightSlice", "slices_of"]
 
 
-class Piece(NamedTuple):
-    """A term and where its weights begin."""
+class WeightSlice(NamedTuple):
+    """A term and the slice of the flat weights that it reads."""
 
     term: Any
     start: int
@@ -32,59 +32,67 @@ class Piece(NamedTuple):
         return int(self.term.weight_numel)
 
 
-def pieces_of(terms: Sequence[Any], order: Tensor | None, is_merged: bool) -> tuple[bool, list[Piece]]:
-    """Whether every term's weights are found where they lie, and the pieces; else they are those of ordered weights."""
+Piece = WeightSlice  # as pickles of version 0.1.0 call it
+
+
+def slices_of(terms: Sequence[Any], order: Tensor | None, is_merged: bool) -> tuple[bool, list[WeightSlice]]:
+    """Return whether every term reads its weights where they lie, and the slice of each term.
+
+    If not, the slices are those of weights in the order of the terms. `order` is the column of each ordered weight,
+    and `is_merged` puts single paths of one kind into one statement.
+    """
     numels = [term.weight_numel for term in terms]
     ends = list(accumulate(numels))
     starts = [end - numel for end, numel in zip(ends, numels)]
     in_place = True
     if order is not None:
-        own = [order[start:end] for start, end in zip(starts, ends)]
-        in_place = all([bool((part.diff() == 1).all()) for part in own])
+        columns = [order[start:end] for start, end in zip(starts, ends)]
+        in_place = all([bool((part.diff() == 1).all()) for part in columns])
         if in_place:
-            starts = [int(part[0]) if len(part) else 0 for part in own]
-    pieces = [Piece(*each) for each in zip(terms, starts)]
-    pieces = _merged(pieces) if is_merged else pieces
-    return in_place, [piece._replace(term=_with_known(piece.term)) for piece in pieces]
+            starts = [int(part[0]) if len(part) else 0 for part in columns]
+    parts = [WeightSlice(term, start) for term, start in zip(terms, starts)]
+    parts = _merged(parts) if is_merged else parts
+    return in_place, [part._replace(term=_with_held_coefficients(part.term)) for part in parts]
 
 
-def _with_known(term: object) -> object:
-    return with_known(term) if isinstance(term, PathTerm) else term
+def _with_held_coefficients(term: object) -> object:
+    return with_held_coefficients(term) if isinstance(term, PathTerm) else term
 
 
-def _merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """Single paths of one kind together, as long as the next one is as far away as the last."""
-    single = [piece for piece in pieces if _is_single(piece.term)]
-    found = [piece for piece in pieces if not _is_single(piece.term)]
-    kind = lambda piece: (piece.term.key, piece.term.is_worth_a_dot)
-    for _, alike in groupby(sorted(single, key=lambda piece: (*kind(piece), piece.start)), kind):
-        run: list[Piece] = []
-        for piece in alike:
-            if len(run) > 1 and piece.start - run[-1].start != run[1].start - run[0].start:
-                found.append(_joined(run))
+def _merged(parts: Sequence[WeightSlice]) -> list[WeightSlice]:
+    """Return slices in which single paths of one kind are joined while their weights lie equally far apart."""
+    single = [part for part in parts if _is_single(part.term)]
+    merged = [part for part in parts if not _is_single(part.term)]
+    kind = lambda part: (part.term.key, part.term.is_worth_a_dot)
+    for _, alike in groupby(sorted(single, key=lambda part: (*kind(part), part.start)), kind):
+        run: list[WeightSlice] = []
+        for part in alike:
+            if len(run) > 1 and part.start - run[-1].start != run[1].start - run[0].start:
+                merged.append(_joined(run))
                 run = []
-            run.append(piece)
-        found.append(_joined(run))
-    return sorted(found, key=lambda piece: piece.start)
+            run.append(part)
+        merged.append(_joined(run))
+    return sorted(merged, key=lambda part: part.start)
 
 
 def _is_single(term: object) -> bool:
     return isinstance(term, PathTerm) and term.key[2] and term.num_paths == 1
 
 
-def _joined(run: Sequence[Piece]) -> Piece:
+def _joined(run: Sequence[WeightSlice]) -> WeightSlice:
+    """Return one slice for single paths of one kind whose weights lie equally far apart."""
     if len(run) == 1:
         return run[0]
     first, second = run[:2]
-    tables = [piece.term.tables.tensors for piece in run]
-    longest = max(own["CGV"].shape[1] for own in tables)
+    tables = [part.term.tables.tensors for part in run]
+    longest = max(path_tables["CGV"].shape[1] for path_tables in tables)
     # a negative position is no entry
     joined = {
-        name: torch.cat([_padded(own[name], longest, 0 if name == "CGV" else -1) for own in tables])
+        name: torch.cat([_padded(path_tables[name], longest, 0 if name == "CGV" else -1) for path_tables in tables])
         for name in tables[0]
     }
     term = replace(first.term, num_paths=len(run), tables=Constants(joined))
-    return Piece(term, first.start, second.start - first.start)
+    return WeightSlice(term, first.start, second.start - first.start)
 
 
 def _padded(table: Tensor, length: int, value: int) -> Tensor:

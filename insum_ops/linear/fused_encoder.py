@@ -1,4 +1,4 @@
-"""Torch's transformer encoders, which for inference read a Linear's weight themselves, are made to call the layer."""
+"""Keeps torch's transformer encoders, which for inference read a Linear's weight themselves, calling the layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["keep_from_fused_kernels"]
 
 
 def keep_from_fused_kernels(model: nn.Module) -> None:
-    """For encoders of a model that hold a BlockSparseLinear anywhere."""
+    """Switch fused kernels off in the encoders of a model that hold a BlockSparseLinear anywhere."""
     for module in model.modules():
         if any(isinstance(part, BlockSparseLinear) for part in module.modules()):
             if isinstance(module, nn.TransformerEncoderLayer):
@@ -21,11 +21,12 @@ def keep_from_fused_kernels(model: nn.Module) -> None:
 
 
 def _call_layers(encoder_layer: nn.TransformerEncoderLayer) -> None:
+    """Make an encoder layer call its linear layers."""
     encoder_layer.activation_relu_or_gelu = 0  # 0: another activation, which no fused kernel has
 
 
 def _notice(module: nn.Module, name: str, part: nn.Module | None) -> None:
-    """A BlockSparseLinear is put into an encoder layer by hand."""
+    """Switch fused kernels off in an encoder layer that a BlockSparseLinear is assigned to."""
     if isinstance(part, BlockSparseLinear) and isinstance(module, nn.TransformerEncoderLayer):
         _call_layers(module)
 

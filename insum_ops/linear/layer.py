@@ -36,8 +36,8 @@ from .patterns import (
 )
 from .product import EXPR, product
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
-from .state import misfit
-from .weight_format import KnownWeight, known_weight
+from .state import mismatch
+from .weight_format import WeightFormat, make_weight_format
 
 __all__ = ["BlockSparseLinear"]
 
@@ -98,6 +98,7 @@ class BlockSparseLinear(nn.Module):
     bias: nn.Parameter | None
     coords: Tensor
     _settled: ChangeGuards | None = None  # of the pattern that the blocks belong to; None: it has not been used yet
+    _weight_format: WeightFormat | None = None  # here and not in the constructor: pickles of version 0.1.0 have none
 
     def __init__(
         self,
@@ -131,7 +132,6 @@ class BlockSparseLinear(nn.Module):
         coords = _listed(pattern, place)
         self.register_buffer("coords", coords)
         self.weight = nn.Parameter(torch.empty(coords.shape[1], *self.block_size, device=device, dtype=dtype))
-        self._known: KnownWeight | None = None
         self._allow_empty_rows = allow_empty_rows
         self._is_undrawn = False  # memory that to_empty gave to a layer on the meta device, which has no pattern
         self.reset_parameters(generator)
@@ -174,8 +174,8 @@ class BlockSparseLinear(nn.Module):
         """
         weight, bias = weight_and_bias(dense, bias)
         if (density is None) == (threshold is None):
-            given = "neither is given" if density is None else "both are given"
-            raise OperandError(f"one of density and threshold says which blocks to keep, but {given}")
+            problem = "neither is given" if density is None else "both are given"
+            raise OperandError(f"one of density and threshold says which blocks to keep, but {problem}")
         out_features, in_features = weight.shape
         block_size = check_block_size(block_size, (out_features, in_features))
         blocks = split_blocks(weight, block_size)
@@ -421,38 +421,38 @@ class BlockSparseLinear(nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        known, weight = self._known, self._parameter("weight")
-        if known is None or not (is_compiling() or known.is_of(self._buffers["coords"])):
+        cached, weight = self._weight_format, self._parameter("weight")
+        if cached is None or not (is_compiling() or cached.is_of(self._buffers["coords"])):
             self._settle()
-            known = known_weight(self.coords, weight, self.grid, known)
-            if may_keep(known.coords, known.pattern, known.form.values):
-                self._known = known
-                self._is_undrawn = False  # what it holds by now was written there
-        form = known.form
+            cached = make_weight_format(self.coords, weight, self.grid, cached)
+            if may_keep(cached.coords, cached.pattern, cached.form.values):
+                self._weight_format = cached
+                self._is_undrawn = False  # the pattern that it holds by now was written there
+        form = cached.form
         if form.values is not weight:  # another Parameter, or a call with other values by torch.func
             form = form.with_values(weight)
-            if isinstance(weight, nn.Parameter) and may_keep(weight, known.pattern):
-                self._known = replace(known, form=form)
+            if isinstance(weight, nn.Parameter) and may_keep(weight, cached.pattern):
+                self._weight_format = replace(cached, form=form)
         return form
 
     def _settle(self) -> None:
-        """Remember the pattern from its first use on; refuse another one that was written over it."""
+        """Keep a copy of the pattern from its first use on, and raise if another one was written over it."""
         coords, settled = self.coords, self._settled
         if coords.is_meta or not may_keep(coords):
             return
-        is_own = settled is not None and settled.tensors[0] is coords
-        if settled is not None and is_own and settled.hold():
+        is_current = settled is not None and settled.tensors[0] is coords
+        if settled is not None and is_current and settled.hold():
             return
-        if settled is None or not is_own or not settled.have_kept_values():
+        if settled is None or not is_current or not settled.have_kept_values():
             if not is_pattern(coords, self.grid):
-                return  # of which whoever reads it is told
-            if is_own:
+                return  # `make_weight_format` refuses it
+            if is_current:
                 raise OperandError(OVERWRITTEN)
         self._settled = ChangeGuards([coords])
         self._settled.keep_values()
 
     def _parameter(self, name: str) -> Any:
-        """`self.weight` or `self.bias`, at a tenth of what asking the module costs; parametrized, it is to be asked."""
+        """Return `self.weight` or `self.bias`; the dict takes a tenth of the time of `nn.Module.__getattr__`."""
         return self._parameters[name] if name in self._parameters else getattr(self, name)
 
     def to_dense(self) -> Tensor:
@@ -503,13 +503,13 @@ class BlockSparseLinear(nn.Module):
         return inside(coords, self.block_size, (self.out_features, self.in_features))
 
     def _drawn_blocks(self, coords: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Random blocks at `coords`, zero outside the matrix."""
+        """Return random blocks at `coords`, zero outside the matrix."""
         bound = row_bounds(coords, self.grid, self.block_size[1], self.in_features)[coords[0].long()]
         limits = bound.to(self.weight.dtype).view(-1, 1, 1).expand(-1, *self.block_size)
         return uniform(limits, generator) * self._inside(coords)
 
     def _draw_pattern(self, generator: torch.Generator | None) -> None:
-        """A random pattern of as many blocks as there is memory for."""
+        """Draw a random pattern of as many blocks as `coords` has room for."""
         count = self.coords.shape[1]
         if count:
             density, allow_empty_rows = count / (self.grid[0] * self.grid[1]), self._allow_empty_rows
@@ -518,6 +518,7 @@ class BlockSparseLinear(nn.Module):
         self._is_undrawn = False
 
     def _apply(self: Layer, fn: Any, recurse: bool = True) -> Layer:
+        """Move the layer; its pattern is checked before, since a change could not be detected afterwards."""
         before = self.coords
         if self._settled is not None:
             self._settle()
@@ -532,36 +533,37 @@ class BlockSparseLinear(nn.Module):
                 self._settle()
         return self
 
-    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
-        """What is refused here is not saved either: whoever loads it could not know."""
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        """Save the tensors; refuse a pattern that was overwritten, which could not be detected after loading."""
         self._settle()
-        super()._save_to_state_dict(*given, **options)
+        super()._save_to_state_dict(*arguments, **options)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        own = {name: part for name, part in (*self._parameters.items(), *self._buffers.items()) if part is not None}
-        problem = misfit(state_dict, prefix, self, own)
-        if problem:  # nothing is copied: a part of it would be values of one pattern at the blocks of another
+        """Load blocks with their pattern, or report why they do not fit; an equal pattern keeps its format."""
+        tensors = {name: part for name, part in (*self._parameters.items(), *self._buffers.items()) if part is not None}
+        problem = mismatch(state_dict, prefix, self, tensors)
+        if problem:  # nothing is copied: values of one pattern would end up at the blocks of another
             lists[2].append(problem)
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         if f"{prefix}coords" in state_dict:
             self._is_undrawn, self._settled = False, None
             self._settle()
-        known, self._known = self._known, None
-        if known is not None and known.has_pattern(self.coords):  # the next call may be a compiled one
-            self._known = known_weight(self.coords, self.weight, self.grid, known)
+        cached, self._weight_format = self._weight_format, None
+        if cached is not None and cached.has_pattern(self.coords):  # the next call may be a compiled one
+            self._weight_format = make_weight_format(self.coords, self.weight, self.grid, cached)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but what can be worked out again."""
+        """Return the state for pickle and deepcopy, without the format, which is made again."""
         settled = self._settled
         if settled is None or settled.tensors[0] is not self.coords:
             self._settle()  # a copy may be averaged before its first use
-        return {**vars(self), "_known": None}
+        return {**vars(self), "_weight_format": None}
 
 
 def _listed(mask: Tensor, device: torch.device) -> Tensor:
-    """The blocks of a mask, row by row, as `coords` has them."""
-    with torch.inference_mode(False):  # a change of the pattern is to be counted
+    """Return the blocks of a mask row by row, as `coords` lists them."""
+    with torch.inference_mode(False):  # inference tensors have no version counter, which guards the pattern
         return mask.nonzero().T.to(torch.int32).contiguous().to(device)

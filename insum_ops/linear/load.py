@@ -11,7 +11,7 @@ from torch import nn
 from ..compiler import OperandError
 from .layer import BlockSparseLinear
 from .remap import holders
-from .state import pattern_misfit
+from .state import pattern_mismatch
 
 __all__ = ["load_patterns_"]
 
@@ -49,7 +49,7 @@ def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         key = f"{prefix}coords"
         if key not in state_dict:
             raise OperandError(f"{key} is not in the state_dict; it must be that of a model with the same layers")
-        problem = pattern_misfit(state_dict, prefix, layer)
+        problem = pattern_mismatch(state_dict, prefix, layer)
         if problem:
             raise OperandError(problem)
         if layer.coords.is_meta:

@@ -1,4 +1,4 @@
-"""Which blocks of a weight are stored: a mask [out_blocks, in_blocks], drawn at random or by the blocks' norms."""
+"""Patterns: masks [out_blocks, in_blocks] of the stored blocks of a weight, drawn at random or by the blocks' norms."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_features(name: str, value: int) -> int:
+    """Return a number of features; refuse what is no whole number of at least 1."""
     size = _whole(value)
     if size is None or size < 1:
         raise ShapeError(f"{name} is {value!r}; give a whole number of at least 1")
@@ -47,7 +48,7 @@ def check_features(name: str, value: int) -> int:
 
 
 def check_block_size(block_size: int | Sequence[int], shape: Pair) -> Pair:
-    """(out, in), which fit a weight of this shape."""
+    """Return a block size (out, in); refuse one that is larger than a weight of this shape."""
     pair = tuple(block_size) if isinstance(block_size, (list, tuple, torch.Size)) else (block_size, block_size)
     sizes = [size for size in map(_whole, pair) if size is not None and size > 0]
     if len(pair) != 2 or len(sizes) != 2:
@@ -60,18 +61,21 @@ def check_block_size(block_size: int | Sequence[int], shape: Pair) -> Pair:
 
 
 def check_density(density: float) -> float:
+    """Return a density; refuse what is no number above 0 and up to 1."""
     if not _is_number(density) or not 0 < density <= 1:
         raise OperandError(f"density is {density!r}; give a number above 0 and up to 1, the share of blocks to keep")
     return float(density)
 
 
 def check_threshold(threshold: float | None) -> float:
+    """Return a threshold; refuse what is no number of at least 0."""
     if threshold is None or not _is_number(threshold) or not threshold >= 0:
         raise OperandError(f"threshold is {threshold!r}; give a number of at least 0, which a kept norm exceeds")
     return float(threshold)
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Refuse a dtype that a weight can't have."""
     if dtype not in DTYPES:
         *first, last = map(str, DTYPES)
         raise OperandError(f"{name} is {dtype}; a weight is {', '.join(first)} or {last}")
@@ -84,6 +88,7 @@ def check_generator(generator: object) -> None:
 
 
 def check_mask(name: str, mask: Tensor, grid: Pair, device: torch.device) -> None:
+    """Refuse what is no bool tensor with an element for each block, on the layer's device."""
     if not isinstance(mask, Tensor):
         raise OperandError(f"{name} is of type {type(mask).__name__}; give a bool tensor {list(grid)}, one per block")
     if mask.dtype != torch.bool:
@@ -95,7 +100,7 @@ def check_mask(name: str, mask: Tensor, grid: Pair, device: torch.device) -> Non
 
 
 def block_grid(shape: Pair, block_size: Pair) -> Pair:
-    """How many blocks cover each side.
+    """Return how many blocks cover each side.
 
     >>> block_grid((100, 64), (32, 32))
     (4, 2)
@@ -104,12 +109,14 @@ def block_grid(shape: Pair, block_size: Pair) -> Pair:
 
 
 def num_blocks(density: float, grid: Pair) -> int:
-    """The nearest whole number of blocks to a share of them, at least one."""
+    """Return the whole number of blocks that is nearest to a share of them, at least one."""
     return max(1, round(density * grid[0] * grid[1]))
 
 
 def random_mask(grid: Pair, density: float, allow_empty_rows: bool, generator: torch.Generator | None) -> Tensor:
-    """A mask with `num_blocks` blocks, and one in every row unless told; the same from the same seed on any device.
+    """Return a random mask of `num_blocks` blocks, with one in every row unless `allow_empty_rows`.
+
+    A seed gives one mask, whatever the device of the layer.
 
     >>> random_mask((2, 4), 0.25, False, torch.Generator().manual_seed(0)).sum(1).tolist()
     [1, 1]
@@ -124,7 +131,7 @@ def random_mask(grid: Pair, density: float, allow_empty_rows: bool, generator: t
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """A mask of the `count` highest scores; of equal ones the first."""
+    """Return a mask of the `count` highest scores; of equal ones the first."""
     order = scores.flatten().argsort(descending=True, stable=True)
     mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
     mask[order[:count]] = True
@@ -132,7 +139,7 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def split_blocks(weight: Tensor, block_size: Pair) -> Tensor:
-    """weight [out, in] -> [out_blocks, in_blocks, *block_size], the last blocks filled up with zeros."""
+    """Return a weight [out, in] as [out_blocks, in_blocks, *block_size], the last blocks padded with zeros."""
     rows, columns = block_grid((weight.shape[0], weight.shape[1]), block_size)
     below, right = rows * block_size[0] - weight.shape[0], columns * block_size[1] - weight.shape[1]
     if below or right:
@@ -141,14 +148,14 @@ def split_blocks(weight: Tensor, block_size: Pair) -> Tensor:
 
 
 def block_norms(blocks: Tensor) -> Tensor:
-    """The Frobenius norm of each block [..., bo, bi], in float32 at least: half precision would overflow."""
+    """Return the Frobenius norm of each block [..., bo, bi], in float32 at least: half precision would overflow."""
     wide = torch.promote_types(blocks.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(blocks.detach(), dim=(-2, -1), dtype=wide)
     return norms
 
 
 def weight_and_bias(dense: nn.Linear | Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A Linear's weight and bias, or those given, once they are known to fit each other."""
+    """Return a Linear's weight and bias, or the caller's; refuse those that do not fit each other."""
     if isinstance(dense, nn.Linear):
         if any(map(is_lazy, dense.parameters())):
             raise OperandError("dense is a LazyLinear without values before its first call; call it once")
@@ -180,7 +187,7 @@ def weight_and_bias(dense: nn.Linear | Tensor, bias: Tensor | None) -> tuple[Ten
 
 
 def inside(coords: Tensor, block_size: Pair, shape: Pair) -> Tensor:
-    """Which elements of the blocks at `coords` [2, P] lie in the matrix: bool [P, *block_size], or one for all."""
+    """Return which elements of the blocks at `coords` [2, P] lie in the matrix: bool [P, *block_size] or [1, 1, 1]."""
     if shape[0] % block_size[0] == 0 and shape[1] % block_size[1] == 0:
         return torch.ones(1, 1, 1, dtype=torch.bool, device=coords.device)
     first, second = (
@@ -191,19 +198,19 @@ def inside(coords: Tensor, block_size: Pair, shape: Pair) -> Tensor:
 
 
 def inside_grid(coords: Tensor, grid: Pair) -> Tensor:
-    """Which of the blocks at `coords` [2, P] there are: bool [P]."""
+    """Return which of the blocks at `coords` [2, P] lie in the grid: bool [P]."""
     return ((coords >= 0) & (coords < coords.new_tensor(grid)[:, None])).all(0)
 
 
 def is_pattern(coords: Tensor, grid: Pair) -> bool:
-    """It lists blocks of this grid row by row, none twice; uninitialised memory hardly ever does."""
+    """Whether `coords` lists blocks of this grid row by row, none twice; uninitialised memory hardly ever does."""
     rows, columns = coords.long()
     is_right = torch.cat([inside_grid(coords, grid), (rows * grid[1] + columns).diff() > 0])
     return torch.equal(is_right, torch.ones_like(is_right))  # not `bool`, of which a compiler warns
 
 
 def row_bounds(coords: Tensor, grid: Pair, width: int, in_features: int) -> Tensor:
-    """1 / sqrt(the inputs that each block row reads) [out_blocks], 0 where it reads none."""
+    """Return 1 / sqrt(the inputs that each block row reads) [out_blocks], 0 where it reads none."""
     widths = torch.full((grid[1],), width, device=coords.device)
     widths[-1] = in_features - (grid[1] - 1) * width
     inputs = widths.new_zeros(grid[0]).index_add_(0, coords[0].long(), widths[coords[1].long()])
@@ -211,19 +218,19 @@ def row_bounds(coords: Tensor, grid: Pair, width: int, in_features: int) -> Tens
 
 
 def uniform(limits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Drawn from -limits to limits, on the generator's device."""
+    """Return numbers drawn uniformly from -limits to limits, on the generator's device and then moved."""
     device = limits.device if generator is None else generator.device
     drawn = torch.empty(limits.shape, dtype=limits.dtype, device=device).uniform_(-1, 1, generator=generator)
     return drawn.to(limits.device) * limits
 
 
 def _is_number(value: object) -> bool:
-    """One of numpy's is too."""
+    """Whether a value is a real number, numpy's included, and no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _whole(value: object) -> int | None:
-    """`value` as an int; None for what is no whole number."""
+    """Return a value as an int, or None if it is no whole number."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A layer's product with its blocks, as one step of autograd: leading dimensions and the bias are inside of it."""
+"""A layer's product with its blocks as one autograd function, leading dimensions and bias included."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPR = "Y[t,o] += X[t,i] * W[o,i]"
 def product(x: Tensor, W: BlockCOO, bias: Tensor | None, run: Callable[[], Tensor] | None = None) -> Tensor:
     """Return x [..., i] by W [o, i] as [..., o], sums starting from the bias [o].
 
-    `run` is what a call without gradients does instead when there is no plan of it yet: a layer checks x there.
+    A call without gradients that has no launch plan yet calls `run` instead, in which a layer checks x.
     """
     tensors = (x, W.values) if bias is None else (x, W.values, bias)
     if not is_compiling() and not wants_gradient(tensors):
@@ -36,6 +36,7 @@ def product(x: Tensor, W: BlockCOO, bias: Tensor | None, run: Callable[[], Tenso
 
 
 def _evaluate(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
+    """Evaluate the statement over x with its leading dimensions flattened."""
     X = _rows(x)
     operands: dict[str, Any] = {"X": X, "W": W}
     if bias is not None:
@@ -49,7 +50,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Its gradients are those of the statement; the bias gets the sum of what comes back."""
+    """The product. Its gradients are those of the statement, and the bias gets the sum over all rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, W: BlockCOO) -> Tensor:

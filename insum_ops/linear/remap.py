@@ -1,4 +1,4 @@
-"""A change of pattern: which old block each new one was, and what moves along with it."""
+"""A change of pattern: which old block each new one was, and the optimizers' state that moves with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTS = ((Rprop, "step_size", "lr"), (Adagrad, "sum", "initial_accumulator_valu
 
 
 def sources(old: Tensor, new: Tensor, grid: tuple[int, int]) -> Tensor:
-    """For each block of `new` [2, P] its place in `old`, -1 where it was not stored.
+    """Return for each block of `new` [2, P] its place in `old`, -1 where it was not stored.
 
     >>> sources(torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 0, 1], [0, 1, 0]]), (2, 2)).tolist()
     [-1, 0, 1]
@@ -31,7 +31,7 @@ def sources(old: Tensor, new: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def take(blocks: Tensor, source: Tensor, start: float = 0.0) -> Tensor:
-    """out[p] = blocks[source[p]], or `start` where there is none."""
+    """Return out[p] = blocks[source[p]], or `start` where source[p] is -1."""
     taken = blocks.new_full((len(source), *blocks.shape[1:]), start)
     is_kept = source >= 0
     taken[is_kept] = blocks[source[is_kept]]
@@ -39,7 +39,7 @@ def take(blocks: Tensor, source: Tensor, start: float = 0.0) -> Tensor:
 
 
 def check_optimizer(optimizer: Optimizer, weight: nn.Parameter) -> None:
-    """It holds the weight, and its state can move with the blocks."""
+    """Refuse an optimizer that does not hold the weight, or whose state can't move with the blocks."""
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
         kind = type(optimizer).__name__
         raise OperandError(f"optimizer is of type {kind}; give the torch.optim.Optimizer that trains the weight")
@@ -50,27 +50,30 @@ def check_optimizer(optimizer: Optimizer, weight: nn.Parameter) -> None:
 
 
 def holders(weights: Sequence[nn.Parameter]) -> list[Optimizer]:
-    """All torch optimizers that hold one of these weights.
+    """Return all torch optimizers that hold one of these weights.
 
-    They are looked for among all objects: torch lists optimizers nowhere, and a hook that waits for their next step
-    could not tell a state of the old blocks from one that was loaded for the new ones.
+    They are searched among all objects: torch lists optimizers nowhere, and a hook on their next step could not
+    distinguish the state of old blocks from one that was loaded for the new blocks.
     """
-    kinds = {id(kind) for kind in _kinds(Optimizer)}  # not the types: that they can be hashed is not known of all
-    found = [thing for thing in gc.get_objects() if id(type(thing)) in kinds]
-    return [optimizer for optimizer in found if any(_group(optimizer, weight) is not None for weight in weights)]
+    kinds = {id(kind) for kind in _kinds(Optimizer)}  # by id: a metaclass may make a type unhashable
+    optimizers = [thing for thing in gc.get_objects() if id(type(thing)) in kinds]
+    return [optimizer for optimizer in optimizers if any(_group(optimizer, weight) is not None for weight in weights)]
 
 
 def moved_states(optimizers: Sequence[Optimizer], weight: nn.Parameter, source: Tensor) -> Moved:
-    """What the optimizers know of the weight, for its new blocks: state of each block moves with it, new ones start
-    like a new parameter's. State of another kind belongs to all old blocks, so that all state is left behind.
+    """Return the optimizers' state of the weight for its new blocks.
+
+    The state of each block moves with it, and new blocks start like a new parameter. If some state is not by block, it
+    belongs to all old blocks, and all state is dropped.
     """
-    own = [optimizer for optimizer in optimizers if _group(optimizer, weight) is not None]
-    return [(optimizer, _moved_state(optimizer, weight, source)) for optimizer in own]
+    holding = [optimizer for optimizer in optimizers if _group(optimizer, weight) is not None]
+    return [(optimizer, _moved_state(optimizer, weight, source)) for optimizer in holding]
 
 
 def put_states(moved: Moved, weight: nn.Parameter) -> None:
+    """Give the optimizers the state that `moved_states` returned."""
     for optimizer, state in moved:
-        if isinstance(optimizer, LBFGS):  # it starts anew, and counts elements anew
+        if isinstance(optimizer, LBFGS):  # its state spans all parameters, so it starts again
             optimizer.state.clear()
             optimizer._numel_cache = None
         elif weight in optimizer.state:
@@ -83,16 +86,16 @@ def _moved_state(optimizer: Optimizer, weight: nn.Parameter, source: Tensor) -> 
         if isinstance(value, Tensor) and (value.ndim > 1 or value.numel() != 1):
             if value.ndim != weight.ndim or len(value) != len(weight):
                 return {}
-            options = [option for kind, own, option in STARTS if isinstance(optimizer, kind) and own == name]
+            options = [option for kind, state, option in STARTS if isinstance(optimizer, kind) and state == name]
             value = take(value, source, float(group[options[0]]) if group and options else 0.0)
         moved[name] = value
     return moved
 
 
 def _group(optimizer: Any, weight: nn.Parameter) -> dict[str, Any] | None:
-    """The group of the optimizer's parameters that the weight is in."""
-    groups = getattr(optimizer, "param_groups", ())  # one that is being made has none yet
-    return next((group for group in groups if any(weight is own for own in group["params"])), None)
+    """Return the optimizer's parameter group that the weight is in, or None."""
+    groups = getattr(optimizer, "param_groups", ())  # an optimizer under construction has none yet
+    return next((group for group in groups if any(weight is parameter for parameter in group["params"])), None)
 
 
 def _kinds(kind: Any) -> Iterator[type]:
@@ -102,7 +105,7 @@ def _kinds(kind: Any) -> Iterator[type]:
 
 
 def resize_(parameter: nn.Parameter, values: Tensor) -> None:
-    """`values`, of any size, become the data of the same Parameter; its gradient is dropped."""
+    """Make `values`, of any size, the data of a Parameter, whose gradient is dropped."""
     parameter.grad = None
     # As long as an earlier loss is alive torch remembers the shape that it expects of a gradient. A change of dtype
     # makes it forget that; a change of shape alone does not, and the next backward would fail.
@@ -110,4 +113,4 @@ def resize_(parameter: nn.Parameter, values: Tensor) -> None:
     parameter.data = torch.empty(0, dtype=other, device=values.device)
     parameter.data = values
     if not parameter.is_inference():
-        increment_version(parameter)  # which new data alone do not: an earlier loss must not read them for its own
+        increment_version(parameter)  # setting data does not: an earlier loss must not read the new values

@@ -20,7 +20,8 @@ __all__ = ["LayerReport", "Sparsified", "sparsify"]
 
 Filter = Callable[[str, nn.Module], bool]
 HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
-OWN = {"in_features", "out_features", "weight", "bias", "_is_hf_initialized"}  # which Hugging Face sets on all layers
+# the last is an attribute that Hugging Face sets on all layers
+LINEAR_ATTRIBUTES = {"in_features", "out_features", "weight", "bias", "_is_hf_initialized"}
 
 
 @dataclass(frozen=True)
@@ -154,20 +155,20 @@ def sparsify(
 def _obstacle(
     name: str, module: nn.Module, block_size: tuple[int, int], filter: Filter | None, shared: set[int]
 ) -> str:
-    """Why a linear layer stays as it is; "" if nothing speaks against swapping it."""
+    """Return the reason why a linear layer stays as it is, or "" if it can be swapped."""
     if isinstance(module, BlockSparseLinear):
         return "block-sparse already"
     if any(map(is_lazy, module.parameters())):
         return "has no values yet, before its first call"
     if is_parametrized(module):  # which makes it a class of its own, too
-        return lost_in_swap(module, OWN, name)
+        return lost_in_swap(module, LINEAR_ATTRIBUTES, name)
     if type(module) is not nn.Linear:
         return f"a subclass, {type(module).__name__}"
     if filter is not None and not filter(name, module):
         return "left out by filter"
     if id(module) in shared or any(id(parameter) in shared for parameter in module.parameters()):
         return "shared with another layer"
-    lost = lost_in_swap(module, OWN, name) or _lost_of_parameters(module)
+    lost = lost_in_swap(module, LINEAR_ATTRIBUTES, name) or _lost_of_parameters(module)
     if lost:
         return lost
     if "weight" not in module._parameters:
@@ -182,7 +183,7 @@ def _obstacle(
 
 
 def _lost_of_parameters(module: nn.Linear) -> str:
-    """What the layer's parameters have, and new ones in their place would not."""
+    """Return what a swap would lose of the layer's parameters, hooks or attributes, or "" if nothing."""
     for name, parameter in module.named_parameters():
         if has_tensor_hooks([parameter]):
             return f"has hooks on {name}, which would be lost; remove them, convert, and register them again"
@@ -197,7 +198,7 @@ def _lost_of_parameters(module: nn.Linear) -> str:
 
 
 def _shared(model: nn.Module) -> set[int]:
-    """The ids of modules and parameters that stand in several places of a model."""
+    """Return the ids of modules and parameters that occur in several places of a model."""
     seen: set[int] = set()
     twice: set[int] = set()
     for parent in model.modules():
@@ -208,6 +209,7 @@ def _shared(model: nn.Module) -> set[int]:
 
 
 def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reason: str) -> LayerReport:
+    """Return the report on a layer, which was skipped if there is no new one."""
     before = sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
     shape = (int(module.out_features), int(module.in_features))  # type: ignore[arg-type]
     if layer is None:
@@ -227,6 +229,7 @@ def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reaso
 
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:
+    """Return the cells of a layer's row in the table."""
     name, shape = layer.name or "(model)", f"{layer.shape[0]} x {layer.shape[1]}"
     if layer.skipped:
         return name, shape, f"skipped: {layer.skipped}"
@@ -242,7 +245,7 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Names to the left, numbers to the right; a reason takes all columns that are left."""
+    """Return a row of the table: names to the left, numbers to the right, a reason over all further columns."""
     cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1])]
     rest = row[2:] if len(row) == 3 else [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
     return "  ".join([*cells, *rest])

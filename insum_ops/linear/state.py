@@ -1,4 +1,4 @@
-"""Patterns in a state_dict, and why one does not fit a layer."""
+"""Checks of the patterns in a state_dict against a layer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from .patterns import Pair, inside_grid, is_pattern
 
-__all__ = ["Blocked", "misfit", "pattern_misfit"]
+__all__ = ["Blocked", "mismatch", "pattern_mismatch"]
 
 REMEDY = "it was not saved by a BlockSparseLinear"
 
 
 class Blocked(Protocol):
-    """What is asked of a layer: the sizes that its pattern and its blocks must have."""
+    """The sizes of a layer that its pattern and its blocks must have."""
 
     in_features: int
     out_features: int
@@ -24,15 +24,15 @@ class Blocked(Protocol):
     grid: Pair
 
 
-def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, own: Mapping[str, Tensor]) -> str:
-    """Why the entries under `prefix` can't be copied into the tensors that a layer has of its own; "" if they can."""
+def mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors: Mapping[str, Tensor]) -> str:
+    """Return why the entries under `prefix` can't be copied into a layer's tensors, or "" if they can."""
     coords, weight, bias = (state_dict.get(f"{prefix}{name}") for name in ("coords", "weight", "bias"))
     if coords is None and isinstance(weight, Tensor) and weight.ndim == 2:
         return (
             f"{prefix}weight is dense, {list(weight.shape)}, in the state_dict; load it into a torch.nn.Linear and "
             f"pass that to BlockSparseLinear.from_dense or insum_ops.nn.sparsify"
         )
-    if "weight" in own and (coords is None) != (weight is None):
+    if "weight" in tensors and (coords is None) != (weight is None):
         lost, there = ("coords", "weight") if coords is None else ("weight", "coords")
         return (
             f"{prefix}{lost} is not in the state_dict but {prefix}{there} is; blocks are loaded with their pattern, "
@@ -40,23 +40,23 @@ def misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, own: Mapp
         )
     if coords is None:
         return ""  # strict loading says what is missing
-    problem = pattern_misfit(state_dict, prefix, layer)
-    num_blocks = own["coords"].shape[1]
+    problem = pattern_mismatch(state_dict, prefix, layer)
+    num_blocks = tensors["coords"].shape[1]
     if not problem and coords.shape[1] != num_blocks:
         problem = (
             f"loading a state_dict of another pattern size: {prefix}weight has {coords.shape[1]} blocks there but "
             f"{num_blocks} here; call insum_ops.nn.load_patterns_(model, state_dict) first"
         )
-    if not problem and "bias" in own and isinstance(bias, Tensor) and bias.shape != own["bias"].shape:
+    if not problem and "bias" in tensors and isinstance(bias, Tensor) and bias.shape != tensors["bias"].shape:
         problem = (
-            f"{prefix}bias is {list(bias.shape)} in the state_dict but {list(own['bias'].shape)} here; "
+            f"{prefix}bias is {list(bias.shape)} in the state_dict but {list(tensors['bias'].shape)} here; "
             "it was saved by a layer of other out_features"
         )
     return problem
 
 
-def pattern_misfit(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
-    """Why the pattern under `prefix`, which is there, or the blocks at it are none of this layer; "" if they are."""
+def pattern_mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
+    """Return why the pattern and blocks under `prefix` do not fit a layer, or "" if they do; the pattern is there."""
     coords, weight = state_dict[f"{prefix}coords"], state_dict.get(f"{prefix}weight")
     is_index = isinstance(coords, Tensor) and coords.dtype in (torch.int32, torch.int64)
     if not is_index or coords.ndim != 2 or len(coords) != 2:

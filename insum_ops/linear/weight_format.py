@@ -1,4 +1,4 @@
-"""A weight's blocks and their coordinates as a format that is kept, with all that is worked out of its pattern."""
+"""The format of a weight's blocks and coordinates, which a layer keeps while its pattern does not change."""
 
 from __future__ import annotations
 
@@ -13,38 +13,44 @@ from ..formats.guard import ChangeGuards
 from ..formats.torch_state import is_wrapped
 from .patterns import is_pattern
 
-__all__ = ["KnownWeight", "known_weight"]
+__all__ = ["WeightFormat", "make_weight_format"]
 
 
 @dataclass(frozen=True, eq=False)
-class KnownWeight:
+class WeightFormat:
     """The weight as a format, and the buffer that its pattern was read from."""
 
     form: BlockCOO
-    pattern: Tensor  # the format's own copy of the buffer, which nobody writes to
+    pattern: Tensor  # the format's own copy of the buffer, which is never written to
     coords: Tensor
     guard: ChangeGuards  # of coords
 
     def is_of(self, coords: Tensor | None) -> bool:
-        """The buffer is the same and has not changed."""
+        """Whether a buffer is the one that the pattern was read from, unchanged."""
         return self.coords is coords and self.guard.hold()
 
     def has_pattern(self, coords: Tensor) -> bool:
-        mine, other = self.pattern, coords
-        is_alike = (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
-        return is_alike and torch.equal(mine, other)
+        """Whether a buffer holds this pattern."""
+        kept, other = self.pattern, coords
+        is_alike = (kept.shape, kept.dtype, kept.device) == (other.shape, other.dtype, other.device)
+        return is_alike and torch.equal(kept, other)
 
 
-def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: KnownWeight | None) -> KnownWeight:
-    """`weight` [P, bo, bi] at `coords` [2, P]; what is known already stays if it has this pattern."""
+def make_weight_format(
+    coords: Tensor, weight: Tensor, grid: tuple[int, int], cached: WeightFormat | None
+) -> WeightFormat:
+    """Return the format of `weight` [P, bo, bi] at `coords` [2, P], with the cached format if it has this pattern.
+
+    Raises OperandError for coordinates that list no pattern, UnsupportedError for those that torch.func passes.
+    """
     if is_wrapped(coords):
         raise UnsupportedError(
             "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
             "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))"
         )
     guard = ChangeGuards([coords])  # before it is read: another thread may write to it
-    if known is not None and known.has_pattern(coords):  # written to, but with what was there
-        return replace(known, coords=coords, guard=guard)
+    if cached is not None and cached.has_pattern(coords):  # the buffer was overwritten with the same pattern
+        return replace(cached, coords=coords, guard=guard)
     if coords.is_meta:
         raise OperandError(
             "the layer is on the meta device, where it has no pattern; give it memory with .to_empty(device=...), "
@@ -59,8 +65,8 @@ def known_weight(coords: Tensor, weight: Tensor, grid: tuple[int, int], known: K
             )
         pattern = coords.clone()
         rows, columns = pattern
-        if not isinstance(weight, nn.Parameter):  # of one call, as by torch.func: it may not outlive it
+        if not isinstance(weight, nn.Parameter):  # torch.func passes it for one call, which it must not outlive
             weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
-        _ = form.facts, form.regroup(1).facts  # worked out now, since a later call may be traced, with its gradients
-    return KnownWeight(form, pattern, coords, guard)
+        _ = form.facts, form.regroup(1).facts  # computed now: a later call, with its gradients, may be traced
+    return WeightFormat(form, pattern, coords, guard)

@@ -1,4 +1,4 @@
-"""Listed entries of a matrix -> the format that holds them, and the gather that brings their values along."""
+"""Layout of a matrix's listed entries as a format, and the gather that brings their values there."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Arranged:
     source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
 
     def fill(self, values: Tensor) -> SparseFormat:
-        """The format over `values` [E, *block_size], in the order of the source; differentiable."""
+        """Return the format over `values` [E, *block_size], in the order of the source; differentiable."""
         if values.requires_grad and is_grad_enabled() and not is_transformed():
             return self.pattern.with_values(_Slots.apply(values, self))
         return self.pattern.with_values(self.write(values))
 
     def write(self, values: Tensor) -> Tensor:
-        """Values [E, *block_size] over the format's slots; those of padding hold any, which no statement looks at."""
+        """Return values [E, *block_size] over the format's slots; padding holds any value, which no statement reads."""
         if self.source is None:
             return values
         return values.index_select(0, self.source).view(self.pattern.values.shape)
 
     def read(self, values: Tensor) -> Tensor:
-        """Values over the format's slots, back in the order of the source: [E, *block_size]; differentiable."""
+        """Return values over the format's slots in the order of the source, [E, *block_size]; differentiable."""
         slots = self.slots
         return values if slots is None else values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, slots)
 
@@ -54,17 +54,17 @@ class Arranged:
 
     @property
     def slots(self) -> Tensor | None:
-        """Where each entry lies among the flattened slots [E]; None: entry e lies in slot e."""
+        """The slot of each entry among the flattened slots [E], or None if entry e lies in slot e."""
         if self.source is None:
             return None
-        found: Tensor | None = vars(self).get("_slots")  # no cached property: not all who ask may keep it
-        if found is None:
+        slots: Tensor | None = vars(self).get("_slots")  # no cached property: a traced call must not keep it
+        if slots is None:
             with outside_transforms():
                 taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
-                found = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
-            if may_keep(found):
-                vars(self)["_slots"] = found
-        return found
+                slots = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+            if may_keep(slots):
+                vars(self)["_slots"] = slots
+        return slots
 
     @property
     def coords(self) -> Tensor:
@@ -77,7 +77,7 @@ class Arranged:
 
 
 class _Slots(torch.autograd.Function):
-    """`write`, with `read` for its gradient: a gather, where torch would add up what the slots of padding never get."""
+    """`write`, with `read` for its gradient: a gather, where torch's own would scatter and add."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, arranged: Arranged) -> Tensor:
@@ -91,15 +91,16 @@ class _Slots(torch.autograd.Function):
 
 
 def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Arranged:
-    """Entries `coords` [2, E] in a GroupCOO, or in a BlockCOO where `values` are blocks; `fill` brings the values.
+    """Lay entries at `coords` [2, E] out as a GroupCOO, or as a BlockCOO if `values` are blocks; `fill` adds values.
 
-    `is_sorted`: rows ascend already, as those of a compressed matrix do. The coordinates must lie in the shape.
+    `is_sorted` says that rows ascend already, as those of a compressed matrix do. The coordinates must lie in the
+    shape, which is not checked.
     """
     blocks = tuple(values.shape[1:])
     grid = block_grid(shape, blocks or None)
     order = None if is_sorted else sort_order(coords, grid, 0)
     in_order = coords if order is None else coords[:, order]
-    nothing = values.new_zeros(())  # the pattern's own values, expanded: they take no memory
+    nothing = values.new_zeros(())  # the values of a pattern: expanded, they take no memory
     if blocks:
         layout = lay_out_entries(in_order, grid)
         return Arranged(BlockCOO(layout.coords, nothing.expand(values.shape), shape, block_size=blocks), order)
@@ -110,7 +111,7 @@ def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Ar
 
 
 def merge_map(coords: Tensor, shape: Sizes) -> tuple[Tensor, Tensor] | None:
-    """The distinct coordinates [2, D], sorted, and which of them each entry has [E]; None: they all differ."""
+    """Return the distinct coordinates [2, D], sorted, and which of them each entry has [E]; None if all differ."""
     order = sort_order(coords, shape, 0)
     in_order = coords[:, order]
     is_new = (in_order[:, 1:] != in_order[:, :-1]).any(0)

@@ -1,4 +1,4 @@
-"""Graphs in PyTorch Geometric's convention, (edge_index, edge_weight, size) -> formats, worked out once per pattern."""
+"""Graphs in PyTorch Geometric's convention, (edge_index, edge_weight, size), as formats, made once per pattern."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .arrange import Arranged, arrange
 
 __all__ = ["Edges", "edges_of"]
 
-SIZES = 64  # of one graph kept before starting afresh, so that another one every call does not fill memory
+SIZES = 64  # kept for one graph, then all are dropped: a new size with every call must not fill memory
 
 
 class Filled(NamedTuple):
-    """A format with the weights of some edges; one value, since threads may bring other weights at the same time."""
+    """A format with the weights of some edges. It is replaced as one object, since threads may bring other weights."""
 
     weights: ref[Tensor]
     guard: ChangeGuard
     form: SparseFormat
 
     def is_of(self, edge_weight: Tensor) -> bool:
-        """They are the same, and nothing about them has changed since."""
+        """Whether these are the weights that it holds, unchanged."""
         return self.weights() is edge_weight and self.guard.holds_for(edge_weight)
 
 
@@ -40,16 +40,16 @@ class Edges:
     """The edges of a graph as a format of shape [targets, sources]; an edge listed twice is two."""
 
     arranged: Arranged
-    guard: ChangeGuard | None  # of edge_index; None: it does not tell when it changes
+    guard: ChangeGuard | None  # of edge_index; None if its changes can't be detected
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
 
     def is_of(self, edge_index: Tensor) -> bool:
-        """Nothing about it has changed since."""
+        """Whether edge_index is unchanged since the format was made."""
         return self.guard is not None and self.guard.holds_for(edge_index)
 
     def format(self, edge_weight: Tensor | None, dtype: torch.dtype) -> SparseFormat:
-        """The pattern with `edge_weight`, or with ones of `dtype`."""
+        """Return the pattern with `edge_weight`, or with ones of `dtype`; refuse weights that do not fit the edges."""
         if edge_weight is None:
             ones = self.ones.get(dtype)
             if ones is None:
@@ -74,7 +74,7 @@ class Edges:
         return form
 
     def slots(self, edge_weight: Tensor) -> Tensor:
-        """The weights over the format's slots; differentiable."""
+        """Return the weights over the format's slots; differentiable."""
         return self.arranged.fill(edge_weight).values
 
     def entries(self, edge_weight: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ class Edges:
 
 
 def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
-    """What is known of (edge_index, edge_weight, size); `size` (sources, targets) is for a tuple without one.
+    """Return the edges of (edge_index, edge_weight, size), cached while edge_index does not change.
 
-    Without either, the nodes are those that edge_index names.
+    `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names.
     """
     if len(A) not in (2, 3) or not isinstance(A[0], Tensor) or not isinstance(A[1], (Tensor, type(None))):
         kinds = ", ".join(type(part).__name__ for part in A)
@@ -100,19 +100,20 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
         )
     edge_index = A[0]
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
-    known = _edges.get(edge_index)
-    found = None if known is None else known.get(sizes)
-    if found is not None and found.is_of(edge_index):
-        return found
-    found = _arranged_edges(edge_index, sizes)
-    if found.guard is not None and may_keep(*found.arranged.parts):
-        if known is None or len(known) >= SIZES or not all(e.is_of(edge_index) for e in known.values()):
-            known = {}
-        _edges.keep(edge_index, {**known, sizes: found})  # another dictionary: other threads may be reading this one
-    return found
+    by_size = _edges.get(edge_index)
+    edges = None if by_size is None else by_size.get(sizes)
+    if edges is not None and edges.is_of(edge_index):
+        return edges
+    edges = _arranged_edges(edge_index, sizes)
+    if edges.guard is not None and may_keep(*edges.arranged.parts):
+        if by_size is None or len(by_size) >= SIZES or not all(e.is_of(edge_index) for e in by_size.values()):
+            by_size = {}
+        _edges.keep(edge_index, {**by_size, sizes: edges})  # another dictionary: other threads may be reading this one
+    return edges
 
 
 def _checked_sizes(size: Any) -> tuple[int, int]:
+    """Return (sources, targets) of a caller's size; refuse what is none."""
     parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     try:
         sources, targets = (index(part) for part in parts)
@@ -125,6 +126,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
 
 @outside_transforms()
 def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
+    """Return the edges as a format; refuse an edge_index of another type or shape, or that names an absent node."""
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise OperandError(
             f"edge_index is {edge_index.dtype}; node numbers are int32 or int64, as edge_index.long() has them"
@@ -153,6 +155,7 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
 
 
 def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
+    """Refuse weights of another dtype, shape or device than the edges need."""
     num_edges = arranged.pattern.nnz
     if edge_weight.dtype not in VALUE_DTYPES:
         raise OperandError(f"edge_weight is {edge_weight.dtype}; convert it with edge_weight.float()")

@@ -153,6 +153,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
 
 
 def _refuse_reduce(reduce: Any) -> NoReturn:
+    """Raise for a reduction that there is not."""
     choices = ", ".join(map(repr, STATEMENTS))
     if isinstance(reduce, Tensor):
         raise OperandError(
@@ -176,7 +177,7 @@ def _refuse_dense(A: Any, B: Any) -> NoReturn:
 
 
 class _Trained(torch.autograd.Function):
-    """A product with a matrix whose values are listed in an order of their own, and come back in it as gradients."""
+    """A product with a matrix whose values its source lists in another order, in which gradients come back."""
 
     @staticmethod
     def forward(ctx: Any, listed: Tensor, source: SparseSource | Edges, B: Tensor, statement: str) -> Tensor:
@@ -187,8 +188,8 @@ class _Trained(torch.autograd.Function):
             form = arranged.fill(entries)
             return insum(statement, A=form, B=B), form.values
 
-        pattern, given = arranged.pattern, (source.entries(listed), B)
-        C, slots = planned(pattern.memory, ("trained", statement), product, given, owned=pattern.coords)
+        pattern, operands = arranged.pattern, (source.entries(listed), B)
+        C, slots = planned(pattern.memory, ("trained", statement), product, operands, owned=pattern.coords)
         ctx.source, ctx.statement = source, statement
         ctx.save_for_backward(listed, slots, B)
         return owned(C)
@@ -206,7 +207,7 @@ class _Trained(torch.autograd.Function):
             d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted)
             return None if d_slots is None else arranged.read(d_slots), d_B
 
-        if is_grad_enabled():  # these gradients are to be differentiated in their turn
+        if is_grad_enabled():  # the gradients will be differentiated
             listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
         else:
             pattern, marks = arranged.pattern, ("gradients", statement, *wanted)
@@ -215,7 +216,10 @@ class _Trained(torch.autograd.Function):
 
 
 def _refuse_tracing(name: str) -> None:
-    """What is remembered hangs on identities and version counters, which a tracer would take for constants."""
+    """Refuse a matrix that is no format under `torch.compile`.
+
+    Its cached format is found by identity and version counter, which a tracer would take for constants.
+    """
     if is_compiling():
         raise UnsupportedError(
             f"{name} is no format, and torch.compile can trace nothing else; "
@@ -224,24 +228,24 @@ def _refuse_tracing(name: str) -> None:
 
 
 def _shares(form: SparseFormat, B: Tensor) -> Tensor:
-    """R[m] = 1 / how many entries row m holds, 0 where it holds none; worked out once per pattern.
+    """Return R[m] = 1 / the number of entries of row m, 0 for an empty row; computed once per pattern.
 
-    Half precision has it in float32: 1/count would be rounded, and underflow in a row of many entries.
+    For half precision it is float32: 1/count would be rounded, and underflow in a row of many entries.
     """
     dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
-    known = form.known
-    shares = known.shares.get(dtype)
+    pattern_cache = form.pattern_cache
+    shares = pattern_cache.shares.get(dtype)
     if shares is None:
         with outside_transforms():
             counts = _entry_counts(form).to(dtype)
             shares = torch.where(counts > 0, 1 / counts, 0)
         if may_keep(shares):
-            known.shares[dtype] = shares
+            pattern_cache.shares[dtype] = shares
     return shares
 
 
 def _entry_counts(form: SparseFormat) -> Tensor:
-    """How many entries each row of a matrix holds: [M]; a block counts with what of it lies in the matrix."""
+    """Return how many entries each row of a matrix holds [M]; of a block those count that lie in the matrix."""
     extents = form.values.shape[: len(form.value_axes)]
     places = []
     for coord, axes in zip(form.coords, form.coord_axes):
@@ -317,7 +321,7 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
 
 
 def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
-    """The values over the slots of `form`; padding is 0."""
+    """Return the sampled product over the slots of `form`, 0 for padding; refuse X and Y that do not fit."""
     wanted = (form.shape[0], X.shape[1]), (form.shape[-1], X.shape[1])
     if len(form.shape) != 2 or (X.shape, Y.shape) != wanted:
         raise ShapeError(
@@ -337,18 +341,18 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
 
 
 class _Sampled(torch.autograd.Function):
-    """A sampled product, whose gradients are products with its pattern, grouped as each of them likes it."""
+    """A sampled product. Its gradients are products with its pattern, grouped as is best for each."""
 
     @staticmethod
     def forward(ctx: Any, form: Any, X: Tensor, Y: Tensor) -> Tensor:
-        ctx.form, ctx.known = form, pattern_of(form)
+        ctx.form, ctx.pattern = form, pattern_of(form)
         ctx.save_for_backward(X, Y)
         return owned(_sample(form, X, Y))
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        check_pattern(ctx.form, ctx.known, "pattern")
+        check_pattern(ctx.form, ctx.pattern, "pattern")
         X, Y = ctx.saved_tensors
         V, dX, dY = ctx.form.with_values(upstream), None, None
         if ctx.needs_input_grad[1]:
@@ -370,7 +374,7 @@ def _sample(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
 def _sampling_statement(
     value_axes: tuple[str, ...], coord_axes: tuple[tuple[str, ...], ...], is_stored: tuple[bool, ...], is_blocked: bool
 ) -> str:
-    """The statement over plain coordinates.
+    """Return the statement of a sampled product over the coordinates of a format.
 
     >>> _sampling_statement(("p", "q"), (("p",), ("p", "q")), (True, True), False)
     'V[p,q] += X[AM[p],d] * Y[AK[p,q],d]'
@@ -384,7 +388,7 @@ def _sampling_statement(
 
 
 def _in_blocks(operand: Tensor, block: int) -> Tensor:
-    """[rows, D] -> [blocks, block, D], the last block filled up with zeros."""
+    """Return an operand [rows, D] as [blocks, block, D], the last block padded with zeros."""
     missing = -operand.shape[0] % block
     if missing:
         operand = pad(operand, (0, 0, 0, missing))

@@ -157,7 +157,7 @@ class SpMM(nn.Module):
         return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"
 
     def _rebuilt(self) -> SparseFormat:
-        """The format over the layer's present tensors, its coordinates checked."""
+        """Return a format over the layer's present tensors; refuse coordinates of one call by torch.func."""
         form = self._form
         if any(part is not None and is_wrapped(part) for part in (self.AM, self.AK)):
             raise UnsupportedError(
@@ -176,15 +176,15 @@ class SpMM(nn.Module):
         return type(form)((self.AM, self.AK), values, form.shape, form.group_dim, form.block_size)
 
     def _rebuild(self) -> SparseFormat:
-        """The same, kept: from now on its coordinates may not be overwritten with others."""
+        """Replace the layer's format by `_rebuilt`; from now on its coordinates may not be overwritten."""
         self._form = form = self._rebuilt()
         if may_keep(*form.coords):
-            form._known.fix(OVERWRITTEN)
+            form._pattern_cache.fix(OVERWRITTEN)
         self._gpu_size = _other_size(form)
         return form
 
     def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:
-        """`form` in groups of another size; a matrix that does not change is regrouped once."""
+        """Return `form` in groups of another size; a matrix that does not change is regrouped once."""
         values = form.values
         if not may_keep(values) or values.requires_grad or values.is_inference():
             return form.regroup(form.group_dim, size)
@@ -197,17 +197,17 @@ class SpMM(nn.Module):
         return grouped
 
     def _check_coordinates(self) -> bool:
-        """Whether the format is over the layer's own coordinates, which are refused if they were overwritten."""
+        """Return whether the format is over the layer's buffers; raise if those were overwritten."""
         parts = [part for part in self._form.coords if part is not None]
-        own = [part for part in (self.AM, self.AK) if part is not None]
-        is_own = len(parts) == len(own) and all(map(is_, parts, own))
-        if not is_own or is_compiling() or any(type(part) is not Tensor or part.is_meta for part in own):
+        buffers = [part for part in (self.AM, self.AK) if part is not None]
+        is_current = len(parts) == len(buffers) and all(map(is_, parts, buffers))
+        if not is_current or is_compiling() or any(type(part) is not Tensor or part.is_meta for part in buffers):
             return False
-        _ = self._form.known
+        _ = self._form.pattern_cache
         return True
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Coordinates are checked before they move, since nobody could tell afterwards whether they had changed."""
+        """Check coordinates before they move to another device: afterwards a change could not be detected."""
         is_known, before = self._check_coordinates(), self._form.coords
         super()._apply(fn, recurse)
         after = (self.AM, self.AK)
@@ -215,36 +215,37 @@ class SpMM(nn.Module):
             self._rebuild()
         return self
 
-    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
-        """What is refused here is not saved either: whoever loads it could not know."""
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        """Save the tensors; refuse coordinates that were overwritten, which could not be detected after loading."""
         self._check_coordinates()
-        super()._save_to_state_dict(*given, **options)
+        super()._save_to_state_dict(*arguments, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but what is compared by addresses, which a copy has no part in."""
+        """Return the state for pickle and deepcopy, without the regrouped format, which is guarded by addresses."""
         return {**vars(self), "_last": None}
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        form, known = self._form, self._form._known
-        own = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
-        problem = _misfit(state_dict, prefix, form, own)
+        """Load a matrix as a whole, or report why it does not fit; a pattern that stays the same is not rebuilt."""
+        form, pattern_cache = self._form, self._form._pattern_cache
+        tensors = {name: getattr(self, name) for name in ("AM", "AK", "AV") if getattr(self, name) is not None}
+        problem = _mismatch(state_dict, prefix, form, tensors)
         if problem:  # nothing is copied: coordinates and values of two matrices would be mixed
             lists[2].append(problem)
             return
-        if known.guard.hold():
-            known.guard.keep_values()
-        # which copies other coordinates into the same tensors
+        if pattern_cache.guard.hold():
+            pattern_cache.guard.keep_values()
+        # this copies coordinates into the same tensors
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        is_own = form.coords[0] is self.AM and form.coords[1] is self.AK
-        guard = known.guard.renewed() if is_own else None
+        is_current = form.coords[0] is self.AM and form.coords[1] is self.AK
+        guard = pattern_cache.guard.renewed() if is_current else None
         if self.AV.is_meta:
-            return  # a state without memory, assigned: whoever multiplies is told
+            return  # a state on the meta device was assigned: a call refuses it
         if guard is None:
             self._rebuild()
         else:  # the pattern is what it was: the next call may be a compiled one
-            known.guard = guard
+            pattern_cache.guard = guard
 
 
 def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:
@@ -255,33 +256,33 @@ def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:
 
 
 def _lasts(values: Tensor) -> bool:
-    """They are the layer's own; those of one call by torch.func are not, and kept they would keep its graph alive."""
+    """Whether values outlive the call: those that torch.func passes do not, and would keep its graph alive."""
     return values.is_leaf and not is_wrapped(values)
 
 
-def _misfit(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, own: Mapping[str, Tensor]) -> str:
-    """Why the entries under `prefix` can't be copied into a layer's `own` tensors; "" if they can."""
-    given = {name: state_dict[f"{prefix}{name}"] for name in own if f"{prefix}{name}" in state_dict}
-    if not given:
+def _mismatch(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, tensors: Mapping[str, Tensor]) -> str:
+    """Return why the entries under `prefix` can't be copied into a layer's tensors, or "" if they can."""
+    loaded = {name: state_dict[f"{prefix}{name}"] for name in tensors if f"{prefix}{name}" in state_dict}
+    if not loaded:
         return ""  # strict loading says what is missing
-    for name, part in own.items():
+    for name, part in tensors.items():
         key = f"{prefix}{name}"
-        if name not in given:
-            others = " and ".join(f"{prefix}{other}" for other in given)
-            verb = "are" if len(given) > 1 else "is"
+        if name not in loaded:
+            others = " and ".join(f"{prefix}{other}" for other in loaded)
+            verb = "are" if len(loaded) > 1 else "is"
             return f"{key} is not in the state_dict but {others} {verb}; a matrix is loaded whole, or not at all"
-        there = given[name]
-        if not isinstance(there, Tensor):
-            return f"{key} in the state_dict is of type {type(there).__name__}; it was not saved by an SpMM"
-        if there.shape != part.shape:
+        value = loaded[name]
+        if not isinstance(value, Tensor):
+            return f"{key} in the state_dict is of type {type(value).__name__}; it was not saved by an SpMM"
+        if value.shape != part.shape:
             return (
-                f"{key} is {list(there.shape)} in the state_dict but {list(part.shape)} here; "
+                f"{key} is {list(value.shape)} in the state_dict but {list(part.shape)} here; "
                 "it was saved with a matrix of other entries"
             )
-    if any(part.is_meta for part in given.values()):
+    if any(part.is_meta for part in loaded.values()):
         return ""
-    grid, place = block_grid(form.shape, form.block_size), given["AV"].device
-    coords = tuple(given[name].to(place) if name in given else None for name in ("AM", "AK"))
+    grid, place = block_grid(form.shape, form.block_size), loaded["AV"].device
+    coords = tuple(loaded[name].to(place) if name in loaded else None for name in ("AM", "AK"))
     for name, coord, size in zip(("AM", "AK"), coords, grid):
         if coord is not None and coord.numel() and int(coord.max()) >= size:
             blocks = "" if form.block_size is None else f", {list(grid)} blocks"
@@ -298,9 +299,9 @@ def _misfit(state_dict: Mapping[str, Any], prefix: str, form: SparseFormat, own:
 
 
 def _other_size(form: SparseFormat) -> int | None:
-    """The group size that suits a matrix on its GPU, None where it has it or is on none."""
+    """Return the group size that suits a matrix on its GPU; None if it has that size or is on no GPU."""
     if form.device.type != "cuda" or type(form) is not GroupCOO or form.group_dim != 0 or form.num_groups == 0:
-        return None  # one grouped by columns is arranged anew for its products anyway
+        return None  # a matrix grouped by columns is regrouped for its products anyway
     counts = (form.AK >= 0).sum(1)
     size = gpu_group_size(counts.new_zeros(form.shape[0]).index_add_(0, form.AM.long(), counts))
     return None if size == form.group_size else size

@@ -1,4 +1,4 @@
-"""Whatever holds a sparse matrix -> its format."""
+"""Conversion of every kind of sparse matrix that a product takes to a format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ __all__ = ["as_format", "trained_source"]
 
 
 def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
-    """The format of a matrix A of any kind; what A leaves open comes from B, the dense tensor that it multiplies."""
+    """Return the format of a matrix A of any kind.
+
+    The dtype, size or device that A leaves open is that of B, the dense tensor that it multiplies. Raises OperandError
+    or ShapeError if A is no sparse matrix.
+    """
     if isinstance(A, SparseFormat):
         return A
     if isinstance(A, Tensor):
@@ -38,7 +42,7 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
 
 
 def trained_source(A: Any, B: Tensor) -> tuple[Tensor, SparseSource | Edges] | None:
-    """The tensor that lists A's values and where they go, if a gradient is wanted for it."""
+    """Return the tensor that lists A's values and their source, or None if no gradient is wanted for it."""
     if isinstance(A, Tensor):
         return (A, sparse_source(A, "A")) if A.requires_grad else None
     if isinstance(A, tuple) and len(A) > 1 and isinstance(A[1], Tensor) and A[1].requires_grad:
@@ -47,12 +51,12 @@ def trained_source(A: Any, B: Tensor) -> tuple[Tensor, SparseSource | Edges] | N
 
 
 def _size(B: Tensor | None) -> tuple[int, int] | None:
-    """A graph without a size has as many nodes as B has rows."""
+    """Return the size of a graph that has none of its own: as many nodes as B has rows."""
     return None if B is None else (B.shape[-2 if B.ndim > 1 else 0],) * 2
 
 
 def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
-    """A copy of a scipy matrix, which can't tell when it changes, so that none is kept."""
+    """Return a scipy matrix as a format, which is not kept: changes of the matrix can't be detected."""
     if len(A.shape) != 2:
         raise ShapeError(f"A is a scipy array of shape {list(A.shape)}; pass a matrix")
     try:
@@ -61,6 +65,6 @@ def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
         raise OperandError(str(error)) from None
     if values.dtype not in VALUE_DTYPES:
         raise OperandError(f"A holds values of {values.dtype}; convert them with A.astype('float32')")
-    if device is not None and device.type != "meta":  # which the product refuses in words of its own
+    if device is not None and device.type != "meta":  # the product itself refuses a B on the meta device
         coords, values = coords.to(device), values.to(device)
     return arrange(coords, values, tuple(A.shape), is_sorted=A.format in ("csr", "bsr")).fill(values)

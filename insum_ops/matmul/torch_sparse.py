@@ -1,4 +1,4 @@
-"""Torch sparse tensors -> formats: the pattern is worked out once per tensor, values are gathered when they change."""
+"""Torch sparse tensors as formats: the pattern is made once per tensor, values are gathered when they change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .arrange import Arranged, arrange, merge_map
 
 __all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
 
-CALLS = 64  # over one tensor that are kept
+CALLS = 64  # launch plans that are kept for one tensor
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -38,11 +38,11 @@ class SparseSource:
     calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
 
     def is_of(self, A: Tensor) -> bool:
-        """Nothing has changed since."""
+        """Whether A is unchanged since the pattern was last compared with it."""
         return self.guard is not None and self.guard.holds_for(A)
 
     def format(self, A: Tensor) -> SparseFormat:
-        """The pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
+        """Return the pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
         with outside_transforms():
@@ -52,7 +52,7 @@ class SparseSource:
         return filled
 
     def slots(self, A: Tensor) -> Tensor:
-        """A's values over the format's slots; differentiable."""
+        """Return A's values over the format's slots; differentiable."""
         return _Slots.apply(A, self)  # type: ignore[no-any-return]
 
     def entries(self, A: Tensor) -> Tensor:
@@ -65,42 +65,45 @@ class SparseSource:
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
-    """What is known of A, filled with its values, if nothing has changed since."""
+    """Return the cached source of A that holds its present values, or None."""
     kept = _kept.get(id(A))
     if kept is None or kept[0]() is not A:
         return None
-    found = kept[1]  # `_sources.get` and `is_of`, without calls of their own
-    guard = found.guard
-    return None if found.filled is None or guard is None or not guard.holds_for(A) else found
+    source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
+    guard = source.guard
+    return None if source.filled is None or guard is None or not guard.holds_for(A) else source
 
 
 def remembered_format(A: Tensor) -> SparseFormat | None:
-    """The format with A's values if nothing has changed since it was made and no gradient is wanted."""
-    found = remembered_source(A)
-    return None if found is None or (A.requires_grad and is_grad_enabled()) else found.filled
+    """Return the cached format with A's present values, or None; None too if a gradient is wanted."""
+    source = remembered_source(A)
+    return None if source is None or (A.requires_grad and is_grad_enabled()) else source.filled
 
 
 def sparse_source(A: Tensor, name: str) -> SparseSource:
-    """What is known of a torch sparse tensor, called `name` by the caller; sorted again only for a new pattern."""
-    found = _sources.get(A)
-    if found is not None and found.is_of(A):
-        return found
+    """Return the source of a torch sparse tensor, cached while the tensor does not change.
+
+    Entries are sorted again only for a new pattern. Errors call the tensor `name`.
+    """
+    source = _sources.get(A)
+    if source is not None and source.is_of(A):
+        return source
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
-    found = _refreshed(A, found, name)
-    if guard is not None and may_keep(*found.arranged.parts, *(found.merged or ())):
-        found.guard = guard
-        _sources.keep(A, found)
-    return found
+    source = _refreshed(A, source, name)
+    if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
+        source.guard = guard
+        _sources.keep(A, source)
+    return source
 
 
 @outside_transforms()
-def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource:
-    """The pattern found before where it is still A's, else a new one."""
+def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSource:
+    """Return a source with the cached pattern if that is still A's, else with a new one."""
     A = A.detach()  # here: inside a transform torch has no detached compressed tensors
     coords, values, is_sorted = _listed(A, name)
     shape = tuple(A.shape)
-    if found is not None and found.merged is None and _is_pattern(found.arranged, A, coords):
-        return SparseSource(found.arranged, None)
+    if cached is not None and cached.merged is None and _is_pattern(cached.arranged, A, coords):
+        return SparseSource(cached.arranged, None)
     _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
     merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
     if merged is not None:
@@ -109,14 +112,17 @@ def _refreshed(A: Tensor, found: SparseSource | None, name: str) -> SparseSource
 
 
 def _is_pattern(arranged: Arranged, A: Tensor, coords: Tensor) -> bool:
-    """It is A's, whose entries lie at `coords`; its shape may be another all the same."""
+    """Whether a pattern is A's: its shape, dtype and device, with entries at `coords`."""
     pattern = arranged.pattern
     is_alike = (pattern.shape, pattern.dtype, pattern.device) == (tuple(A.shape), A.dtype, A.device)
     return is_alike and torch.equal(arranged.coords, coords)
 
 
 def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
-    """The coordinates [2, E] and values [E, *block_size] as they are stored, and whether the rows ascend."""
+    """Return the coordinates [2, E] and values [E, *block_size] of A as stored, and whether the rows ascend.
+
+    Raises OperandError, ShapeError or IndexRangeError for what is no sparse matrix of numbers.
+    """
     if A.layout not in LAYOUTS:
         if A.layout is torch.strided and A.dtype in INDEX_DTYPES and A.ndim == 2 and len(A) == 2:
             raise OperandError(
@@ -145,7 +151,7 @@ def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
 
 
 class _Slots(torch.autograd.Function):
-    """The values that a torch sparse tensor lists, over a format's slots; their gradient is of the same layout."""
+    """The values of a torch sparse tensor over a format's slots; the gradient is a sparse tensor of its layout."""
 
     @staticmethod
     def forward(ctx: Any, A: Tensor, source: SparseSource) -> Tensor:
@@ -164,6 +170,7 @@ def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
 
 
 def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the values of distinct coordinates, each the sum of those that are listed for it."""
     distinct, into = merged
     return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)
 
@@ -183,6 +190,7 @@ def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tenso
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
+    """Refuse coordinates outside the matrix."""
     is_outside = ((coords < 0) | (coords >= coords.new_tensor(grid)[:, None])).any(0)
     if bool(is_outside.any()):
         entry = int(is_outside.nonzero()[0])

@@ -1,4 +1,4 @@
-"""What lives on one instance of a layer and would be lost where a layer of another class takes its place."""
+"""Hooks, attributes and settings of a layer that would be lost if a layer of another class took its place."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COMPILED = "_compiled_call_impl"  # set by `module.compile()`
 WRAPPED = "_orig_mod"  # what `torch.compile(module)` names the module in its wrapper, which keeps its old `__call__`
 
 
-def lost_in_swap(module: nn.Module, own: Collection[str], path: str = "") -> str:
+def lost_in_swap(module: nn.Module, expected: Collection[str], path: str = "") -> str:
     """Say what swapping this module for one of another class would lose, and what to do; "" if nothing.
 
     Args:
         module: the layer that is to be swapped.
-        own: the names of attributes, parameters, buffers and children that the swap takes over or may drop. Whatever
-            else the instance has is refused: a `forward`, or another method, that was set on it among it.
+        expected: the names of attributes, parameters, buffers and children that the swap takes over or may drop.
+            Whatever else the instance has is refused, such as a `forward` that was set on it.
         path: where the module is in its model, as `named_modules` names it.
     """
     if COMPILED in vars(module) or WRAPPED in module._modules or path.rpartition(".")[2] == WRAPPED:
@@ -43,7 +43,7 @@ def lost_in_swap(module: nn.Module, own: Collection[str], path: str = "") -> str
     if any(_foreign_hooks(module)):
         return "has hooks, which would be lost; remove them, convert, and register them again"
     present = {*vars(module), *module._parameters, *module._buffers, *module._modules}
-    extras = sorted(present - EVERY_MODULE - set(own))
+    extras = sorted(present - EVERY_MODULE - set(expected))
     if extras:
         them = "them" if len(extras) > 1 else "it"
         return f"has {', '.join(extras)} of its own, which would be lost; convert first, then set {them} again"
@@ -51,21 +51,21 @@ def lost_in_swap(module: nn.Module, own: Collection[str], path: str = "") -> str
 
 
 def private_names(module: nn.Module) -> set[str]:
-    """The names with an underscore that a library keeps on its modules; those that its class has too are no such names.
+    """Return the names with an underscore that a library keeps on its modules, but for those that the class has too.
 
-    An instance that has a method of its class itself, as `_conv_forward`, has been changed.
+    An instance that has a method of its class, such as `_conv_forward`, as its own attribute has been changed.
     """
     present = {*vars(module), *module._parameters, *module._buffers, *module._modules}
     return {name for name in present if name.startswith("_") and not hasattr(type(module), name)}
 
 
 def has_tensor_hooks(tensors: Collection[Tensor]) -> bool:
-    """Gradients of one of these tensors are handed to somebody, who would not get those of a copy."""
+    """Whether one of these tensors has a hook on its gradient, which would not see the gradients of a copy."""
     return any(getattr(tensor, hooks, None) for tensor in tensors for hooks in TENSOR_HOOKS)
 
 
 def _foreign_hooks(module: nn.Module) -> Iterator[Any]:
-    """The hooks of a module that are not methods of its own class, which the class has registered for itself."""
+    """Yield the hooks of a module, but for those that its own class has registered, which are methods of the module."""
     for kind in (*CALL_HOOKS, *STATE_HOOKS):
         for hook in getattr(module, kind, {}).values():
             function = getattr(hook, "hook", hook)  # some are wrapped

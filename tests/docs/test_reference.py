@@ -35,7 +35,7 @@ def test_every_public_name_is_in_the_reference_once():
 def test_every_error_is_in_the_reference():
     text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     (names,) = re.findall(r"members: \[(.*)\]", text)
-    assert set(names.split(", ")) == set(errors.__all__)
+    assert set(names.split(", ")) == {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
 
 
 def test_what_is_for_the_compiler_alone_is_left_out():

@@ -15,7 +15,7 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
-from insum_ops.equivariant import in_place as whole
+from insum_ops.equivariant import in_place
 from insum_ops.equivariant.decomposition import decompose
 
 
@@ -200,9 +200,9 @@ def test_layouts_that_come_once_are_not_kept_for_ever():
 
 def test_alike_paths_whose_weights_are_equally_far_apart_share_a_statement():
     plan = CASES["apart"].built()._product.decomposition
-    in_place, pieces = plan.each.pieces[True]
-    assert in_place
-    found = [(piece.term.key[1], piece.term.num_paths, piece.start, piece.step) for piece in pieces]
+    is_in_place, slices = plan.each.weight_slices[True]
+    assert is_in_place
+    found = [(part.term.key[1], part.term.num_paths, part.start, part.step) for part in slices]
     assert found == [
         ((2, 1, 2), 2, 0, 0),
         ((2, 1, 3), 2, 8, 14),
@@ -210,16 +210,16 @@ def test_alike_paths_whose_weights_are_equally_far_apart_share_a_statement():
         ((3, 1, 3), 2, 28, 15),
         ((3, 1, 2), 2, 37, 15),
     ]
-    _, apart = plan.each.pieces[False]
-    assert [piece.numel for piece in apart] == [term.weight_numel for term in plan.each.terms]
+    _, apart = plan.each.weight_slices[False]
+    assert [part.numel for part in apart] == [term.weight_numel for term in plan.each.terms]
 
 
 def test_a_third_path_at_another_distance_has_its_own_statement():
     paths = [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True), (0, 1, 0, "uvw", True), (0, 0, 0, "uvw", True)]
     case = Case(("2x0e + 3x0e", "0e + 0e", "2x0e + 1x0e"), paths=paths)
     ours = case.built()
-    _, pieces = ours._product.decomposition.each.pieces[True]
-    assert [(piece.term.num_paths, piece.start, piece.step) for piece in pieces] == [(1, 0, 0), (1, 4, 0), (2, 7, 0)]
+    _, slices = ours._product.decomposition.each.weight_slices[True]
+    assert [(part.term.num_paths, part.start, part.step) for part in slices] == [(1, 0, 0), (1, 4, 0), (2, 7, 0)]
     leaves = learning(operands(case, ours)[0], (True, True, True))
     z, expected = ours(*leaves), dense_product(ours, *[leaf.detach().cpu() for leaf in leaves])
     assert_matches(z, expected)
@@ -227,7 +227,7 @@ def test_a_third_path_at_another_distance_has_its_own_statement():
 
 @pytest.mark.every_route
 def test_gradients_too_large_to_be_written_in_parts_are_put_together(monkeypatch):
-    monkeypatch.setattr(whole, "LARGEST", 8)
+    monkeypatch.setattr(in_place, "LARGEST", 8)
     ours = CASES["apart"].built()
     leaves = learning(operands(CASES["apart"], ours)[0], (True, True, True))
     z, expected = ours(*leaves), composed(ours, *leaves)

@@ -20,7 +20,7 @@ from insum_ops.equivariant import shared_weights as shared  # noqa: E402
 from insum_ops.equivariant import species as kinds  # noqa: E402
 from insum_ops.equivariant import tables  # noqa: E402
 from insum_ops.equivariant.shared_weights import SharedTerm  # noqa: E402
-from insum_ops.equivariant.species import KindsTerm  # noqa: E402
+from insum_ops.equivariant.species import SpeciesTerm  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
@@ -271,7 +271,7 @@ NATURAL = "{0}x0e + {0}x1o + {0}x2e"
 )
 def test_matrices_come_first_where_that_saves_more_than_it_moves(irreps, second, comes_first):
     (term,) = terms_of(FullyConnectedTensorProduct(irreps, second, irreps, internal_weights=False))
-    assert isinstance(term, KindsTerm)
+    assert isinstance(term, SpeciesTerm)
     with described_as(H200):
         assert term.has_matrices(torch.device(DEVICE)) == comes_first
 

@@ -288,7 +288,7 @@ def test_rows_together_are_those_of_the_format(shape, group_dim):
     """Each entry is met once, at the place of its row in a set, and each row is in one set."""
     dense = sparse(*shape, density=0.6)
     A = BlockCOO.from_dense(dense, block_size=(2, 1))
-    found = A.walked(group_dim, 2)
+    found = A.row_ordered_view(group_dim, 2)
     assert found.values.data_ptr() == A.values.data_ptr()
     rows, columns = found.coords if group_dim == 0 else found.coords[::-1]
     grid = (shape[0] // 2, shape[1])
@@ -300,20 +300,20 @@ def test_rows_together_are_those_of_the_format(shape, group_dim):
     assert torch.equal(columns[p], A.coords[1 - group_dim][entries].int())
     assert found.sets.diff().ge(0).all()
     assert torch.equal(found.facts.pointers.diff(), torch.bincount(found.sets, minlength=len(rows)).int())
-    assert A.with_values(A.values + 1).walked(group_dim, 2).sets is found.sets
+    assert A.with_values(A.values + 1).row_ordered_view(group_dim, 2).sets is found.sets
 
 
 def test_an_entry_that_stands_twice_is_met_twice():
     AM, AK = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 1])
     A = BlockCOO((AM, AK), torch.ones(3, 1, 1), (2, 2), block_size=(1, 1))
-    found = A.walked(0, 2)
+    found = A.row_ordered_view(0, 2)
     assert found.value_source.tolist() == [[0, 2], [1, -1]]
     assert found.coords[1].tolist() == [1, 1]
 
 
 def test_no_entry_is_met_nowhere():
     A = BlockCOO.from_dense(torch.zeros(4, 4), block_size=(2, 2))
-    found = A.walked(0, 2)
+    found = A.row_ordered_view(0, 2)
     assert found.value_source.shape == (0, 2)
     assert found.facts.pointers.tolist() == [0, 0]
 

@@ -1,4 +1,4 @@
-"""Rows of blocks as programs walk them, narrow ones in pairs: which are, what that saves, and that all stays right."""
+"""Rows of blocks as kernels take them, narrow ones in pairs: which are, what that saves, and that all stays right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insum_ops.compiler import row_order
 from insum_ops.compiler.planning import block_rows
 from insum_ops.compiler.tuning import problem, space
 from insum_ops.formats import BlockCOO
-from insum_ops.formats import row_order as formats_walks
+from insum_ops.formats import row_order as format_row_order
 from insum_ops.formats.row_matching import paired
 from insum_ops.nn import BlockSparseLinear
 
@@ -225,14 +225,14 @@ def test_partners_have_much_in_common() -> None:
 
 
 def test_more_rows_than_are_compared_are_paired_by_length(monkeypatch) -> None:
-    monkeypatch.setattr(formats_walks, "MOST_PAIRS", 0)
+    monkeypatch.setattr(format_row_order, "MOST_PAIRS", 0)
     rows, columns = torch.tensor([0, 1, 1, 2, 3, 3]), torch.tensor([0, 0, 1, 2, 3, 4])
-    assert formats_walks.walk(rows, columns, (4, 5), width=2).rows.tolist() == [[1, 3], [0, 2]]
+    assert format_row_order.order_rows(rows, columns, (4, 5), width=2).rows.tolist() == [[1, 3], [0, 2]]
 
 
 def test_neighbouring_sets_have_as_many_columns() -> None:
     lengths = torch.randint(0, 100, (75,), generator=torch.Generator().manual_seed(2))
-    order = formats_walks.balanced(lengths)
+    order = format_row_order.balanced(lengths)
     assert order.sort().values.tolist() == list(range(75))
     for size, most in ((2, 0.5), (4, 0.15), (8, 0.05)):
         totals = lengths[order[:72]].view(-1, size).sum(1).double()
@@ -241,9 +241,9 @@ def test_neighbouring_sets_have_as_many_columns() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, 9])
-def test_rows_alone_are_all_walked(rows) -> None:
+def test_rows_alone_are_all_listed(rows) -> None:
     has = (torch.rand(rows, 4) < 0.4).nonzero().T
-    made = formats_walks.walk(has[0], has[1], (rows, 4), width=1)
+    made = format_row_order.order_rows(has[0], has[1], (rows, 4), width=1)
     assert made.rows.sort().values.tolist() == list(range(rows))
     assert made.rows[made.sets.long()].tolist() == has[0][made.source.long()].tolist()
     assert made.columns.tolist() == has[1][made.source.long()].tolist()

@@ -288,10 +288,10 @@ def test_a_pattern_written_over_itself_is_kept_and_another_one_refused():
     layer = BlockSparseLinear(8, 8, 2, pattern=torch.eye(4, dtype=torch.bool), dtype=torch.float64)
     x = torch.randn(3, 8, dtype=torch.float64)
     layer(x)
-    known = layer._known.form
+    known = layer._weight_format.form
     layer.coords.copy_(layer.coords.clone())
     layer(x)
-    assert layer._known.form is known
+    assert layer._weight_format.form is known
     assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
     layer.coords[1] = layer.coords[1].flip(0)
     with pytest.raises(OperandError, match=r"^coords was overwritten with another pattern"):

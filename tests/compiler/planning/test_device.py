@@ -35,7 +35,7 @@ from insum_ops.compiler.planning.device import (
 from insum_ops.compiler.tuning.footprint import shared_bytes
 from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.formats.facts import OwnedRows
-from insum_ops.formats.row_order import walk
+from insum_ops.formats.row_order import order_rows
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -180,7 +180,7 @@ def test_rows_are_listed_where_their_programs_fill_the_gpu() -> None:
 def test_rows_are_listed_where_that_was_measured_to_take_less(row: MeasuredRows) -> None:
     edge, width = 4096 // row.block, rows_of_a_set(row.block, torch.float16, H200)
     rows, columns = (torch.rand(edge, edge, generator=torch.Generator().manual_seed(0)) < row.density).nonzero().T
-    found = walk(rows, columns, (edge, edge), width)
+    found = order_rows(rows, columns, (edge, edge), width)
     listed = may_be_listed(width, edge // width, len(found.sets), 4096 * row.columns, H200, found.shared)
     assert listed == (row.listed < row.as_they_are)
 

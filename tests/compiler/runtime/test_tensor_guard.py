@@ -8,7 +8,7 @@ from sparse_inputs import SPARSE_WARNINGS
 from torch.autograd import forward_ad
 
 from insum_ops.compiler.runtime import tensor_guard
-from insum_ops.compiler.runtime.tensor_guard import recogniser
+from insum_ops.compiler.runtime.tensor_guard import layout_guard
 
 pytestmark = [
     pytest.mark.cpu,
@@ -27,11 +27,11 @@ class Marked(torch.Tensor):
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (2, 3, 4)])
 def test_tensors_like_the_first_are_recognised(shape):
-    recognises = recogniser([drawn(*shape), drawn(2)])
+    guard = layout_guard([drawn(*shape), drawn(2)])
     for _ in range(3):
-        assert recognises(drawn(*shape), drawn(2))
+        assert guard(drawn(*shape), drawn(2))
     with torch.no_grad():
-        assert recognises(drawn(*shape), drawn(2))
+        assert guard(drawn(*shape), drawn(2))
 
 
 UNLIKE = {
@@ -58,34 +58,34 @@ UNLIKE = {
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_any_other_is_not(kind):
     other = UNLIKE[kind]()
-    assert recogniser([drawn(5, 4)])(other) is False
-    assert recogniser([drawn(2), drawn(5, 4)])(drawn(2), other) is False
+    assert layout_guard([drawn(5, 4)])(other) is False
+    assert layout_guard([drawn(2), drawn(5, 4)])(drawn(2), other) is False
 
 
 def test_strides_that_could_be_a_negated_tensors_are_told_from_one():
     values = torch.complex(drawn(5, 4), drawn(5, 4))
-    recognises = recogniser([values.imag])
-    assert recognises(values.clone().imag)
+    guard = layout_guard([values.imag])
+    assert guard(values.clone().imag)
     assert values.conj().imag.stride() == values.imag.stride()
-    assert not recognises(values.conj().imag)
+    assert not guard(values.conj().imag)
 
 
 def test_one_tensor_in_two_places_is_never_recognised():
     B = drawn(5, 4)
-    assert recogniser([B, B]) is None
-    recognises = recogniser([B, drawn(5, 4)])
-    assert recognises(drawn(5, 4), B)
-    assert not recognises(B, B)
+    assert layout_guard([B, B]) is None
+    guard = layout_guard([B, drawn(5, 4)])
+    assert guard(drawn(5, 4), B)
+    assert not guard(B, B)
 
 
 def test_who_casts_or_transforms_is_seen_too():
-    recognises, B, seen = recogniser([drawn(5, 4)]), drawn(5, 4), []
+    guard, B, seen = layout_guard([drawn(5, 4)]), drawn(5, 4), []
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not recognises(B)
-        assert not recognises(drawn(5, 4))
+        assert not guard(B)
+        assert not guard(drawn(5, 4))
 
     def look(given):
-        seen.append(recognises(B))
+        seen.append(guard(B))
         return given.sum()
 
     for transform in (torch.func.vmap, torch.func.grad, torch.func.functionalize, torch.func.jacrev, torch.func.jacfwd):
@@ -94,11 +94,11 @@ def test_who_casts_or_transforms_is_seen_too():
     torch.func.vjp(look, B)
     torch.func.vmap(torch.func.grad(look))(B)
     with torch.inference_mode():
-        seen.append(recognises(drawn(5, 4)))
+        seen.append(guard(drawn(5, 4)))
     assert seen == [False] * 9
     with forward_ad.dual_level():
-        assert recognises(B)  # which is why `is_free` asks about those
-    assert recognises(B)
+        assert guard(B)  # which is why `is_free` asks about those
+    assert guard(B)
 
 
 def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
@@ -123,7 +123,7 @@ def test_a_torch_without_guards_is_not_asked(monkeypatch):
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     assert not tensor_guard._tells_apart.__wrapped__()
     monkeypatch.setattr(tensor_guard, "_tells_apart", lambda: False)
-    assert recogniser([drawn(2)]) is None
+    assert layout_guard([drawn(2)]) is None
 
 
 def test_the_first_question_may_come_in_any_mode():

@@ -19,6 +19,8 @@ from .harness import Times, check, cold_times, device_times, queued_in_turns
 from .inputs import origins
 from .machine import machine
 from .results import contradiction
+from .suite_times import Measured, summary
+from .workload import SCALES
 
 STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
 ROUNDS = (10, 200)  # of the wall time: at least and at most
@@ -36,14 +38,28 @@ STARTED = perf_counter()
 _last: dict[str, tuple[tuple[str, str], Call]] = {}
 
 
+FOUND: pytest.StashKey[list[Measured]] = pytest.StashKey()  # what test_statements.py has measured
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("statements", "bench/cases/test_statements.py")
+    group.addoption("--seed", type=int, default=0, help="from which sizes and operands are drawn")
+    group.addoption("--scale", choices=SCALES, help="of the sizes; by default full on a GPU and small on a CPU")
+    group.addoption("--prepare", action="store_true", help="build every kernel and time nothing; may run with -n")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A peer may warn as it likes; ours is held to silence by the tests."""
+    config.stash[FOUND] = []
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which inputs it was, whatever else is shown."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of statements, if they ran, and which inputs it was, whatever else is shown."""
+    if config.stash[FOUND]:
+        for line in summary(config.stash[FOUND], config.getoption("--seed")):
+            terminalreporter.write_line(line)
     try:
         lines = origins()
     except DataError as error:  # collecting failed for it, too

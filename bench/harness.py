@@ -23,6 +23,7 @@ __all__ = [
     "peak_mib",
     "queued_in_turns",
     "table",
+    "wall_in_turns",
     "wall_ms",
 ]
 
@@ -72,6 +73,26 @@ def queued_in_turns(each: Sequence[Callable[[], object]], calls: int = 10, round
     for _ in range(rounds):
         for call, own in zip(each, times):
             own.append(_elapsed(partial(_several, call, calls)) / calls)
+    return [Times.of(own) for own in times]
+
+
+def wall_in_turns(each: Sequence[Callable[[], object]], seconds: float = 0.02, rounds: int = 11) -> list[Times]:
+    """One call of each on a CPU, a round of each after the other, so that a busy while is one for all.
+
+    A round is of so many calls as take a tenth of `seconds`.
+    """
+    counts = []
+    for call in each:
+        call()
+        start = perf_counter()
+        call()
+        counts.append(max(1, round(0.1 * seconds / max(perf_counter() - start, 1e-7))))
+    times: list[list[float]] = [[] for _ in each]
+    for _ in range(rounds):
+        for call, count, own in zip(each, counts, times):
+            start = perf_counter()
+            _several(call, count)
+            own.append((perf_counter() - start) / count * 1e3)
     return [Times.of(own) for own in times]
 
 

@@ -50,6 +50,7 @@ TITLES = {
     "unet": "A sparse U-Net, forward and backward",
     "mixture_of_experts": "A mixture of experts in one line",
     "graph_attention": "Graph attention in four lines",
+    "statements": "Statements at sizes drawn from a seed",
     "scaling": "SpMM against the number of entries",
     "host": "Host time of one call",
     "memory": "Memory",

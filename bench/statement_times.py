@@ -24,7 +24,7 @@ from .machine import machine, slug
 from .results import ResultsError
 from .statements import EXAMPLES, Draw, Example, Given
 
-__all__ = ["COMPILED", "PROVIDERS", "STORED", "TORCH", "calls", "stored_times", "time_statements"]
+__all__ = ["COMPILED", "PROVIDERS", "STORED", "TORCH", "calls", "stored_times", "time_statements", "timed"]
 
 TORCH, COMPILED = "torch", "torch.compile"
 PROVIDERS = (OURS, TORCH, COMPILED)
@@ -72,7 +72,7 @@ def _rows(example: Example, is_small: bool) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"statement": example.name, "provider": provider}
         try:
             row["error"] = check(call(), expected, LIMIT[example.dtype])
-            row |= _timed(call)
+            row |= timed(call)
         except PEER_FAILURES as error:
             if provider == OURS:
                 raise
@@ -98,7 +98,7 @@ def _double(value: object) -> object:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _timed(call: Callable[[], Tensor]) -> dict[str, Any]:
+def timed(call: Callable[[], Tensor]) -> dict[str, Any]:
     """The device time of a call by CUDA-graph replay; of one that can't be captured, among queued calls."""
     first = queued_in_turns([call], calls=2, rounds=3)[0].median
     count = max(2, round(10 * min(1.0, LONG_MS / max(first, 1e-4))))

@@ -17,7 +17,11 @@ from insum_ops.formats import BlockGroupCOO, GroupCOO, kernel_map
 
 from .generate import graph
 
-__all__ = ["EXAMPLES", "Draw", "Example", "Given"]
+__all__ = [
+    *("EXAMPLES", "Draw", "Example", "Given"),
+    *("batched_matmul", "edge_products", "embedding_bag", "gather_scale_scatter", "outer", "sampled_products"),
+    *("scatter_counts", "transform_then_scatter", "triple_scores", "weighted_bags", "weighted_messages"),
+]
 
 HALF, SINGLE = torch.float16, torch.float32
 

@@ -1,0 +1,216 @@
+"""Workloads timed: ours, plain torch, torch.compile and a routine of torch, checked in float64; the table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from insum_ops import explain, insum
+
+from .case import DEVICE, LIMIT, OURS, PEER_FAILURES
+from .harness import Times, check, geomean, queued_in_turns, table, wall_in_turns
+from .roofs import floor_ms, roofs
+from .statement_times import COMPILED, TORCH, timed
+from .workload import Given, Workload, work
+
+__all__ = ["BACKWARD", "FORWARD", "LIBRARY", "PASSES", "Measured", "calls", "measure_workload", "prepare", "summary"]
+
+LIBRARY = "torch's routine"
+FORWARD, BACKWARD = PASSES = ("forward", "backward")
+MODE = "max-autotune-no-cudagraphs"
+BEHIND = 0.95  # of the best other's speed: what is slower than that is named below the table
+
+Call = Callable[[], "Tensor | tuple[Tensor, ...]"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One workload at one set of sizes: what every provider took, or why it has no time."""
+
+    workload: Workload
+    pass_: str
+    sizes: str
+    extents: Mapping[str, int]
+    floor_ms: float = float("nan")
+    route: str = ""
+    ms: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)  # relative, of what was timed
+    timing: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, Exception] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """How many times ours is as fast as the best other."""
+        others = [ms for provider, ms in self.ms.items() if provider != OURS]
+        return min(others) / self.ms[OURS] if others and OURS in self.ms else float("nan")
+
+    @property
+    def share(self) -> float:
+        """Which part of our time the floor is."""
+        return self.floor_ms / self.ms[OURS] if OURS in self.ms else float("nan")
+
+
+def providers(workload: Workload) -> tuple[str, ...]:
+    """Who computes a workload; nothing is compiled on a CPU, where all that is asked is to be no slower than torch."""
+    compiled = (COMPILED,) if DEVICE == "cuda" else ()
+    return OURS, TORCH, *compiled, *([LIBRARY] if workload.library else [])
+
+
+def functions(workload: Workload) -> dict[str, Callable[..., Tensor]]:
+    """How each provider computes a workload, of its operands and `size`, by the provider's name."""
+
+    def ours(size: tuple[int, ...] | None = None, **operands: Tensor) -> Tensor:
+        if workload.as_formats is not None:
+            return insum(workload.expr, **workload.as_formats(**operands))
+        return insum(workload.expr, size=size, **operands)
+
+    known = {OURS: ours, TORCH: workload.plain}
+    if DEVICE == "cuda":
+        torch.compiler.reset()  # a function is compiled for each set of sizes, and torch gives up after some
+        known[COMPILED] = torch.compile(workload.traced or workload.plain, mode=MODE, dynamic=False)
+    if workload.library is not None:
+        known[LIBRARY] = workload.library[1]
+    return known
+
+
+def calls(workload: Workload, given: Given, pass_: str, upstream: Tensor) -> dict[str, tuple[Call, Call]]:
+    """What is timed and what is checked of each provider, by its name.
+
+    Where the index changes, each timed call has a tensor that was not there before; what is checked has the first.
+    A format is made beforehand, unless the index changes. Gradients are made contiguous, as an optimiser reads them.
+    """
+    found = {}
+    for provider, function in functions(workload).items():
+        options = {} if given.size is None else {"size": given.size}
+        operands = dict(given.operands)
+        leaves: tuple[Tensor, ...] = ()
+        if pass_ == BACKWARD:
+            own = {name: operands[name].clone().requires_grad_() for name in workload.gradients}
+            operands, leaves = {**operands, **own}, tuple(own.values())
+        if provider == OURS and workload.as_formats is not None and not workload.is_changing:
+            ready = workload.as_formats(**operands)
+            function, operands, options = (lambda **given: insum(workload.expr, **given)), ready, {}
+        found[provider] = _pair(function, operands, options, leaves, upstream, given.indices)
+    return found
+
+
+def _pair(
+    function: Callable[..., Tensor],
+    operands: Mapping[str, Tensor],
+    options: Mapping[str, tuple[int, ...]],
+    leaves: tuple[Tensor, ...],
+    upstream: Tensor,
+    indices: Sequence[Mapping[str, Tensor]],
+) -> tuple[Call, Call]:
+    def run(changed: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
+        result = function(**{**operands, **changed}, **options)
+        if not leaves:
+            return result
+        return tuple(each.contiguous() for each in torch.autograd.grad(result, leaves, upstream))
+
+    if not indices:
+        return (lambda: run({})), (lambda: run({}))
+    turns = cycle(indices)
+    return (lambda: run({name: each.clone() for name, each in next(turns).items()})), (lambda: run({}))
+
+
+def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
+    """The result in float64, by plain torch, and what is passed into a backward pass."""
+    doubles = {name: each.double() if each.is_floating_point() else each for name, each in given.operands.items()}
+    options = {} if given.size is None else {"size": given.size}
+    leaves = {name: doubles[name].requires_grad_() for name in workload.gradients} if pass_ == BACKWARD else {}
+    result = workload.plain(**doubles, **options)
+    upstream = torch.randn(result.shape, device=result.device).to(workload.dtype)
+    if not leaves:
+        return result, upstream
+    return torch.autograd.grad(result, tuple(leaves.values()), upstream.double()), upstream
+
+
+def prepare(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> None:
+    """Call each provider once, so that its kernels are built and lie in the caches on disk."""
+    given = workload.make(workload.drawn(seed, sizes, scale), seed, DEVICE)
+    _, upstream = expected(workload, given, pass_)
+    pairs = calls(workload, given, pass_, upstream)
+    for provider in providers(workload):
+        try:
+            pairs[provider][1]()
+        except PEER_FAILURES:
+            if provider == OURS:
+                raise
+
+
+def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
+    """Check every provider's result and time it; what fails, or is wrong, has its error in the place of a time."""
+    torch.manual_seed(seed)
+    extents = workload.drawn(seed, sizes, scale)
+    given = workload.make(extents, seed, DEVICE)
+    reference, upstream = expected(workload, given, pass_)
+    pairs = calls(workload, given, pass_, upstream)
+    sound: dict[str, Call] = {}
+    errors: dict[str, float] = {}
+    failures: dict[str, Exception] = {}
+    for provider in providers(workload):
+        run, result = pairs[provider]
+        try:
+            errors[provider] = check(result(), reference, LIMIT[workload.dtype])
+            run()
+            sound[provider] = run
+        except PEER_FAILURES as error:
+            failures[provider] = error
+    seconds = 0.005 if scale == "small" else 0.02
+    times = _times(sound, workload.is_changing, seconds)
+    least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
+    # on a CPU what is least disturbed by other work: with three times as many busy processes as cores medians were
+    # about ten times that
+    ms = {provider: own.p20 if timing == "wall" else own.median for provider, (own, timing) in times.items()}
+    how = {provider: timing for provider, (_, timing) in times.items()}
+    return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures)
+
+
+def _times(sound: Mapping[str, Call], is_changing: bool, seconds: float) -> dict[str, tuple[Times, str]]:
+    if DEVICE != "cuda":
+        return {provider: (own, "wall") for provider, own in zip(sound, wall_in_turns([*sound.values()], seconds))}
+    if is_changing:  # checks of a new index wait for the device, and nothing is checked while a graph is captured
+        return {provider: (own, "queue") for provider, own in zip(sound, queued_in_turns(list(sound.values())))}
+    found = {}
+    for provider, call in sound.items():
+        row = timed(call)
+        found[provider] = Times(row["device_ms"], row["p20"], row["p80"]), row["timing"]
+    return found
+
+
+def _route(workload: Workload, given: Given) -> str:
+    operands = given.operands if workload.as_formats is None else workload.as_formats(**given.operands)
+    size = given.size if workload.as_formats is None else None
+    return "FX graph" if DEVICE != "cuda" else explain(workload.expr, size=size, **operands).route
+
+
+def summary(found: Sequence[Measured], seed: int) -> list[str]:
+    """The lines of a table of all that was measured, in the suite's order, and of what it comes to."""
+    header = ("family", "statement", "pass", "sizes", "ours", "torch", "compiled", "routine", "ratio", "floor", "route")
+    rows = [
+        (
+            each.workload.family,
+            each.workload.name,
+            each.pass_,
+            " ".join(f"{name}={size}" for name, size in each.extents.items()),
+            *(each.ms.get(provider, "") for provider in (OURS, TORCH, COMPILED, LIBRARY)),
+            each.ratio,
+            each.share,
+            each.route,
+        )
+        for each in found
+    ]
+    lines = table(f"statements, seed {seed}, milliseconds on {DEVICE}", header, rows).split("\n")
+    for pass_ in PASSES:
+        ratios = [each.ratio for each in found if each.pass_ == pass_ and each.ratio > 0]
+        if not ratios:
+            continue
+        behind = sum(ratio < BEHIND for ratio in ratios)
+        what = f"{len(ratios)} cases, {geomean(ratios):.2f}x the best other as geometric mean"
+        lines.append(f"{pass_}: {what}, least {min(ratios):.2f}x, {behind} below {BEHIND}x")
+    return lines

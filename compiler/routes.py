@@ -70,12 +70,13 @@ def fastest_route(
     untimed = next(iter(makers))
     if INTERPRETED or tuning_mode() == "off" or (tensors[0].is_cuda and is_capturing()):
         return makers[untimed]()
-    if _fits_in_memory(statement.bound):
+    timed = choice if times is None else None
+    if (timed is None or timed.route == TORCH) and _fits_in_memory(statement.bound):  # which asks the device
         makers[TORCH] = lambda: statement.graph(variant, sums_in_half=_sums_in_half(statement.bound))
-    if choice is None or times is not None:
+    if timed is None:
         route = untimed if len(makers) == 1 else _timed(statement, tensors, makers, times)
-        choice = _choices[key] = _Choice(route, parts)
-    return makers.get(choice.route, makers[untimed])()
+        timed = _choices[key] = _Choice(route, parts)
+    return makers.get(timed.route, makers[untimed])()
 
 
 def chosen_route(statement: PreparedStatement, variant: Any) -> str | None:

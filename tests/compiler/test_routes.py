@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from insum_ops import explain, insum, tune
+from insum_ops.compiler import routes
 from insum_ops.compiler.planning.device import H200, described_as
-from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH
+from insum_ops.compiler.prepared import prepare
+from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH, fastest_route
+from insum_ops.lru_cache import LRUCache
 from tests.tolerances import TOLERANCE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -95,6 +98,28 @@ def test_explain_shows_one_kernel_where_steps_save_nothing(tensors):
     assert explained.route == KERNEL
     assert explained.split is None
     assert explained.source is not None
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeypatch, has_room):
+    """Where a timer, which is not there, says that torch's operations are the fastest."""
+    timed, text = [], "Y[i,j] += A[i,k] * B[k,j]"
+    room = iter([True, has_room])
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(routes, "_choices", LRUCache(16))
+    monkeypatch.setattr(routes, "INTERPRETED", False)
+    monkeypatch.setattr(routes, "_fits_in_memory", lambda bound: next(room))
+    monkeypatch.setattr(routes, "_timed", lambda statement, tensors, makers, times: timed.append(1) or TORCH)
+    B = torch.rand(7, 3, dtype=torch.float64)
+    for rows, is_torch in ((501, True), (502, has_room)):
+        tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
+        statement = prepare(text, "A,B", None, tensors, None)
+        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda: "kernel")
+        assert (runner != "kernel") == is_torch
+        if is_torch:
+            torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)
+    assert timed == [1]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing is timed without a GPU")

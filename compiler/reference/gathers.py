@@ -66,6 +66,16 @@ def large_gathers(bound: Bound) -> frozenset[Access]:
     )
 
 
+def _rounds_twice(bound: Bound) -> bool:
+    """Return whether torch's operations would round half precision more than once if they were given it as it is.
+
+    A lone factor is only moved, and the product of two is rounded once, so that nothing has to be made float32.
+    """
+    statement = bound.statement
+    is_summed = bound.is_seeded or bool(statement.reduced)
+    return is_summed or len(statement.accesses) > 2 or (statement.scale != 1 and len(statement.accesses) > 1)
+
+
 class Gathers:
     """A graph under construction; every index access is gathered and compared once.
 
@@ -82,7 +92,7 @@ class Gathers:
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         self.bound, self.padded = bound, padded
-        self.compute_dtype = compute_dtype or bound.compute_dtype
+        self.compute_dtype = compute_dtype or (bound.compute_dtype if _rounds_twice(bound) else bound.dtype)
         self.graph = fx.Graph()
         self.large_gathers = large_gathers(bound)
         names = placeholders(bound)

@@ -245,6 +245,8 @@ class _Lowering(Extremes):
         """Return one or two operands contracted to `axes`."""
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
+        if len(operands) == 2 and set(operands[0].axes) | set(operands[1].axes) == set(axes):  # nothing is summed
+            return Value(self.call(torch.mul, *[self.expand_to(operand, axes) for operand in operands]), axes)
         if self.is_elementwise(operands, axes):
             large, small = sorted(operands, key=lambda value: -len(value.axes))
             product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))

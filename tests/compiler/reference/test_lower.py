@@ -65,6 +65,26 @@ def test_a_plain_product_is_one_einsum() -> None:
     assert operations(program("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)) == ["einsum", "contiguous"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_that_is_not_summed_is_moved_and_multiplied_as_it_is(dtype: torch.dtype) -> None:
+    """It is rounded once either way: to the last bit what float32 gives, rounded."""
+    torch.manual_seed(0)
+    X, Z, places = torch.randn(5, 7).to(dtype), torch.randn(5, 3).to(dtype), torch.tensor([4, -1, 0, 4])
+    statements = {
+        "Y[j,i] += X[i,j]": X.T,
+        "Y[i,j,k] += X[i,j] * Z[i,k]": (X.float()[:, :, None] * Z.float()[:, None]).to(dtype),
+        "Y[i,j] += 0.3 * X[i,j]": (0.3 * X.float()).to(dtype),
+        "Y[p,j] += X[P[p],j]": torch.where(places[:, None] < 0, 0, X[places]),
+        "Y[i] += X[i,i]": X.diagonal(),
+    }
+    for text, expected in statements.items():
+        operands = {"X": X[:, :5] if "i,i" in text else X, "Z": Z, "P": places}
+        read = {name: operand for name, operand in operands.items() if f"{name}[" in text}
+        assert torch.equal(insum(text, **read), expected), text
+        if "P" not in text:
+            assert "to" not in operations(program(text, **read))
+
+
 def test_what_is_no_product_is_a_copy_and_no_view_of_an_operand() -> None:
     square = torch.rand(3, 3)
     for text in ("C[i] += A[i,i]", "C[j,i] += A[i,j]", "C[i,j] += A[i,j]", "C[j] += A[0,j]", "C[j] += A[i,j]"):

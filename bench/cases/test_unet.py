@@ -1,4 +1,4 @@
-"""A training step of examples/unet.py's network, without its optimizer, beside the same network in spconv."""
+"""A training step of bench/unet.py's network, without its optimizer, beside the same network in spconv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
 from ..conftest import Measure
 from ..convolutions import LOADERS, OFTEN, PLAIN, SPCONV, Scene, centimetres, fastest, scene
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "unet.py"
+NETWORK = Path(__file__).parent.parent / "unet.py"
 LAYERS = ("SubMConv3d", "SparseConv3d", "SparseInverseConv3d")
 CHANNELS, LABELS = on((32, 64, 128), (8, 16)), 4
 INPUTS = 8  # a multiple of what Tensor Cores read at once
@@ -41,8 +41,8 @@ LIMITS = on((2 * LIMIT[torch.float16], 0.2), (4 * LIMIT[torch.float32], 1e-4))
 
 
 def unet(library: Any) -> ModuleType:
-    """The example's module with its layers taken from a library."""
-    spec = util.spec_from_file_location("unet_of_a_library", EXAMPLE)
+    """The network's module with its layers taken from a library."""
+    spec = util.spec_from_file_location("unet_of_a_library", NETWORK)
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)

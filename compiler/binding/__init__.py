@@ -2,16 +2,18 @@
 
 A file imports only from those above it.
 
-    bind_errors      why tensors do not fit a statement, in words
-    rewrite          a sparse format in a statement to the indirect statement of that format
-    shape_class      what a kernel may know of lengths that vary from call to call
-    bind             a statement and tensors to a `Bound` one: extents, dtypes, size
-    sparse_protocol  what a format must offer, and what a statement with one reads of it
-    recipes          how a statement with a format in it is evaluated, worked out once for all formats of a kind
+    contraction_path  the order in which factors are contracted, for the least work
+    bind_errors       why tensors do not fit a statement, in words
+    rewrite           a sparse format in a statement to the indirect statement of that format
+    shape_class       what a kernel may know of lengths that vary from call to call
+    bind              a statement and tensors to a `Bound` one: extents, dtypes, size
+    sparse_protocol   what a format must offer, and what a statement with one reads of it
+    recipes           how a statement with a format in it is evaluated, worked out once for all formats of a kind
 """
 
 from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
+from .contraction_path import contraction_path
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
 from .shape_class import bucket, known_divisor, power_of_two, shape_class
@@ -30,6 +32,7 @@ __all__ = [
     "bind",
     "bucket",
     "check_pattern",
+    "contraction_path",
     "grouping",
     "is_sparse",
     "kinds_of",

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import opt_einsum
-
-from ..binding import Bound
+from ..binding import Bound, contraction_path
 from ..language import Access, Number, Statement, Var, fresh_name
 from .device import Device
 
@@ -47,7 +45,7 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     if len(groups) < 3 or not statement.is_sum or bound.is_empty:
         return None
     steps, taken = list[Statement](), {*statement.tensor_names, statement.output.name}
-    for pair in _order(groups, statement.free, extents)[:-1]:
+    for pair in contraction_path([group[0].names for group in groups], statement.free, extents)[:-1]:
         chosen = [groups[at] for at in pair]
         groups = [group for at, group in enumerate(groups) if at not in pair]
         needed = set(statement.free).union(*(_names(group) for group in groups))
@@ -81,19 +79,6 @@ def _together(factors: Sequence[Access]) -> list[tuple[Access, ...]]:
 
 def _names(factors: Iterable[Access]) -> set[str]:
     return {name for factor in factors for name in factor.names}
-
-
-def _order(
-    groups: Sequence[tuple[Access, ...]], free: Sequence[str], extents: Mapping[str, int]
-) -> list[tuple[int, ...]]:
-    """Return which groups are contracted with each other, as opt_einsum counts them: each result comes last."""
-    letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
-    terms = ["".join(letters[name] for name in group[0].names) for group in groups]
-    reached = [name for name in free if any(name in group[0].names for group in groups)]
-    equation = f"{','.join(terms)}->{''.join(letters[name] for name in reached)}"
-    shapes = [tuple(extents[name] for name in group[0].names) for group in groups]
-    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
-    return [tuple(pair) for pair in path]
 
 
 def _seconds(

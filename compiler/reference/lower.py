@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-import opt_einsum
 import torch
 from torch import fx
 from torch.nn.functional import embedding_bag
 
 from ...lru_cache import LRUCache
-from ..binding import Bound
+from ..binding import Bound, contraction_path
 from ..language import Access, UnsupportedError, Var
 from .extremes import Extremes
 from .gathers import Value, large_gathers, lengths_of, placeholders
@@ -83,11 +82,7 @@ def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
     statement = bound.statement
     if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
         return ()
-    axes = [access.names for access in statement.accesses]
-    reached = tuple(name for name in statement.free if any(name in names for names in axes))
-    shapes = [tuple(bound.extents[name] for name in names) for names in axes]
-    path, _ = opt_einsum.contract_path(_equation(axes, reached), *shapes, shapes=True)
-    return tuple(path)
+    return contraction_path([access.names for access in statement.accesses], statement.free, bound.extents)
 
 
 def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:

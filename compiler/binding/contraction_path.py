@@ -1,0 +1,27 @@
+"""The order in which the factors of a sum are contracted, two by two, so that the least work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import opt_einsum
+
+__all__ = ["contraction_path"]
+
+
+def contraction_path(
+    factors: Sequence[Sequence[str]], free: Sequence[str], extents: Mapping[str, int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return which factors are contracted with each other, step by step, as opt_einsum counts: each result comes last.
+
+    `factors` holds the index names of each factor, `free` those that are kept.
+
+    >>> contraction_path(["ij", "jk", "kl"], "il", {"i": 9, "j": 2, "k": 9, "l": 2})
+    ((1, 2), (0, 1))
+    """
+    letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
+    kept = [name for name in free if any(name in names for names in factors)]
+    terms = ["".join(letters[name] for name in names) for names in (*factors, kept)]
+    shapes = [tuple(extents[name] for name in names) for names in factors]
+    path, _ = opt_einsum.contract_path(f"{','.join(terms[:-1])}->{terms[-1]}", *shapes, shapes=True)
+    return tuple(tuple(pair) for pair in path)

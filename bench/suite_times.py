@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -56,8 +57,13 @@ class Measured:
 
 def providers(workload: Workload) -> tuple[str, ...]:
     """Who computes a workload; nothing is compiled on a CPU, where all that is asked is to be no slower than torch."""
-    compiled = (COMPILED,) if DEVICE == "cuda" else ()
+    compiled = (COMPILED,) if _is_compiled() else ()
     return OURS, TORCH, *compiled, *([LIBRARY] if workload.library else [])
+
+
+def _is_compiled() -> bool:
+    """Whether torch.compile is beside ours: it takes most of a run's time, and `INSUM_BENCH_COMPILED=0` leaves it out."""
+    return DEVICE == "cuda" and os.environ.get("INSUM_BENCH_COMPILED") != "0"
 
 
 def functions(workload: Workload) -> dict[str, Callable[..., Tensor]]:
@@ -69,7 +75,7 @@ def functions(workload: Workload) -> dict[str, Callable[..., Tensor]]:
         return insum(workload.expr, size=size, **operands)
 
     known = {OURS: ours, TORCH: workload.plain}
-    if DEVICE == "cuda":
+    if _is_compiled():
         torch.compiler.reset()  # a function is compiled for each set of sizes, and torch gives up after some
         known[COMPILED] = torch.compile(workload.traced or workload.plain, mode=MODE, dynamic=False)
     if workload.library is not None:

@@ -62,7 +62,7 @@ def providers(workload: Workload) -> tuple[str, ...]:
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile is beside ours: it takes most of a run's time; `INSUM_BENCH_COMPILED=0` leaves it out."""
+    """Whether torch.compile is beside ours, which takes most of a run: `INSUM_BENCH_COMPILED=0` leaves it out."""
     return DEVICE == "cuda" and os.environ.get("INSUM_BENCH_COMPILED") != "0"
 
 

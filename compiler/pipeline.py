@@ -48,7 +48,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
         return planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
         forward = lambda: planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())
-        return differentiable(evaluate, expr, operands, None if size is None else numbers, forward=forward)
+        return differentiable(evaluate, expr, operands, None if size is None else numbers, None, forward, cache)
     return cold()
 
 

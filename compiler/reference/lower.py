@@ -306,7 +306,9 @@ class _Lowering(Extremes):
     def makes_memory(self, node: fx.Node) -> bool:
         """Return whether a value lies in memory of its own, as a product does; a view lies in an operand's."""
         while node.target in VIEWS:
-            (node,) = node.all_input_nodes
+            viewed = node.args[0]  # the other arguments may be lengths, which are nodes too
+            assert isinstance(viewed, fx.Node)
+            node = viewed
         if node.target is torch.einsum:
             read, _, kept = str(node.args[0]).partition("->")
             return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view

@@ -233,3 +233,12 @@ def test_weighted_rows_and_what_only_looks_like_them(expr: str, size: tuple[int,
     tensors = {"V": V, "B": B, "K": K}
     expected = LoopNest(expr, tensors, size).result().value
     torch.testing.assert_close(insum(expr, size=size, **tensors), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_a_scattered_outer_product_that_is_summed_by_columns():
+    I, A, B = torch.tensor([2, 0, 2]), torch.randn(3).requires_grad_(), torch.randn(5).requires_grad_()
+    Y = insum("Y[I[i],j] += A[i] * B[j]", I=I, A=A, B=B, size=(4, 5))
+    upstream = torch.randn(4, 5)
+    dA, dB = torch.autograd.grad(Y, (A, B), upstream)
+    torch.testing.assert_close(dA, upstream[I] @ B)
+    torch.testing.assert_close(dB, A @ upstream[I])

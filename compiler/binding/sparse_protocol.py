@@ -69,7 +69,10 @@ class SparseFormat(Protocol):
 
 
 def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
-    return not isinstance(operand, Tensor) and hasattr(operand, "coord_axes")
+    if isinstance(operand, Tensor):
+        return False
+    # its class is asked first: a property would be worked out only to see that it is there
+    return hasattr(type(operand), "coord_axes") or hasattr(operand, "coord_axes")
 
 
 def pattern_of(form: SparseFormat) -> object:

@@ -283,7 +283,7 @@ def _timed(
         built |= zip(batch, _build_all(problem, [ways[at] for at in batch], tensors, fact))
         is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
         for at in batch:
-            way, reasons[at] = built[at]
+            way, _ = built[at]
             if way is not None and way.spills and is_clean_known:
                 built[at] = None, "spills"
             best_so_far = min([ms for ms in times.values() if ms is not None], default=float("inf"))
@@ -296,9 +296,9 @@ def _timed(
     if winner is None:
         raise _none_built(problem, [timing.reason for timing in timings])
     all_times = ((choices, timing.milliseconds) for timing, _, choices in measured)
-    times = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
+    ranked = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
     refused = tuple((ways[at].choices, reason) for at, (way, reason) in sorted(built.items()) if way is None)
-    entry = Entry(best, times, refused)
+    entry = Entry(best, ranked, refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else a later call tunes again
         _cache(str(cache_dir())).put(problem.key, entry)
     quickest = _for_captures(entry)

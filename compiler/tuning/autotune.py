@@ -278,19 +278,17 @@ def _timed(
     """
     ways = candidates(problem, full)
     search, built = Search(problem, ways, goal), dict[int, tuple[Launcher | None, str]]()
-    times, reasons = dict[int, float | None](), dict[int, str]()
+    runs, times, reasons = dict[int, Launcher | None](), dict[int, float | None](), dict[int, str]()
     while batch := search.batch(times):
         built |= zip(batch, _build_all(problem, [ways[at] for at in batch], tensors, fact))
         is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
         for at in batch:
-            way, _ = built[at]
+            way, reason = built[at]
             if way is not None and way.spills and is_clean_known:
-                built[at] = None, "spills"
-            best_so_far = min([ms for ms in times.values() if ms is not None], default=float("inf"))
-            times[at], reasons[at] = _time_one(problem, built[at], tensors, fact, HOPELESS * best_so_far)
-    measured = [
-        (Timing(ways[at], times[at], reasons[at]), way, ways[at].choices) for at, (way, _) in sorted(built.items())
-    ]
+                way, reason = None, "spills"
+            hopeless = HOPELESS * min([ms for ms in times.values() if ms is not None], default=float("inf"))
+            runs[at], (times[at], reasons[at]) = way, _time_one(problem, way, reason, tensors, fact, hopeless)
+    measured = [(Timing(ways[at], times[at], reasons[at]), runs[at], ways[at].choices) for at in sorted(runs)]
     measured.sort(key=lambda timed: _rank(*timed[:2]))
     timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
     if winner is None:
@@ -310,13 +308,13 @@ def _timed(
 
 def _time_one(
     problem: Problem,
-    built: tuple[Launcher | None, str],
+    way: Launcher | None,
+    reason: str,
     tensors: Sequence[Tensor],
     fact: Fact | None,
     hopeless: float,
 ) -> tuple[float | None, str]:
-    """Return the milliseconds of a candidate that was built; None and a reason if it has no time."""
-    way, reason = built
+    """Return the milliseconds of a candidate that was built; None and the reason if it has no time."""
     if way is None:
         return None, reason
     try:

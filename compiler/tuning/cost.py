@@ -21,7 +21,7 @@ from ..language import Access, Var
 from ..planning import Device, Schedule, Strides
 from .footprint import accumulators, shared_bytes
 
-__all__ = ["NEAR", "floor_milliseconds", "predicted_milliseconds", "spills"]
+__all__ = ["NEAR", "Cost", "floor_milliseconds", "predicted_milliseconds"]
 
 NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
@@ -57,29 +57,15 @@ def floor_milliseconds(bound: Bound, device: Device, uses_tensor_cores: bool) ->
 
 
 def predicted_milliseconds(
-    schedule: Schedule,
-    config: Config,
-    strides: Strides,
-    device: Device,
-    precision: str = "tf32",
-    extents: Mapping[str, int] | None = None,
+    schedule: Schedule, config: Config, strides: Strides, device: Device, precision: str = "tf32"
 ) -> float:
-    """Return about how long a candidate takes; `precision` is that of a float32 dot.
-
-    `extents` may replace those of the schedule, where all lengths of one tuning key are to be predicted alike.
-    """
-    lengths = {**schedule.extents, **(extents or {})}
-    return 1e3 * _Cost(schedule, config, strides, device, precision, lengths).seconds
-
-
-def spills(schedule: Schedule, config: Config, strides: Strides, device: Device, precision: str = "tf32") -> bool:
-    """Return whether a candidate's threads seem to need more registers than there are."""
-    return _Cost(schedule, config, strides, device, precision, schedule.extents).spills
+    """Return about how long a candidate takes; `precision` is that of a float32 dot."""
+    return Cost(schedule, config, strides, device, precision, schedule.extents).milliseconds
 
 
 @dataclass(frozen=True)
-class _Cost:
-    """One candidate on one device."""
+class Cost:
+    """One candidate on one device; extents may be rounded, where all lengths of a tuning key are to cost the same."""
 
     schedule: Schedule
     config: Config
@@ -231,7 +217,8 @@ class _Cost:
         return each * padded / max(idle, 0.03) / device.vector_flops * (dtype.itemsize / 4 if dtype.itemsize > 4 else 1)
 
     @property
-    def seconds(self) -> float:
+    def milliseconds(self) -> float:
+        """About how long it takes."""
         device, config = self.device, self.config
         programs, slots = self.programs, device.multiprocessors * self.resident
         waves = ceil(programs / slots)
@@ -243,4 +230,4 @@ class _Cost:
         moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
         parts = sorted((work, waiting, moved))
         longest = (parts[2] + OVERLAP * (parts[0] + parts[1])) * (SPILLED if self.spills else 1)
-        return device.launch_gap * (1 + (not self.schedule.covers_output)) + longest
+        return 1e3 * (device.launch_gap * (1 + (not self.schedule.covers_output)) + longest)

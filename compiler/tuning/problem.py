@@ -16,7 +16,7 @@ from ..codegen import Config, Flags, emit
 from ..language import Access
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
 from ..runtime import TRITON_VERSION, Launcher, launcher
-from .cost import predicted_milliseconds, spills
+from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
@@ -227,11 +227,13 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
     if problem.fact is not None:  # about rows, whose lengths the cost model does not know
         return []
     device, precision = device_of(problem.bound.device), problem.flags.precision
-    others = [
-        (predicted_milliseconds(schedule, config, problem.strides, device, precision, problem.lengths), at, config)
+    lengths = {**schedule.extents, **problem.lengths}
+    costs = [
+        (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
         for at, config in enumerate(spread(schedule, device))
-        if config not in listed and not spills(schedule, config, problem.strides, device, precision)
+        if config not in listed
     ]
+    others = [(cost.milliseconds, at, config) for cost, at, config in costs if not cost.spills]
     by_tile = {config.blocks: config for *_, config in sorted(others, reverse=True)}  # each with its best warps
     return [config for *_, config in sorted(others) if by_tile[config.blocks] is config][:PREDICTED]
 

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 
 from ...formats.torch_state import uses_tensor_cores
 from ..planning import device_of
-from .cost import NEAR, floor_milliseconds, predicted_milliseconds, spills
+from .cost import NEAR, Cost, floor_milliseconds
 from .problem import Candidate, Problem
 
 __all__ = ["BUILDERS", "Search"]
@@ -38,22 +38,21 @@ class Search:
     goal: float | None
 
     @cached_property
+    def costs(self) -> list[Cost]:
+        problem, device = self.problem, device_of(self.problem.bound.device)
+        settings = problem.strides, device, problem.flags.precision
+        return [Cost(way.schedule, way.config, *settings, way.schedule.extents) for way in self.ways]
+
+    @cached_property
     def predicted(self) -> list[float]:
         """The milliseconds that each candidate is predicted to take."""
-        problem, device = self.problem, device_of(self.problem.bound.device)
-        precision = problem.flags.precision
-        return [
-            predicted_milliseconds(way.schedule, way.config, problem.strides, device, precision) for way in self.ways
-        ]
+        return [cost.milliseconds for cost in self.costs]
 
     @cached_property
     def order(self) -> list[int]:
         """The candidates by number: the tables' first choice that does not seem to spill, then by prediction."""
-        problem, device = self.problem, device_of(self.problem.bound.device)
-        settings = problem.strides, device, problem.flags.precision
-        numbers = range(len(self.ways))
-        first = next((at for at in numbers if not spills(self.ways[at].schedule, self.ways[at].config, *settings)), 0)
-        return sorted(numbers, key=lambda at: (at != first, self.predicted[at]))
+        first = next((at for at, cost in enumerate(self.costs) if not cost.spills), 0)
+        return sorted(range(len(self.ways)), key=lambda at: (at != first, self.predicted[at]))
 
     @cached_property
     def enough(self) -> float:

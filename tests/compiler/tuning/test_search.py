@@ -10,8 +10,8 @@ from insum_ops.compiler.language import parse
 from insum_ops.compiler.planning.device import H200
 from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.tuning import search
-from insum_ops.compiler.tuning.cost import floor_milliseconds, predicted_milliseconds, spills
-from insum_ops.compiler.tuning.problem import Problem, candidates
+from insum_ops.compiler.tuning.cost import Cost, floor_milliseconds
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.compiler.tuning.search import Search
 from insum_ops.formats.facts import OwnedRows
 
@@ -33,6 +33,10 @@ def product_of(rows: int, inner: int, columns: int) -> Problem:
 def eight_at_once(monkeypatch):
     monkeypatch.setattr(search, "BUILDERS", 8)
     monkeypatch.setattr(search, "_cores", lambda: 16)
+
+
+def cost_of(problem: Problem, way: Candidate) -> Cost:
+    return Cost(way.schedule, way.config, problem.strides, H200, problem.flags.precision, way.schedule.extents)
 
 
 def search_of(problem: Problem, goal: float | None = 0.0) -> Search:
@@ -104,17 +108,13 @@ def test_the_floor_is_a_launch_or_the_bytes_or_the_products():
 
 def test_long_sums_of_few_rows_are_predicted_faster_with_many_numbers_at_once():
     problem = problem_of("Y[i] = max(X[i,j])", torch.float32, X=(623, 2597))
-    settings = problem.strides, H200
-    by_height = {
-        way.config.block("i"): predicted_milliseconds(way.schedule, way.config, *settings)
-        for way in candidates(problem)
-        if not spills(way.schedule, way.config, *settings)
-    }
+    costs = {way.config.block("i"): cost_of(problem, way) for way in candidates(problem)}
+    by_height = {height: cost.milliseconds for height, cost in costs.items() if not cost.spills}
     assert min(by_height, key=by_height.__getitem__) <= 4 < 32 <= max(by_height)
 
 
 def test_odd_sizes_get_tiles_that_do_not_spill():
     """Of those of the tables all but two spill."""
     problem = problem_of("C[b,i,j] += A[b,i,k] * B[b,k,j]", torch.float32, A=(27, 87, 115), B=(27, 115, 165))
-    clean = [way for way in candidates(problem) if not spills(way.schedule, way.config, problem.strides, H200, "ieee")]
+    clean = [way for way in candidates(problem) if not cost_of(problem, way).spills]
     assert len(clean) >= 4

@@ -32,6 +32,7 @@ __all__ = ["Timing", "choose", "fastest", "host_milliseconds", "known_launcher",
 
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
+LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
@@ -432,12 +433,14 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 def _time(call: Callable[[], object], hopeless: float) -> float:
     """Return the milliseconds of one call on the device, by replaying a graph of several.
 
-    A call that takes longer than `hopeless` is timed once, without a graph.
+    A call that takes longer than `hopeless` is timed once, without a graph, and one that takes long twice.
     """
     call()
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
+    if single > LONG_CALL:
+        return min(single, _elapsed(call))
     graph = captured(call, TIMED_CALLS)
     graph.replay()
     torch.cuda.synchronize()

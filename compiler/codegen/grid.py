@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from ..binding import known_divisor
 from .scope import Scope
 from .spec import KernelSpec
 
 __all__ = ["bound_index", "place_program", "split_merged", "wide_extent"]
+
+VECTOR_BYTES = 16  # that one thread loads or stores at once
 
 
 def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
@@ -31,6 +35,7 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
         _sort_rows(scope)
     if schedule.merged is not None:
         split_merged(scope)
+    _split_flats(scope)
     return grid
 
 
@@ -74,7 +79,25 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
         scope.define(name, place or "0")
     else:
         start = f"tl.cast({place}, tl.int64)" if _is_long(scope.spec, name, block) else f"({place})"
-        scope.define(name, f"{f'{start} * {block} + ' if place else ''}{scope.spec.tile.arange(name)}", (name,))
+        start = f"{start} * {block} + " if place else ""
+        scope.define(name, f"{start}{_unaligned(scope, name)}{scope.spec.tile.arange(name)}", (name,))
+
+
+def _unaligned(scope: Scope, name: str) -> str:
+    """Return a zero that keeps Triton from taking a flattened axis for aligned, "" if it may.
+
+    A thread would get neighbouring elements for one wide store, which the mask of an odd length then cuts into single
+    ones, far apart from those of the next thread. The compiler can't tell that no extent is below 0.
+    """
+    spec = scope.spec
+    if all(flat.name != name for flat in spec.schedule.flats):
+        return ""
+    divisor = _divisor(spec, name)
+    aligned, wide = divisor & -divisor, VECTOR_BYTES // spec.bound.dtype.itemsize
+    if aligned >= wide:
+        return ""
+    zero = f"tl.minimum({scope.extent(name)}, 0)"
+    return f"{zero}{f' * {aligned}' if aligned > 1 else ''} + "
 
 
 def _sort_rows(scope: Scope) -> None:
@@ -98,6 +121,20 @@ def split_merged(scope: Scope) -> None:
             scope.bounds[name] = scope.bounds[merged.name]
 
 
+def _split_flats(scope: Scope) -> None:
+    """Write the values of the index names that flattened axes hold; those of fixed length are divided by a number."""
+    for flat in scope.spec.schedule.flats:
+        rest = scope.indices[flat.name]
+        for name in flat.parts[:0:-1]:
+            extent = scope.spec.schedule.extents[name]
+            size = scope.extent(name) if scope.spec.is_varying(name) else extent
+            scope.define(name, f"{rest.text} % {size}", rest.axes)
+            rest = scope.let(f"{rest.text} // {size}", rest.axes, "rest")
+        scope.indices[flat.parts[0]] = rest
+        if flat.name in scope.bounds:
+            scope.bounds |= dict.fromkeys(flat.parts, scope.bounds[flat.name])
+
+
 def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
     if block > 1 and _divisor(scope.spec, name) % block:
@@ -108,9 +145,12 @@ def bound_index(scope: Scope, name: str, block: int) -> None:
 
 def _divisor(spec: KernelSpec, name: str) -> int:
     """Return a divisor of an extent on which the source may rely, though it serves other lengths too."""
-    extent, owner = spec.schedule.extents[name], spec.schedule.owner
+    extents, owner = spec.schedule.extents, spec.schedule.owner
     is_row = owner is not None and name == owner.row
-    return known_divisor(extent) if is_row or spec.is_varying(name) else extent
+    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    return math.prod(
+        known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part] for part in parts
+    )
 
 
 def wide_extent(scope: Scope, name: str, block: int) -> str:

@@ -7,6 +7,7 @@ A file imports only from those above it.
     contraction      how the factors of one tile are multiplied and summed
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
+    movement         tiles of statements that move data: flattened axes, transposes
     schedule         a bound statement to its schedules
     split            a statement of many factors as several of fewer
 """
@@ -15,7 +16,8 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
-from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
+from .movement import block_along
+from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
 
@@ -28,6 +30,7 @@ __all__ = [
     "Device",
     "Dot",
     "Factor",
+    "Flat",
     "Leaf",
     "Merged",
     "Node",
@@ -39,6 +42,7 @@ __all__ = [
     "Strides",
     "Sum",
     "beside_each_other",
+    "block_along",
     "described_as",
     "device_of",
     "dots",

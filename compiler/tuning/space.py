@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, line_of
+from ..planning import LARGEST_TILE, SHORT, Device, Schedule, block_along, device_of, dots, line_of
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
 
@@ -131,6 +131,11 @@ class Space:
         schedule, axes = self.schedule, self.schedule.axes
         if not axes:
             return Traits("scalar")
+        if schedule.form == "rows":
+            extent = schedule.extents[axes[-1]]
+            return Traits("rows", widest=power_of_two(extent) if schedule.names("step") else block_along(extent))
+        if schedule.form:
+            return Traits(schedule.form)
         wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
         if schedule.names("step") and axes[:-1] == schedule.names("step"):
             return Traits("deep", widest=wide)

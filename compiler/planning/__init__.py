@@ -9,6 +9,7 @@ A file imports only from those above it.
     scatter          how a result may reach the output, and what the statement becomes for it
     movement         tiles of statements that move data: flattened axes, transposes
     schedule         a bound statement to its schedules
+    relayout         a tensor copied so that rows of it are picked instead of elements
     split            a statement of many factors as several of fewer
 """
 
@@ -18,8 +19,9 @@ from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, mul
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .movement import block_along
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
+from .relayout import Split
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
-from .split import Split, split
+from .split import split
 
 __all__ = [
     "DEVICES",

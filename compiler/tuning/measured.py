@@ -253,23 +253,21 @@ PLAIN = {
     0: tuple(Point(height, 0, warps) for height, warps in HEIGHTS),
     16: tuple(Point(height, 0, warps) for height, warps in (*HEIGHTS, (16, 1), (32, 2), (32, 4))),  # few fill a warp
 }
-# Statements that move data: elements to a thread, and warps.
-MOVED_ROWS = ((8, 4), (16, 4), (4, 4), (16, 8), (32, 4))
+# Statements that move data: elements to a thread, and warps. A single warp reads a row at constant distances, so that
+# its threads need one address for all of them.
+MOVED_ROWS = ((8, 4), (16, 4), (16, 1), (32, 1), (8, 1), (16, 2), (8, 2))
 OTHERS = {
     # contiguous stretches of the output; the fewer elements to a thread, the nearer to each other threads read
-    "flat": tuple(
-        Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8), (2, 8), (16, 4))
-    ),
+    "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),
     # transposes, of which both sides are to fill lines of memory
     "turned": (
+        Point(64, 64, 8),
         Point(64, 64, 4),
         Point(32, 64, 4),
-        Point(64, 32, 4),
-        Point(64, 64, 8),
-        Point(32, 32, 4),
         Point(32, 128, 4),
-        Point(128, 32, 4),
         Point(64, 128, 8),
+        Point(64, 32, 4),
+        Point(32, 32, 4),
     ),
     # the last two read more of each row at once, for fewer results; not measured
     "deep": (

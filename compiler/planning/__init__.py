@@ -10,6 +10,7 @@ A file imports only from those above it.
     movement         tiles of statements that move data: flattened axes, transposes
     schedule         a bound statement to its schedules
     relayout         a tensor copied so that rows of it are picked instead of elements
+    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
 

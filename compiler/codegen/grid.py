@@ -29,7 +29,7 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
         if (name, block) not in varying:
             _place(scope, name, block, "")
     for name, block in grid:
-        if not _is_persistent_row(spec, name):
+        if not _is_persistent_row(spec, name) and not _is_clamped(spec, name, block):
             bound_index(scope, name, block)
     if schedule.owner is not None and spec.config.longest_first:
         _sort_rows(scope)
@@ -80,7 +80,29 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
     else:
         start = f"tl.cast({place}, tl.int64)" if _is_long(scope.spec, name, block) else f"({place})"
         start = f"{start} * {block} + " if place else ""
-        scope.define(name, f"{start}{_unaligned(scope, name)}{scope.spec.tile.arange(name)}", (name,))
+        if _is_clamped(scope.spec, name, block):
+            text = f"tl.minimum({start}{scope.spec.tile.arange(name)}, {scope.extent(name)} - 1)"
+        else:
+            text = f"{start}{_unaligned(scope, name)}{scope.spec.tile.arange(name)}"
+        scope.define(name, text, (name,))
+
+
+def _is_clamped(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block ends with its last value again and again instead of under a mask.
+
+    What moves data stores such a value several times, the same each time. A mask over two axes is a few instructions
+    for every element, more than its load and its store take.
+    """
+    schedule = spec.schedule
+    may_repeat = schedule.strategy == "store" and not spec.bound.is_seeded and schedule.form not in ("", "turned")
+    return may_repeat and name == schedule.names("tile")[0] and not _is_aligned(spec, name) and _is_cut(spec, name, block)
+
+
+def _is_aligned(spec: KernelSpec, name: str) -> bool:
+    """Whether threads may store several neighbours of a flattened axis at once, as far as its length goes."""
+    divisor = _divisor(spec, name)
+    is_along = name == spec.axes[-1] if spec.axes else False
+    return is_along and (divisor & -divisor) * spec.bound.dtype.itemsize >= VECTOR_BYTES
 
 
 def _unaligned(scope: Scope, name: str) -> str:
@@ -92,11 +114,10 @@ def _unaligned(scope: Scope, name: str) -> str:
     spec = scope.spec
     if all(flat.name != name for flat in spec.schedule.flats):
         return ""
-    divisor = _divisor(spec, name)
-    aligned, wide = divisor & -divisor, VECTOR_BYTES // spec.bound.dtype.itemsize
-    if aligned >= wide:
+    if _is_aligned(spec, name):
         return ""
-    zero = f"tl.minimum({scope.extent(name)}, 0)"
+    divisor = _divisor(spec, name)
+    zero, aligned = f"tl.minimum({scope.extent(name)}, 0)", divisor & -divisor
     return f"{zero}{f' * {aligned}' if aligned > 1 else ''} + "
 
 
@@ -137,10 +158,15 @@ def _split_flats(scope: Scope) -> None:
 
 def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
-    if block > 1 and _divisor(scope.spec, name) % block:
+    if _is_cut(scope.spec, name, block):
         value = scope.indices[name]
         text = f"{value.text} < {scope.extent(name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
+
+
+def _is_cut(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block may end beyond an extent."""
+    return block > 1 and _divisor(spec, name) % block != 0
 
 
 def _divisor(spec: KernelSpec, name: str) -> int:

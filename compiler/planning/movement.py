@@ -35,7 +35,7 @@ SIDE_BY_SIDE = 8  # rows of a tile at least, so that a program has enough to do
 class Tiling:
     """The tile axes of a statement, each with the index names that it holds, the fastest last; and its summed axis."""
 
-    form: str  # rows, flat, turned
+    form: str  # rows, flat, turned, looped: a sum to each thread
     tiles: tuple[tuple[str, ...], ...]
     steps: tuple[str, ...] = ()
 
@@ -87,7 +87,9 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
     vector = max((*free, *start.summed), key=lambda name: (along.get(name, 0), start.extents[name]), default="")
     if start.summed:
         is_short = start.summed == (vector,) and start.extents[vector] <= LONGEST_SUM
-        return [Tiling("rows", (tuple(free),), (vector,))] if is_short and len(free) > 1 else []
+        if not is_short or len(free) < 2:
+            return []
+        return [Tiling("rows", (tuple(free),), (vector,)), Tiling("looped", (tuple(free),))]
     if len(free) < 2:
         return []
     last = str(start.output.indices[-1])

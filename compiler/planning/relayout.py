@@ -6,12 +6,11 @@ reads rows, and all of their sectors. A scatter along memory adds to rows, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from ..binding import Bound
-from ..language import Access, Number, Statement, Var, fresh_name
+from ..language import Access, Statement, Var, fresh_name
 from .device import Device
 
 __all__ = ["Split", "relaid"]
@@ -52,9 +51,9 @@ def relaid(bound: Bound, device: Device) -> Split | None:
     turned: dict[Access, Access] = {}  # each access that picks elements, with the one that picks rows
     before, after, sizes = list[Statement](), list[Statement](), list[tuple[int, ...]]()
     for access in dict.fromkeys((statement.output, *statement.accesses)):
-        if not _picks_elements(access):
-            continue
         is_output = access is statement.output
+        if not _picks_elements(access) or (is_output and bound.is_seeded):  # rows would be rounded before they are added
+            continue
         shape = bound.size if is_output else bound.shapes[access.name]
         taken.append(fresh_name("T", taken))
         *others, picked = access.indices
@@ -69,16 +68,27 @@ def relaid(bound: Bound, device: Device) -> Split | None:
         return None
     if after:  # the rows that are added to are made last
         sizes = [*sizes[1:], sizes[0]]
-    factors = tuple(factor if isinstance(factor, Number) else turned.get(factor, factor) for factor in statement.factors)
-    main = replace(statement, output=turned.get(statement.output, statement.output), factors=factors, text="")
-    main = replace(main, op="+=") if after else main
-    saved = sum(_bytes_saved(access, bound, device) for access in turned)
-    whole = sum(_bytes(access, extents, bound) for access in (statement.output, *statement.accesses))
-    copied = 2 * sum(prod(size) for size in sizes) * bound.dtype.itemsize
-    turns = len(turned) * device.launch_gap * device.bandwidth
-    wasted = sum(_bytes_wasted(access, bound, device) for access in turned)
-    gain = (whole + wasted) / (whole + wasted - saved + copied + turns)
+    factors = tuple(turned.get(factor, factor) if isinstance(factor, Access) else factor for factor in statement.factors)
+    output = turned.get(statement.output, statement.output)
+    main = Statement(output, factors, "+=" if after else statement.op)
+    gain = _gain(bound, device, list(turned), 2 * sum(map(prod, sizes)) * bound.dtype.itemsize)
     return Split((*before, main, *after), tuple(sizes), min(gain, MOST_GAIN)) if gain > 1 else None
+
+
+def _gain(bound: Bound, device: Device, turned: list[Access], copied: int) -> float:
+    """Return the bytes that a statement moves as it stands over those that it moves with these accesses by rows.
+
+    An element that is picked alone comes with its sector, and a row with the sectors in which it begins and ends.
+    `copied` bytes are moved before or after, each time with a launch.
+    """
+    statement, extents, itemsize = bound.statement, bound.extents, bound.dtype.itemsize
+    count = {access: prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses)}
+    rows = {access: prod(extents[str(index)] for index in access.indices[:-1]) for access in turned}
+    others = sum(elements * itemsize for access, elements in count.items() if access not in rows)
+    by_element = sum(count[access] * device.sector_bytes for access in rows)
+    by_row = sum(count[access] * (itemsize + device.sector_bytes / row) for access, row in rows.items())
+    launches = len(turned) * device.launch_gap * device.bandwidth
+    return (others + by_element) / (others + by_row + copied + launches)
 
 
 def _picks_elements(access: Access) -> bool:
@@ -91,19 +101,3 @@ def _picks_elements(access: Access) -> bool:
         and len({*names}) == len(others)
         and not {*names} & {*last.names}
     )
-
-
-def _bytes(access: Access, extents: Mapping[str, int], bound: Bound) -> int:
-    return prod(extents[name] for name in access.names) * bound.dtype.itemsize
-
-
-def _bytes_wasted(access: Access, bound: Bound, device: Device) -> float:
-    """Return the bytes of sectors that come along with elements which are picked one by one."""
-    return _bytes(access, bound.extents, bound) * (device.sector_bytes / bound.dtype.itemsize - 1)
-
-
-def _bytes_saved(access: Access, bound: Bound, device: Device) -> float:
-    """Return how many bytes fewer come along with rows, which begin and end inside a sector."""
-    row = prod(bound.extents[str(index)] for index in access.indices[:-1]) * bound.dtype.itemsize
-    total = _bytes(access, bound.extents, bound)
-    return max(_bytes_wasted(access, bound, device) - total * device.sector_bytes / row, 0.0)

@@ -76,7 +76,7 @@ class Schedule:
     merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
     flats: tuple[Flat, ...] = ()
-    form: str = ""  # of a statement that moves data: rows, flat, turned
+    form: str = ""  # of a statement that moves data: rows, flat, turned, looped
 
     @cached_property
     def free(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Point:
 class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
-    form: str  # alone, set, neighbours, table, plain, rows, flat, turned, deep, scalar, unrolled, unrolled tile
+    form: str  # alone, set, neighbours, table, plain, rows, flat, turned, looped, deep, scalar, unrolled, unrolled tile
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
     widest: int = 0  # elements, of a side that has no other limit
@@ -259,6 +259,8 @@ MOVED_ROWS = ((8, 4), (16, 4), (16, 1), (32, 1), (8, 1), (16, 2), (8, 2))
 OTHERS = {
     # contiguous stretches of the output; the fewer elements to a thread, the nearer to each other threads read
     "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),
+    # a sum to each thread, which reads its summands at constant distances: no sum goes through other threads
+    "looped": (Point(1, 128, 4), Point(1, 256, 4), Point(1, 256, 8)),
     # transposes, of which both sides are to fill lines of memory
     "turned": (
         Point(64, 64, 8),

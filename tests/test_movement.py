@@ -77,10 +77,26 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_tile_moves_the_same(name):
     expr, tensors, size, plain = CASES[name]
-    padded = frozenset(name for name, tensor in tensors.items() if not tensor.is_floating_point() and (tensor < 0).any())
+    padded = frozenset(
+        name for name, tensor in tensors.items() if not tensor.is_floating_point() and (tensor < 0).any()
+    )
     own = problem(expr, tensors, size, flags=Flags(padded=padded, interpreted=IS_INTERPRETED))
     want, tried = plain(**tensors), candidates(own)
     assert any(way.schedule.form for way in tried)
     for way in tried:
         got = own.launcher(way)(list(tensors.values()), None)
         torch.testing.assert_close(got, want, rtol=1e-3 if want.dtype == HALF else 1e-5, atol=1e-5, msg=str(way))
+
+
+def test_owned_rows_hold_short_names_side_by_side():
+    T = positions(9, 70).sort()[0].to(torch.int32)
+    tensors = dict(A=draw(70, 3), X=draw(9, 3, 11), T=T, U=positions(9, 70))
+    pointers = torch.searchsorted(T, torch.arange(10, dtype=torch.int32, device=DEVICE), out_int32=True)
+    fact = OwnedRows("T", "", pointers)
+    flags = Flags(padded=frozenset(), interpreted=IS_INTERPRETED)
+    own = problem("Y[T[e],h,d] += A[e,h] * X[U[e],h,d]", tensors, (9, 3, 11), fact, flags)
+    ways = [way for way in candidates(own) if way.schedule.strategy == "owner"]
+    assert ways[0].schedule.names("tile") == ("r", "h_d")
+    for way in ways[:2]:
+        got = own.launcher(way)(list(tensors.values()), fact)
+        torch.testing.assert_close(got, messages(*tensors.values(), 9), rtol=1e-5, atol=1e-5, msg=str(way))

@@ -95,7 +95,9 @@ def _is_clamped(spec: KernelSpec, name: str, block: int) -> bool:
     """
     schedule = spec.schedule
     may_repeat = schedule.strategy == "store" and not spec.bound.is_seeded and schedule.form not in ("", "turned")
-    return may_repeat and name == schedule.names("tile")[0] and not _is_aligned(spec, name) and _is_cut(spec, name, block)
+    return (
+        may_repeat and name == schedule.names("tile")[0] and not _is_aligned(spec, name) and _is_cut(spec, name, block)
+    )
 
 
 def _is_aligned(spec: KernelSpec, name: str) -> bool:

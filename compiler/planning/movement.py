@@ -21,12 +21,13 @@ __all__ = ["LEAST_WIDTH", "Tiling", "block_along", "contiguity", "masked", "tili
 SMALL_PART = 1 / 8
 # A sum that is held whole beside the results, so that the statement still takes as long as its bytes; an estimate.
 LONGEST_SUM = 64
-# A warp's row of 4 bytes is a line of memory. A row up to `WHOLE_ROW` long is one block, however many elements that masks:
-# what two programs write of one sector meets in memory. In blocks of 64 a gather of 165 columns in half precision took
-# an H200 0.061 ms, and 0.052 in blocks of 256 of 161 columns. Of longer rows blocks from `WIDE` on gain nothing.
+# A warp's row of 4 bytes is a line of memory. A row up to `WHOLE_ROW` long is one block, however many of its elements
+# are masked: what two programs write of one sector meets in memory. In blocks of 64 a gather of 165 columns in half
+# precision took an H200 0.061 ms, and 0.052 in blocks of 256 of 161 columns. Of longer rows blocks from `WIDE` on gain
+# nothing.
 LEAST_WIDTH, WIDE, WHOLE_ROW = 32, 256, 512
-# Elements with masked ones to elements without: up to the first a tile of rows is as good as a flattened one, beyond the
-# second it comes after it. 33 columns of float32 took 0.041 ms in rows of 64 and 0.027 flattened, on the same H200.
+# Elements with masked ones to elements without: up to the first a tile of rows is as good as a flattened one, beyond
+# the second it comes after it. 33 columns of float32 took 0.041 ms in rows of 64 and 0.027 flattened, on the same H200.
 FITTING, WASTEFUL = 1.3, 1.6
 SIDE_BY_SIDE = 8  # rows of a tile at least, so that a program has enough to do
 
@@ -121,9 +122,7 @@ def _rows(start: Start, names: Sequence[str], vector: str) -> tuple[str, ...]:
     return min(long or suffixes[:1], key=loads)
 
 
-def _turned(
-    start: Start, strides: Mapping[str, tuple[int, ...]], free: Sequence[str], other: str, last: str
-) -> Tiling:
+def _turned(start: Start, strides: Mapping[str, tuple[int, ...]], free: Sequence[str], other: str, last: str) -> Tiling:
     """Return the tiling of a transpose: one axis along the output's memory, one along that of a factor.
 
     Names that come before one of the two in its operand lengthen its axis, that of which blocks mask more elements.

@@ -1,7 +1,8 @@
 """A tensor whose elements are picked along memory, copied so that rows are picked instead.
 
-`Y[c,p] = X[c,G[p]]` reads a whole sector of memory for every element. With `T[t,c] = X[c,t]` first, `Y[c,p] = T[G[p],c]`
-reads rows, and all of their sectors. A scatter along memory adds to rows, which are turned afterwards.
+`Y[c,p] = X[c,G[p]]` reads a whole sector of memory for every element. After `T[t,c] = X[c,t]` the same is
+`Y[c,p] = T[G[p],c]`, which reads rows, and all of their sectors. A scatter along memory adds to rows, which are
+turned afterwards.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ def relaid(bound: Bound, device: Device) -> Split | None:
     before, after, sizes = list[Statement](), list[Statement](), list[tuple[int, ...]]()
     for access in dict.fromkeys((statement.output, *statement.accesses)):
         is_output = access is statement.output
-        if not _picks_elements(access) or (is_output and bound.is_seeded):  # rows would be rounded before they are added
+        if not _picks_elements(access) or (
+            is_output and bound.is_seeded
+        ):  # rows would be rounded before they are added
             continue
         shape = bound.size if is_output else bound.shapes[access.name]
         taken.append(fresh_name("T", taken))
         *others, picked = access.indices
         turned[access] = Access(taken[-1], (picked, *others))
-        as_rows, as_it_is = Access(taken[-1], (Var(position), *others)), replace(access, indices=(*others, Var(position)))
+        as_rows, as_it_is = (
+            Access(taken[-1], (Var(position), *others)),
+            replace(access, indices=(*others, Var(position))),
+        )
         if is_output:
             after.append(Statement(as_it_is, (as_rows,), statement.op))
         else:
@@ -68,7 +74,9 @@ def relaid(bound: Bound, device: Device) -> Split | None:
         return None
     if after:  # the rows that are added to are made last
         sizes = [*sizes[1:], sizes[0]]
-    factors = tuple(turned.get(factor, factor) if isinstance(factor, Access) else factor for factor in statement.factors)
+    factors = tuple(
+        turned.get(factor, factor) if isinstance(factor, Access) else factor for factor in statement.factors
+    )
     output = turned.get(statement.output, statement.output)
     main = Statement(output, factors, "+=" if after else statement.op)
     gain = _gain(bound, device, list(turned), 2 * sum(map(prod, sizes)) * bound.dtype.itemsize)
@@ -95,9 +103,4 @@ def _picks_elements(access: Access) -> bool:
     """Whether an access picks positions of its last dimension, and all of each other one."""
     *others, last = access.indices or (None,)
     names = [index.name for index in others if isinstance(index, Var)]
-    return (
-        isinstance(last, Access)
-        and bool(names)
-        and len({*names}) == len(others)
-        and not {*names} & {*last.names}
-    )
+    return isinstance(last, Access) and bool(names) and len({*names}) == len(others) and not {*names} & {*last.names}

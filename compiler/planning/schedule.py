@@ -523,18 +523,9 @@ def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> S
 
 def _tiled(start: Start, tiling: Tiling) -> Schedule:
     """Return the schedule of a statement that moves data, with these tiles."""
-    start, tiles = _flattened(start, tiling.tiles)
+    start, tiles = start.with_axes(tiling.tiles)
     tree = _tree(start, tiles, tiling.steps, use_dot=False)
     return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
-
-
-def _flattened(start: Start, groups: tuple[tuple[str, ...], ...]) -> tuple[Start, tuple[str, ...]]:
-    """Return the statement with one tile axis for each group of names, and the names of those axes."""
-    tiles = []
-    for group in groups:
-        start = start.flattened(group) if len(group) > 1 else start
-        tiles.append(start.flats[-1].name if len(group) > 1 else group[0])
-    return start, tuple(tiles)
 
 
 def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
@@ -561,5 +552,5 @@ def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
     if strategy == "store" and start.bound.statement.is_sum and may_cut and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
     if start.owner is not None and vector in tiles and start.bound.statement.is_sum:
-        start, tiles = _flattened(start, ((row or "",), widened(start, str(vector))))
+        start, tiles = start.with_axes(((start.owner.row,), widened(start, str(vector))))
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

@@ -145,17 +145,16 @@ def _untimed(call: _Call) -> Maker:
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
     """Return what evaluates the smaller statements one after the other; a tensor on the way lives until it is read."""
     *first, last = parts.steps
-    extents, size, names = statement.bound.extents, statement.bound.size, statement.names
+    size, names = statement.bound.size, statement.names
     output = last.output.name
     reads = [list(step.tensor_names) for step in parts.steps]
     if statement.bound.is_seeded and output not in reads[-1]:
         reads[-1].append(output)
     texts = [(str(step), ",".join(read)) for step, read in zip(parts.steps, reads)]
-    sizes = [tuple(extents[str(index)] for index in step.output.indices) for step in first]
 
     def runner(tensors: list[Tensor], fact: object = None) -> Tensor:
         named = dict(zip(names, tensors))
-        for step, (text, joined), inner, read in zip(first, texts, sizes, reads):
+        for step, (text, joined), inner, read in zip(first, texts, parts.sizes, reads):
             named[step.output.name] = run(text, joined, inner, [named[name] for name in read], None, False)
             for name in read:
                 if name not in names:  # made by an earlier step, and read by this one alone

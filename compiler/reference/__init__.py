@@ -4,10 +4,14 @@ A file imports only from those above it.
 
     gathers   what a statement reads, as nodes of a `torch.fx` graph
     extremes  `C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph
-    lower     a bound statement to its `torch.fx` graph
+    lower     a bound statement to its `torch.fx` graph, which says what it means
+    rows      sums by row on a CPU, by row offsets that are remembered with index tensors
+    faster    the same graph in faster operations
+    program   that graph as a Python function
 """
 
-from .lower import lower, placeholders, program_for
+from .lower import lower, placeholders
+from .program import program_for
 
 __all__ = [
     "lower",

@@ -138,6 +138,7 @@ class Gathers:
                 node = self.call(torch.select, node, dim, index.value)
             else:
                 indices.insert(0, index)
+        node, indices = self.with_diagonals(node, indices)
         indirect_dims = self.indirect_dims(indices)
         if not indirect_dims:
             return Value(node, tuple(map(str, indices)))
@@ -158,6 +159,14 @@ class Gathers:
                 )
             axes = tuple(map(str, indices))
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
+        return self.read_jointly(node, access, indices, indirect_dims)
+
+    def with_diagonals(self, node: fx.Node, indices: list[Index]) -> tuple[fx.Node, list[Index]]:
+        """Return a tensor and its indices, which may be fewer if a name that stands twice reads a diagonal."""
+        return node, indices
+
+    def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
+        """Return the elements of the tensor `node` at positions in several dimensions."""
         direct_dims = [dim for dim in range(len(indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
         if indirect_dims != list(range(len(indirect_dims))):

@@ -1,0 +1,254 @@
+"""The torch program that runs: what `lower` means, in the operations that take the least.
+
+A contraction of two factors becomes one matrix product, a sum or a product of entries, without torch.einsum, which
+works that out anew at every call. Several indirections become one. A diagonal is a view. On a CPU sums by row read row
+offsets, and scattered numbers are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from ..language import Access, Const, Index, Var
+from .gathers import Value
+from .lower import Lowering
+from .rows import row_sums, weighted_row_sums
+
+__all__ = ["Faster"]
+
+
+class Faster(Lowering):
+    """The graph of one bound statement in faster operations than those that say what it means."""
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.bound.device.type == "cpu"
+
+    # products
+
+    def pair(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
+        """Return one or two operands contracted to `axes`: first each is summed over what nobody else has."""
+        wanted = [
+            set(axes).union(*(other.axes for j, other in enumerate(operands) if j != i)) for i in range(len(operands))
+        ]
+        operands = [self.summed_to(operand, names) for operand, names in zip(operands, wanted)]
+        if len(operands) == 1:
+            return Value(self.permute(operands[0], axes), axes)
+        left, right = operands
+        if set(left.axes) | set(right.axes) == set(axes) or self.is_elementwise(operands, axes):
+            return super().pair(operands, axes)
+        return self.matrix_product(left, right, axes)
+
+    def summed_to(self, operand: Value, names: set[str]) -> Value:
+        """Return an operand summed over all of its axes that are not among `names`."""
+        dims = tuple(dim for dim, name in enumerate(operand.axes) if name not in names)
+        if not dims:
+            return operand
+        kept_axes = tuple(name for name in operand.axes if name in names)
+        return Value(self.call(torch.sum, operand.node, dims), kept_axes)
+
+    def matrix_product(self, left: Value, right: Value, axes: tuple[str, ...]) -> Value:
+        """Return two operands contracted by one product of vectors, matrices or batches of matrices."""
+        shared = set(left.axes) & set(right.axes)
+        rows, columns = ([name for name in each.axes if name not in shared] for each in (left, right))
+        if rows and columns and axes.index(columns[0]) < axes.index(rows[0]):  # so that nothing is transposed after it
+            left, right, rows, columns = right, left, columns, rows
+        longest = left if len(left.axes) >= len(right.axes) else right
+        batch = [name for name in axes if name in shared]
+        summed = [name for name in longest.axes if name in shared and name not in axes]
+        if batch:
+            first = self.in_groups(left, batch, rows, summed)
+            second = self.in_groups(right, batch, summed, columns)
+            total = self.call(torch.bmm, first, second)
+        elif rows and columns:
+            total = self.call(torch.mm, self.in_groups(left, rows, summed), self.in_groups(right, summed, columns))
+        elif rows:
+            total = self.call(torch.mv, self.in_groups(left, rows, summed), self.in_groups(right, summed))
+        elif columns:
+            total = self.call(torch.mv, self.in_groups(right, columns, summed), self.in_groups(left, summed))
+        else:
+            total = self.call(torch.dot, self.in_groups(left, summed), self.in_groups(right, summed))
+        order = (*batch, *rows, *columns)
+        lengths = [group for group in (batch, rows, columns) if group or batch]
+        if any(len(group) != 1 for group in lengths):
+            total = self.call(torch.reshape, total, self.sizes(order))
+        return Value(self.permute(Value(total, order), axes), axes)
+
+    def in_groups(self, value: Value, *groups: list[str]) -> fx.Node:
+        """Return a value with one dimension for each group of its axes, of length 1 for a group without any."""
+        node = self.permute(value, tuple(name for group in groups for name in group))
+        if all(len(group) == 1 for group in groups):
+            return node
+        return self.call(torch.reshape, node, tuple(self.product(self.sizes(tuple(group))) for group in groups))
+
+    def makes_memory(self, node: fx.Node) -> bool:
+        """Return whether a value lies in memory of its own."""
+        while node.target in (torch.permute, torch.reshape, torch.unflatten):
+            (node, *_) = node.all_input_nodes
+        makers = (torch.sum, torch.mul, torch.mm, torch.mv, torch.bmm, torch.dot, torch.index_select)
+        return node.target in (*makers, weighted_row_sums) or super().makes_memory(node)
+
+    # reads
+
+    def with_diagonals(self, node: fx.Node, indices: list[Index]) -> tuple[fx.Node, list[Index]]:
+        """Return a view of a tensor in which no name stands twice, and the indices of that."""
+        for name in dict.fromkeys(index.name for index in indices if isinstance(index, Var)):
+            while len(dims := [dim for dim, index in enumerate(indices) if index == Var(name)]) > 1:
+                node = self.call(torch.diagonal, node, 0, dims[0], dims[1])
+                indices = [index for dim, index in enumerate(indices) if dim not in dims[:2]] + [Var(name)]
+        return node, indices
+
+    def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
+        """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
+
+        A tensor of which less is read than it holds is left as it is, since it may have to be copied for that.
+        """
+        first, last = indirect_dims[0], indirect_dims[-1]
+        if access not in self.large_gathers or indirect_dims != list(range(first, last + 1)):
+            return super().read_jointly(node, access, indices, indirect_dims)
+        joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
+        sizes = [self.call(torch.Tensor.size, node, dim) for dim in indirect_dims]
+        flat = self.flat(Value(self.joined(positions, sizes), joint))
+        node = self.call(torch.index_select, self.call(torch.flatten, node, first, last), first, flat)
+        if len(joint) != 1:
+            node = self.call(torch.unflatten, node, first, self.sizes(joint))
+        names = tuple(map(str, indices))
+        return Value(node, names[:first] + joint + names[last + 1 :])
+
+    # sums by row
+
+    def total(self) -> fx.Node:
+        """Return the statement's sums, by row offsets if it has that form."""
+        rows = self.rows_by_offsets() if self.is_on_cpu else None
+        return super().total() if rows is None else rows
+
+    def rows_by_offsets(self) -> fx.Node | None:
+        """Return `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`, or with p itself as the row, without all gathered rows.
+
+        The result is None for a statement that is not of this form.
+        """
+        statement = self.bound.statement
+        if any(dtype != self.bound.dtype for name, dtype in self.bound.dtypes.items() if name in self.value_names):
+            return None
+        if self.bound.is_seeded and self.bound.dtype != self.compute_dtype:
+            return None
+        for rows in statement.accesses:
+            others = [access for access in statement.accesses if access is not rows]
+            if len(others) <= 1 and self.is_row_sum(rows, others):
+                return self.row_sum(rows, others)
+        return None
+
+    @property
+    def value_names(self) -> set[str]:
+        seed = [self.bound.statement.output.name] if self.bound.is_seeded else []
+        return {access.name for access in self.bound.statement.accesses} | set(seed)
+
+    def is_row_sum(self, rows: Access, weights: list[Access]) -> bool:
+        """Return whether rows that an index tensor chooses are summed, each times one weight if there are any."""
+        output = self.bound.statement.output
+        if not isinstance(rows.indices[0] if rows.indices else None, Access):
+            return False
+        places, columns = _direct_names(rows.indices[0]), _names(rows.indices[1:])
+        if not places or not columns or set(places) & set(columns):
+            return False
+        if any(sorted(_direct_names(access) or ()) != sorted(places) for access in weights):
+            return False
+        kept = output.indices[: len(output.indices) - len(columns)]
+        if _names(output.indices[len(kept) :]) != columns:
+            return False
+        is_scattered = len(kept) == 1 and isinstance(kept[0], Access)
+        owners = _direct_names(kept[0]) if is_scattered else _names(kept)
+        return bool(owners) and places[: len(owners)] == owners and len(places) >= len(owners) + (not is_scattered)
+
+    def row_sum(self, rows: Access, weights: list[Access]) -> fx.Node:
+        """Return the sums of weighted rows, for a statement of that form."""
+        statement, index = self.bound.statement, rows.indices[0]
+        columns = _names(rows.indices[1:])
+        assert isinstance(index, Access)
+        assert columns is not None
+        table = self.tensors[rows.name]
+        if len(columns) > 1:
+            table = self.call(torch.flatten, table, 1)
+        scales = [self.permute(self.gather(access), tuple(map(str, index.indices))) for access in weights]
+        owner = statement.output.indices[0]
+        is_padded = index.name in self.padded
+        if isinstance(owner, Access):
+            owners, num_rows = self.tensors[owner.name], self.size[0]
+            is_padded = is_padded or owner.name in self.padded
+        else:
+            owners, num_rows = None, self.product(self.size[: -len(columns)])
+        places = self.tensors[index.name]
+        total = self.call(weighted_row_sums, table, places, scales[0] if scales else None, owners, num_rows, is_padded)
+        if len(self.size) != 2:
+            total = self.call(torch.reshape, total, self.size)
+        total = self.scaled(Value(total, ())).node
+        return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+
+    # scatter
+
+    def scatter(self, result: Value) -> fx.Node:
+        """Return the start with the result added at the positions on the left, several of them joined to one."""
+        output = self.bound.statement.output
+        dims = self.indirect_dims(output.indices)
+        if not dims:
+            return super().scatter(result)
+        if all(isinstance(index, Var) for index in output.indices):
+            return self.on_diagonals(result) if len(dims) == 2 else super().scatter(result)
+        first, last = dims[0], dims[-1]
+        if dims != list(range(first, last + 1)) or any(isinstance(output.indices[dim], Const) for dim in dims):
+            return super().scatter(result)
+        names = tuple(map(str, output.indices))
+        before, after = names[:first], names[last + 1 :]
+        index = output.indices[first]
+        if self.is_on_cpu and not before and after and len(dims) == 1 and isinstance(index, Access):
+            places = _direct_names(index)
+            if places and not set(places) & set(after):
+                values = self.in_groups(result, list(places), list(after))
+                rows = self.tensors[index.name], self.size[0], index.name in self.padded
+                total = self.call(row_sums, values, *rows)
+                if len(after) > 1:
+                    total = self.call(torch.reshape, total, self.size)
+                return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+        source = Value(self.hide(result, self.masks(output)), result.axes)
+        joint, positions = self.broadcast([output.indices[dim] for dim in dims])
+        position = Value(positions[0], joint)
+        start = self.start()
+        if len(dims) > 1:
+            position = Value(self.joined(positions, self.size[first : last + 1]), joint)
+            start = self.call(torch.flatten, start, first, last)
+        ordered = self.permute(source, before + joint + after)
+        if len(joint) > 1:
+            ordered = self.call(torch.flatten, ordered, first, first + len(joint) - 1)
+        elif not joint:
+            ordered = self.call(torch.unsqueeze, ordered, first)
+        if self.is_on_cpu and not before and not after:
+            flat = self.flat(position)
+            if len(dims) == 1:  # which may be of 32 bits
+                flat = self.call(torch.Tensor.to, flat, torch.int64)
+            total = self.call(torch.Tensor.scatter_add_, start, 0, flat, ordered)
+        else:
+            total = self.call(torch.Tensor.index_add_, start, first, self.flat(position), ordered)
+        return self.call(torch.reshape, total, self.size) if len(dims) > 1 else total
+
+    def on_diagonals(self, result: Value) -> fx.Node:
+        """Return a result on the diagonal of the two dimensions that one name indexes."""
+        names = tuple(map(str, self.bound.statement.output.indices))
+        twice = next(name for name in names if names.count(name) > 1)
+        first, second = (dim for dim, name in enumerate(names) if name == twice)
+        last = self.permute(result, (*(name for name in names if name != twice), twice))
+        total = self.call(torch.diag_embed, last, 0, first, second)
+        return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+
+
+def _names(indices: Sequence[Index]) -> tuple[str, ...] | None:
+    """Return the names that indices are; None if one is no name, or stands twice."""
+    names = tuple(index.name for index in indices if isinstance(index, Var))
+    return names if len(set(names)) == len(indices) else None
+
+
+def _direct_names(access: Index) -> tuple[str, ...] | None:
+    """Return the names by which an access reads a tensor as it lies; None if it does not."""
+    return _names(access.indices) if isinstance(access, Access) else None

@@ -7,7 +7,9 @@ A file imports only from those above it.
     lower     a bound statement to its `torch.fx` graph, which says what it means
     rows      sums by row on a CPU, by row offsets that are remembered with index tensors
     faster    the same graph in faster operations
-    program   that graph as a Python function
+    code      a `torch.fx` graph as a Python function
+    groups    a contraction group by group, where an index tensor chooses a matrix for each row
+    program   the fastest of these graphs as a function of tensors of any lengths
 """
 
 from .lower import lower, placeholders

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ...lru_cache import LRUCache
 from ..binding import Bound
-from .faster import Faster
+from .code import compiled
 from .gathers import large_gathers, lengths_of
+from .groups import Grouped, index_of_groups
 from .lower import order_of_factors
 
 __all__ = ["Program", "program_for"]
@@ -41,17 +41,16 @@ def program_for(
     With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
+    are contracted, which of them get a row of zeros for -1, whether groups are contracted one by one, and the type of
+    winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), order_of_factors(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), order_of_factors(bound), index_of_groups(bound)
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)
     if program is None:
-        lowering = Faster(bound, padded, True, bound.dtype if sums_in_half else None)
-        code = lowering.finished_graph(wants_winners).python_code("self")
-        # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
-        exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
-        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.length_arguments)
+        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half else None)
+        function = compiled(lowering.finished_graph(wants_winners))
+        program = _programs[key] = Program(function, lowering.length_arguments)
     return program

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, may_keep
 
-__all__ = ["row_sums", "weighted_row_sums"]
+__all__ = ["order_of_rows", "row_sums", "weighted_row_sums"]
 
 _ORDERS = "_insum_row_orders"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
@@ -32,6 +32,7 @@ class _Entries(NamedTuple):
     order: Tensor | None  # which of all entries they are; None: all, as they lie
     columns: Tensor | None  # None: those that were given, which what is kept with them must not hold
     offsets: Tensor  # [rows + 1]
+    is_ascending: bool  # all entries, as they lie
 
 
 class _Kept:
@@ -94,8 +95,15 @@ def weighted_row_sums(
     return _added_up(gathered, spread, rows, is_padded)
 
 
+def order_of_rows(index: Tensor, rows: int, is_padded: bool) -> tuple[Tensor | None, list[int]]:
+    """Return the order of positions by their rows, None if they lie so, and where in it each row begins and ends."""
+    entries = _entries_of(None, index, rows, is_padded, True)
+    assert entries is not None
+    return None if entries.is_ascending else entries.columns, entries.offsets.tolist()
+
+
 def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tensor) -> Tensor:
-    order, columns, offsets = entries
+    order, columns, offsets, _ = entries
     if columns is None:
         columns = given.reshape(-1)
     if weights is not None:
@@ -158,9 +166,9 @@ def _ordered_entries(columns: Tensor | None, index: Tensor | None, rows: int, is
     offsets = torch.zeros(rows + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(row, minlength=rows).mul_(each), 0, out=offsets[1:])
     if columns is None:
-        return _Entries(None, torch.arange(count) if order is None else order, offsets)
+        return _Entries(None, torch.arange(count) if order is None else order, offsets, order is None)
     chosen = None if order is None else columns.reshape(-1)[order]
-    return _Entries(order, chosen, offsets.to(columns.dtype))
+    return _Entries(order, chosen, offsets.to(columns.dtype), order is None)
 
 
 def _spread(owners: Tensor, each: int) -> Tensor:

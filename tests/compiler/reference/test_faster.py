@@ -11,6 +11,7 @@ from torch import Tensor
 from insum_ops import insum
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.reference import groups
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.reference.program import program_for
 
@@ -95,7 +96,11 @@ def drawn(words: tuple[str, ...], kind: str, dtype: torch.dtype) -> tuple[dict[s
 @pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
 @pytest.mark.parametrize("expr", STATEMENTS)
 def test_faster_operations_give_what_the_graph_means(expr: str, kind: str, dtype: torch.dtype) -> None:
-    tensors, size = drawn(STATEMENTS[expr], kind, dtype)
+    assert_program_means(expr, kind, *drawn(STATEMENTS[expr], kind, dtype))
+
+
+def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size: Any) -> None:
+    """The program's result is that of the graph in float64, in memory of its own; operands stay as they are."""
     bound = bind(parse(expr), tensors, size)
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
@@ -104,11 +109,11 @@ def test_faster_operations_give_what_the_graph_means(expr: str, kind: str, dtype
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[bound.dtype]
     for _ in range(2):  # the second time by what the first has kept
         result = program.function(*values, *program.lengths_in(bound))
         assert result.is_contiguous()
-        assert result.dtype == dtype
+        assert result.dtype == bound.dtype
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
     assert all(torch.equal(value, copy) for value, copy in zip(values, copies))
     memory = {value.untyped_storage().data_ptr() for value in values}
@@ -165,3 +170,48 @@ def test_a_gradient_exists_where_nothing_is_summed() -> None:
     Y = torch.rand(3, requires_grad=True)
     filled = insum("Y[i] = C[i,j]", Y=Y, C=torch.rand(3, 2, requires_grad=True))
     assert torch.autograd.grad(filled.sum(), Y)[0].tolist() == [0, 0, 0]
+
+
+GROUPS = {
+    "Y[p,m] += X[p,c] * W[E[p],c,m]": ("X 20 3", "W 4 3 5", "E 20 < 4"),
+    "Y[m,p] += W[c,E[p],m] * X[p,c]": ("X 20 3", "W 3 4 5", "E 20 < 4"),
+    "Y[m] += X[p,c] * W[E[p],c,m]": ("X 20 3", "W 4 3 5", "E 20 < 4"),
+    "W[E[p],c,m] += X[p,c] * Y[p,m]": ("X 20 3", "Y 20 5", "E 20 < 4", "size 4 3 5"),
+    "W[c,E[p],m] += X[p,c] * Y[p,m]": ("X 20 3", "Y 20 5", "E 20 < 4", "W 3 4 5"),
+    "Y[T[p],m] += G[p] * X[T[p],c] * W[E[p],c,m]": ("G 20", "X 6 3", "W 4 3 5", "E 20 < 4", "T 20 < 6", "size 6 5"),
+    "Y[I[p,q],m] += X[J[p,q],c] * W[E[p],c,m]": ("X 6 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 6 5"),
+    "W[E[p],c,m] += X[J[p,q],c] * Y[I[p,q],m]": ("X 6 3", "Y 6 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 4 3 5"),
+    "Y[b,o] += X[b,i] * A[U[b],i,r] * B[U[b],r,o]": ("X 9 3", "A 4 3 2", "B 4 2 5", "U 9 < 4"),
+    "Y[b,s,o] += 2 * X[b,s,i] * A[U[b],i,o]": ("X 9 2 3", "A 4 3 5", "U 9 < 4", "Y 9 2 5"),
+    "Y[p] += X[p,c] * W[E[p],F[p],c]": ("X 20 3", "W 4 5 3", "E 20 < 4", "F 20 < 5"),
+    "Y[E[p],c] += X[p,c] * W[E[p],c]": ("X 20 3", "W 4 3", "E 20 < 4", "size 4 3"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
+@pytest.mark.parametrize("expr", GROUPS)
+def test_groups_give_what_the_graph_means(
+    expr: str, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    tensors, size = drawn(GROUPS[expr], kind, dtype)
+    assert groups.index_of_groups(bind(parse(expr), tensors, size)) is not None
+    assert_program_means(expr, kind, tensors, size)
+
+
+def test_groups_that_are_all_hidden_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    tensors, _ = drawn(GROUPS["Y[p,m] += X[p,c] * W[E[p],c,m]"], "sorted", torch.float32)
+    tensors["E"] = torch.full((20,), -1)
+    assert_program_means("Y[p,m] += X[p,c] * W[E[p],c,m]", "padded", tensors, None)
+
+
+@pytest.mark.parametrize("expr", ["Y[p] += W[E[p],p]", "Y[c] += W[E[F[p]],c]", "Y[E[p],p] += X[p]", "Y[p,c] += X[p,c]"])
+def test_what_does_not_fall_apart_into_groups(expr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    shapes = {"W": (4, 5), "X": (5, 3) if "c" in expr else (5,)}
+    tensors: dict[str, Tensor] = {name: torch.rand(shape) for name, shape in shapes.items() if f"{name}[" in expr}
+    tensors |= {name: torch.zeros(5, dtype=torch.int64) for name in "EF" if f"{name}[" in expr}
+    size = (4, 5) if expr.startswith("Y[E") else None
+    assert groups.index_of_groups(bind(parse(expr), tensors, size)) is None

@@ -12,7 +12,7 @@ __all__ = ["compiled"]
 
 
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
-    """Return a graph as a function; not as a GraphModule, of which torch.fx keeps the text as long as the process lives."""
+    """Return a graph as a function; not as a GraphModule, of which torch.fx keeps the text while the process lives."""
     code = graph.python_code("self")
     exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
     return partial(code.globals["forward"], None)

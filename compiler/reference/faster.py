@@ -1,8 +1,7 @@
 """The torch program that runs: what `lower` means, in the operations that take the least.
 
 A contraction of two factors becomes one matrix product, a sum or a product of entries, without torch.einsum, which
-works that out anew at every call. Several indirections become one. A diagonal is a view. On a CPU sums by row read row
-offsets, and scattered numbers are counted.
+works that out anew at every call. Several indirections become one. On a CPU sums by row read row offsets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import fx
 
 from ..language import Access, Const, Index, Var
-from .gathers import Value
+from .gathers import VIEWS, Value
 from .lower import Lowering
 from .rows import row_sums, weighted_row_sums
 
@@ -86,20 +85,11 @@ class Faster(Lowering):
 
     def makes_memory(self, node: fx.Node) -> bool:
         """Return whether a value lies in memory of its own."""
-        while node.target in (torch.permute, torch.reshape, torch.unflatten):
-            (node, *_) = node.all_input_nodes
-        makers = (torch.sum, torch.mul, torch.mm, torch.mv, torch.bmm, torch.dot, torch.index_select)
-        return node.target in (*makers, weighted_row_sums) or super().makes_memory(node)
+        while node.target in VIEWS:
+            node = node.all_input_nodes[0]  # after it come lengths
+        return node.target in (torch.mm, torch.mv, torch.bmm, torch.dot) or super().makes_memory(node)
 
     # reads
-
-    def with_diagonals(self, node: fx.Node, indices: list[Index]) -> tuple[fx.Node, list[Index]]:
-        """Return a view of a tensor in which no name stands twice, and the indices of that."""
-        for name in dict.fromkeys(index.name for index in indices if isinstance(index, Var)):
-            while len(dims := [dim for dim, index in enumerate(indices) if index == Var(name)]) > 1:
-                node = self.call(torch.diagonal, node, 0, dims[0], dims[1])
-                indices = [index for dim, index in enumerate(indices) if dim not in dims[:2]] + [Var(name)]
-        return node, indices
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
@@ -190,48 +180,35 @@ class Faster(Lowering):
     # scatter
 
     def scatter(self, result: Value) -> fx.Node:
-        """Return the start with the result added at the positions on the left, several of them joined to one."""
-        output = self.bound.statement.output
-        dims = self.indirect_dims(output.indices)
-        if not dims:
+        """Return the start with the result added at the positions on the left."""
+        indices = self.bound.statement.output.indices
+        dims = self.indirect_dims(indices)
+        if len(dims) == 2 and all(isinstance(index, Var) for index in indices):
+            return self.on_diagonals(result)
+        if not dims or not self.is_on_cpu or any(isinstance(indices[dim], Const) for dim in dims):
             return super().scatter(result)
-        if all(isinstance(index, Var) for index in output.indices):
-            return self.on_diagonals(result) if len(dims) == 2 else super().scatter(result)
-        first, last = dims[0], dims[-1]
-        if dims != list(range(first, last + 1)) or any(isinstance(output.indices[dim], Const) for dim in dims):
+        places, columns = _direct_names(indices[0]), _names(indices[1:])
+        if dims == [0] and places and columns and not set(places) & set(columns):
+            return self.rows_added(result, places, columns)
+        if len(dims) < len(indices):
             return super().scatter(result)
-        names = tuple(map(str, output.indices))
-        before, after = names[:first], names[last + 1 :]
-        index = output.indices[first]
-        if self.is_on_cpu and not before and after and len(dims) == 1 and isinstance(index, Access):
-            places = _direct_names(index)
-            if places and not set(places) & set(after):
-                values = self.in_groups(result, list(places), list(after))
-                rows = self.tensors[index.name], self.size[0], index.name in self.padded
-                total = self.call(row_sums, values, *rows)
-                if len(after) > 1:
-                    total = self.call(torch.reshape, total, self.size)
-                return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
-        source = Value(self.hide(result, self.masks(output)), result.axes)
-        joint, positions = self.broadcast([output.indices[dim] for dim in dims])
-        position = Value(positions[0], joint)
-        start = self.start()
-        if len(dims) > 1:
-            position = Value(self.joined(positions, self.size[first : last + 1]), joint)
-            start = self.call(torch.flatten, start, first, last)
-        ordered = self.permute(source, before + joint + after)
-        if len(joint) > 1:
-            ordered = self.call(torch.flatten, ordered, first, first + len(joint) - 1)
-        elif not joint:
-            ordered = self.call(torch.unsqueeze, ordered, first)
-        if self.is_on_cpu and not before and not after:
-            flat = self.flat(position)
-            if len(dims) == 1:  # which may be of 32 bits
-                flat = self.call(torch.Tensor.to, flat, torch.int64)
-            total = self.call(torch.Tensor.scatter_add_, start, 0, flat, ordered)
-        else:
-            total = self.call(torch.Tensor.index_add_, start, first, self.flat(position), ordered)
-        return self.call(torch.reshape, total, self.size) if len(dims) > 1 else total
+        joint, positions = self.broadcast(indices)
+        source = self.permute(Value(self.hide(result, self.masks(self.bound.statement.output)), result.axes), joint)
+        position = self.joined(positions, self.size)
+        flat = [self.call(torch.reshape, node, (-1,)) for node in (self.start(), position, source)]
+        total = self.call(torch.Tensor.scatter_add_, flat[0], 0, flat[1], flat[2])  # for numbers the fastest
+        return total if len(indices) == 1 else self.call(torch.reshape, total, self.size)
+
+    def rows_added(self, result: Value, places: tuple[str, ...], columns: tuple[str, ...]) -> fx.Node:
+        """Return a result summed by the rows that one index tensor sends it to."""
+        index = self.bound.statement.output.indices[0]
+        assert isinstance(index, Access)
+        values = self.in_groups(result, list(places), list(columns))
+        owner = self.tensors[index.name], self.size[0], index.name in self.padded
+        total = self.call(row_sums, values, *owner)
+        if len(columns) > 1:
+            total = self.call(torch.reshape, total, self.size)
+        return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
 
     def on_diagonals(self, result: Value) -> fx.Node:
         """Return a result on the diagonal of the two dimensions that one name indexes."""

@@ -9,9 +9,9 @@ from typing import Any
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
+from .demands import path_of
 from .gathers import large_gathers, lengths_of
 from .groups import Grouped, index_of_groups
-from .lower import order_of_factors
 
 __all__ = ["Program", "program_for"]
 
@@ -45,7 +45,7 @@ def program_for(
     winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), order_of_factors(bound), index_of_groups(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), index_of_groups(bound)
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)

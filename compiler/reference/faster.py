@@ -14,9 +14,9 @@ from torch import fx
 from ..language import Access, Const, Index, Var
 from .gathers import VIEWS, Value
 from .lower import Lowering
-from .rows import row_sums, weighted_row_sums
+from .rows import chosen_rows, row_sums, weighted_row_sums
 
-__all__ = ["Faster"]
+__all__ = ["Faster", "direct_names", "names_of"]
 
 
 class Faster(Lowering):
@@ -87,9 +87,20 @@ class Faster(Lowering):
         """Return whether a value lies in memory of its own."""
         while node.target in VIEWS:
             node = node.all_input_nodes[0]  # after it come lengths
-        return node.target in (torch.mm, torch.mv, torch.bmm, torch.dot) or super().makes_memory(node)
+        return node.target in (torch.mm, torch.mv, torch.bmm, torch.dot, chosen_rows) or super().makes_memory(node)
 
     # reads
+
+    def chosen(
+        self, node: fx.Node, dim: int, access: Access, index: Index
+    ) -> tuple[fx.Node, Value, frozenset[fx.Node]]:
+        """Return what an index chooses along a dimension; on a CPU what a -1 hides is overwritten where it lies."""
+        is_factor = self.bound.statement.is_sum and access in self.bound.statement.accesses
+        is_padded = isinstance(index, Access) and index.name in self.padded and not index.is_indirect
+        if not (self.is_on_cpu and is_factor and is_padded) or not index.indices:
+            return super().chosen(node, dim, access, index)
+        position, mask = self.gather(index), self.mask(index)
+        return self.call(chosen_rows, node, dim, self.flat(position)), position, frozenset({mask.node})
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
@@ -141,22 +152,22 @@ class Faster(Lowering):
         output = self.bound.statement.output
         if not isinstance(rows.indices[0] if rows.indices else None, Access):
             return False
-        places, columns = _direct_names(rows.indices[0]), _names(rows.indices[1:])
+        places, columns = direct_names(rows.indices[0]), names_of(rows.indices[1:])
         if not places or not columns or set(places) & set(columns):
             return False
-        if any(sorted(_direct_names(access) or ()) != sorted(places) for access in weights):
+        if any(sorted(direct_names(access) or ()) != sorted(places) for access in weights):
             return False
         kept = output.indices[: len(output.indices) - len(columns)]
-        if _names(output.indices[len(kept) :]) != columns:
+        if names_of(output.indices[len(kept) :]) != columns:
             return False
         is_scattered = len(kept) == 1 and isinstance(kept[0], Access)
-        owners = _direct_names(kept[0]) if is_scattered else _names(kept)
+        owners = direct_names(kept[0]) if is_scattered else names_of(kept)
         return bool(owners) and places[: len(owners)] == owners and len(places) >= len(owners) + (not is_scattered)
 
     def row_sum(self, rows: Access, weights: list[Access]) -> fx.Node:
         """Return the sums of weighted rows, for a statement of that form."""
         statement, index = self.bound.statement, rows.indices[0]
-        columns = _names(rows.indices[1:])
+        columns = names_of(rows.indices[1:])
         assert isinstance(index, Access)
         assert columns is not None
         table = self.tensors[rows.name]
@@ -187,7 +198,7 @@ class Faster(Lowering):
             return self.on_diagonals(result)
         if not dims or not self.is_on_cpu or any(isinstance(indices[dim], Const) for dim in dims):
             return super().scatter(result)
-        places, columns = _direct_names(indices[0]), _names(indices[1:])
+        places, columns = direct_names(indices[0]), names_of(indices[1:])
         if dims == [0] and places and columns and not set(places) & set(columns):
             return self.rows_added(result, places, columns)
         if len(dims) < len(indices):
@@ -220,12 +231,12 @@ class Faster(Lowering):
         return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
 
 
-def _names(indices: Sequence[Index]) -> tuple[str, ...] | None:
+def names_of(indices: Sequence[Index]) -> tuple[str, ...] | None:
     """Return the names that indices are; None if one is no name, or stands twice."""
     names = tuple(index.name for index in indices if isinstance(index, Var))
     return names if len(set(names)) == len(indices) else None
 
 
-def _direct_names(access: Index) -> tuple[str, ...] | None:
+def direct_names(access: Index) -> tuple[str, ...] | None:
     """Return the names by which an access reads a tensor as it lies; None if it does not."""
-    return _names(access.indices) if isinstance(access, Access) else None
+    return names_of(access.indices) if isinstance(access, Access) else None

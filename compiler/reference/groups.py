@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from ..binding import Bound
 from ..language import Access, Statement, Var, fresh_name, walk
 from .code import compiled
-from .faster import Faster
+from .faster import Faster, direct_names, names_of
 from .gathers import Value, placeholders
-from .rows import order_of_rows
+from .rows import add_rows, order_of_rows
 
 __all__ = ["Grouped", "index_of_groups"]
 
@@ -100,8 +100,11 @@ class Grouped(Faster):
     def total(self) -> fx.Node:
         """Return the statement's sums; those of one output slice at a time if groups choose the slices."""
         grouping = _grouping(self.bound)
-        if grouping is None or not grouping.is_summed:
+        if grouping is None:
             return super().total()
+        if not grouping.is_summed:
+            rows = self.rows_by_group(grouping)
+            return super().total() if rows is None else rows
         output = self.bound.statement.output
         dim = output.indices.index(grouping.index)
         slices = self.by_group(grouping, Access(output.name, output.indices[:dim] + output.indices[dim + 1 :]))
@@ -109,6 +112,17 @@ class Grouped(Faster):
         if self.bound.is_seeded:
             return self.call(torch.add, self.start(), total)
         return self.call(torch.Tensor.contiguous, total)
+
+    def rows_by_group(self, grouping: _Grouping) -> fx.Node | None:
+        """Return rows that one index tensor scatters, those of a group once they are made; None for other sums."""
+        output = self.bound.statement.output
+        places, columns = direct_names(output.indices[0]), names_of(output.indices[1:])
+        if not places or not columns or set(places) & set(columns) or grouping.name not in places:
+            return None
+        (index,) = output.indirections
+        product = Access(fresh_name("T", self.tensors), tuple(map(Var, (*places, *columns))))
+        owner = self.tensors[index.name], places.index(grouping.name), index.name in self.padded
+        return self.by_group(grouping, product, owner)
 
     def contract(self) -> Value:
         """Return the product of the factors, summed down to the names on the left."""
@@ -119,8 +133,11 @@ class Grouped(Faster):
         name = fresh_name("T", self.tensors)
         return Value(self.by_group(grouping, Access(name, tuple(map(Var, free)))), free)
 
-    def by_group(self, grouping: _Grouping, output: Access) -> fx.Node:
-        """Return the results of all groups: in the place of their rows if the output has p, or along a new axis."""
+    def by_group(self, grouping: _Grouping, output: Access, owner: tuple[fx.Node, int, bool] | None = None) -> fx.Node:
+        """Return the results of all groups: in the place of their rows if the output has p, or along a new axis.
+
+        With an `owner` they are added to the rows that it holds: an index tensor, its dimension p, whether it may hide.
+        """
         bound, statement = self.bound, self.bound.statement
         factors = tuple(
             Access(factor.name, tuple(index for index in factor.indices if index != grouping.index))
@@ -135,7 +152,8 @@ class Grouped(Faster):
         dtypes = {name: bound.dtypes[name] for name in shapes}
         sizes = [bound.size[dim] for dim, index in enumerate(statement.output.indices) if index != grouping.index]
         size = tuple(sizes) if grouping.is_summed else tuple(bound.extents[str(index)] for index in output.indices)
-        part = Bound(inner, bound.extents, shapes, dtypes, size, self.compute_dtype, bound.device, False)
+        extents = {**bound.extents, grouping.name: -(-bound.extents[grouping.name] // grouping.count)}  # about
+        part = Bound(inner, extents, shapes, dtypes, size, self.compute_dtype, bound.device, False)
         lowering = Faster(part, self.padded & set(shapes), True)
         function = compiled(lowering.finished_graph(False))
         lengths = [self.length_of(key, grouping) for key in lowering.length_arguments]
@@ -143,15 +161,17 @@ class Grouped(Faster):
         places = [(grouping.chosen.get(name), grouping.spread.get(name)) for name in placeholders(part)]
         along = output.names.index(grouping.name) if grouping.name in output.names else None
         run = _runner(function, places, varying, along, grouping.is_summed, grouping.index.name in self.padded)
-        if grouping.is_summed:
-            dims = [dim for dim, index in enumerate(statement.output.indices) if index != grouping.index]
-            kept = [self.size[dim] for dim in dims]
-            sizes_of_all = (self.size[statement.output.indices.index(grouping.index)], *kept)
-        else:
-            sizes_of_all = self.sizes(output.names)
-        start = self.call(torch.zeros, sizes_of_all, dtype=self.compute_dtype, device=bound.device)
         tensors = tuple(self.tensors[name] for name in placeholders(part))
-        return self.call(run, start, self.tensors[grouping.index.name], tensors, tuple(lengths))
+        arguments = self.tensors[grouping.index.name], tensors, tuple(lengths)
+        if owner is not None:
+            return self.call(run, self.start(), *arguments, *owner)
+        if grouping.is_summed:
+            at = statement.output.indices.index(grouping.index)
+            size_of_all = (self.size[at], *self.size[:at], *self.size[at + 1 :])
+        else:
+            size_of_all = self.sizes(output.names)
+        start = self.call(torch.zeros, size_of_all, dtype=self.compute_dtype, device=bound.device)
+        return self.call(run, start, *arguments)
 
     def length_of(self, key: str | int, grouping: _Grouping) -> fx.Node | int:
         """Return a length that the program of one group takes: that of an index name, or of an output dimension."""
@@ -171,8 +191,16 @@ def _runner(
 ) -> Callable[..., Tensor]:
     """Return what runs the program of one group on all of them."""
 
-    def in_groups(result: Tensor, index: Tensor, tensors: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-        counts = [tensor.shape[dim] for tensor, (dim, _) in zip(tensors, places) if dim is not None]
+    def in_groups(
+        result: Tensor,
+        index: Tensor,
+        tensors: Sequence[Tensor],
+        lengths: Sequence[int],
+        owner: Tensor | None = None,
+        dim: int = 0,
+        hides: bool = False,
+    ) -> Tensor:
+        counts = [tensor.shape[at] for tensor, (at, _) in zip(tensors, places) if at is not None]
         order, offsets = order_of_rows(index, len(result) if is_stacked else counts[0], is_padded)
         lengths = list(lengths)
         for group, (start, stop) in enumerate(pairwise(offsets)):
@@ -183,7 +211,9 @@ def _runner(
                 lengths[at] = stop - start
             parts = [_part(tensor, *place, group, start, stop, members) for tensor, place in zip(tensors, places)]
             total = function(*parts, *lengths)
-            if is_stacked:
+            if owner is not None:
+                add_rows(result, _part(owner, None, dim, group, start, stop, members), total, hides)
+            elif is_stacked:
                 result[group] = total
             elif along is None:
                 result += total

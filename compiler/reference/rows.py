@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, may_keep
 
-__all__ = ["order_of_rows", "row_sums", "weighted_row_sums"]
+__all__ = ["add_rows", "chosen_rows", "order_of_rows", "row_sums", "weighted_row_sums"]
 
 _ORDERS = "_insum_row_orders"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
@@ -93,6 +93,24 @@ def weighted_row_sums(
         gathered.masked_fill_((flat < 0).unsqueeze(1), 0)
     spread = index.reshape(-1, 1).expand(-1, flat.numel() // index.numel())
     return _added_up(gathered, spread, rows, is_padded)
+
+
+def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the rows of a tensor along a dimension at these positions, zeros for -1."""
+    rows = table.index_select(dim, index.clamp(min=0))
+    return rows.index_fill_(dim, (index < 0).nonzero().squeeze(1), 0)
+
+
+def add_rows(result: Tensor, index: Tensor, values: Tensor, is_padded: bool) -> None:
+    """Add values, which are over the index's dimensions and then those of a row, to the rows that the index holds.
+
+    A position of -1 hides its values, which are overwritten, if the index `is_padded`.
+    """
+    flat, values = index.reshape(-1), values.flatten(0, index.dim() - 1)
+    if is_padded:
+        values.index_fill_(0, (flat < 0).nonzero().squeeze(1), 0)
+        flat = flat.clamp(min=0)
+    result.index_add_(0, flat, values)
 
 
 def order_of_rows(index: Tensor, rows: int, is_padded: bool) -> tuple[Tensor | None, list[int]]:

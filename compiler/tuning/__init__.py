@@ -19,11 +19,13 @@ A file imports only from those above it.
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
+from .search import FIRST
 from .settings import tuning_mode
 from .tuning_cache import Key
 from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
+    "FIRST",
     "NEAR",
     "Candidate",
     "Imported",

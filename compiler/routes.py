@@ -29,7 +29,7 @@ from .planning import Split, device_of, split
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, on_device, paused
-from .tuning import fastest, host_milliseconds, tuning_mode
+from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = ["CLEAR", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
@@ -170,8 +170,13 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
 
-    def start(name: str) -> tuple[Callable[[], object], float]:
-        runner = makers[name](min(times.values(), default=0.0))
+    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        least = min(times.values(), default=0.0)
+        if 0 < NEAR * least <= floor and not is_new:
+            return None  # there is nothing left to win
+        runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:

@@ -58,14 +58,15 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
     """Return the source with its head, and how to call it."""
     spec, statement, parameters = scope.spec, scope.spec.bound.statement, scope.symbols.parameters
     ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
-    extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
+    varying = NUMBERS if spec.flags.strides_vary else ("extent", "copy")
+    lengths = [parameters[parameter] for parameter in ordered if parameter.kind in varying]
     name = "insum_kernel"
     head = [
         "import triton",
         "import triton.language as tl",
         "",
         "",
-        f"@triton.jit(do_not_specialize={extents!r})",
+        f"@triton.jit(do_not_specialize={lengths!r})",
         f"def {name}({', '.join(parameters[parameter] for parameter in ordered)}):",
         f"    # {statement}",
         f"    # {spec.schedule.strategy}: {_scheduled_statement(spec.schedule)}",
@@ -79,6 +80,7 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
         spec.config.num_warps,
         spec.config.num_stages,
         spec.config.parts,
+        spec.config.copies,
     )
 
 

@@ -20,6 +20,8 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     grid = tuple((name, _share(spec, name)) for name in order)
     # an index of which one program takes all values is no part of the program id
     varying = [(name, block) for name, block in grid if schedule.extents[name] > block]
+    if spec.config.copies > 1:
+        _choose_copy(scope)
     _divide_program_id(scope, varying)
     for name, block in grid:
         if (name, block) not in varying:
@@ -32,6 +34,12 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     if schedule.merged is not None:
         split_merged(scope)
     return grid
+
+
+def _choose_copy(scope: Scope) -> None:
+    """Write the choice of the program's copy of the output; programs that share a sum have one each."""
+    output, copies = scope.parameter("output"), scope.spec.config.copies
+    scope.line(f"{output} += tl.program_id(0) % {copies} * {scope.parameter('copy')}")
 
 
 def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:

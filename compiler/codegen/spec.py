@@ -61,6 +61,11 @@ class KernelSpec:
         return self.schedule.merged
 
     @cached_property
+    def is_seeded_here(self) -> bool:
+        """Whether the kernel adds the seed itself: it is not there before, nor added to the sum of all copies."""
+        return self.bound.is_seeded and not self.schedule.is_atomic and not self.schedule.has_copies
+
+    @cached_property
     def tile(self) -> Lazy:
         """The rule by which values over different axes broadcast."""
         return (Lazy if self.flags.lazy else Eager)(self.axes, dict(self.config.blocks))

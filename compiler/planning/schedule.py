@@ -72,6 +72,7 @@ class Schedule:
     owner: Owner | None = None
     shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
+    has_copies: bool = False  # programs write to copies of the output, which a second kernel sums
     merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
 
@@ -150,13 +151,25 @@ class Schedule:
         """Return the schedule with its sum cut over programs that add their parts atomically."""
         return replace(self, strategy="atomic", is_shared=True)
 
+    def in_copies(self) -> Schedule | None:
+        """Return the schedule with copies of the output, None if it can have none.
+
+        Programs that share a sum store their parts in a copy each, in a fixed order; those that scatter add atomically
+        to one of several copies, where fewer of them meet at one place.
+        """
+        if not self.is_sum or self.has_copies or self.tables or self.merged is not None or self.owner is not None:
+            return None
+        if self.strategy == "store" and self.may_be_shared:
+            return replace(self, is_shared=True, has_copies=True)
+        return replace(self, has_copies=True) if self.strategy == "atomic" and not self.is_shared else None
+
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """Return the type in which partial sums are added in memory.
 
         It is `wanted` for atomic sums, and float32 where programs share a sum in half precision.
         """
         dtype = self.bound.dtype
-        if self.is_shared and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
+        if (self.is_shared or self.has_copies) and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
             return torch.float32
         return wanted if self.is_atomic and wanted is not None else dtype
 
@@ -176,6 +189,7 @@ class Schedule:
         rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
         kind = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
         shared = ", sums shared by programs" if self.is_shared else ""
+        shared += ", copies of the output" if self.has_copies else ""
         return "\n".join([f"scatter: {self.strategy}, product: {kind}{shared}", *rows])
 
 

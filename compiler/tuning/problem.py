@@ -15,7 +15,7 @@ from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
-from ..runtime import TRITON_VERSION, Launcher, launcher
+from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
@@ -54,7 +54,8 @@ class Problem:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
-        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        made = launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        return _with_total(made)
 
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
@@ -133,10 +134,18 @@ class Problem:
 
 def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
     """Return a launcher for tensors of other lengths, with the one that it has for captures."""
-    result = launcher.resized(bound, resized(launcher.schedule, bound, fact))
+    result = _with_total(launcher.resized(bound, resized(launcher.schedule, bound, fact)))
     if launcher.captured is not None:
         result.captured = resize(launcher.captured, bound, fact)
     return result
+
+
+def _with_total(launcher: Launcher) -> Launcher:
+    """Return a launcher with the one that sums the copies of its output, if it has any."""
+    copies = launcher.kernel.copies
+    if copies > 1:
+        launcher.total = sum_of_copies(launcher.bound, copies, launcher.sum_dtype)
+    return launcher
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
@@ -175,6 +184,7 @@ class Candidate:
             "parts": config.parts,
             "rows": config.rows,
             "longest_first": config.longest_first,
+            "copies": config.copies,
         }
 
     def __str__(self) -> str:

@@ -20,8 +20,8 @@ from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shap
 from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, check_pattern, is_sparse, pattern_of, recipe
 
 __all__ = [
-    "SHORT_LENGTH",
     "INDEX_DTYPES",
+    "SHORT_LENGTH",
     "Bound",
     "Kind",
     "Kinds",

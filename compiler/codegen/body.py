@@ -9,7 +9,7 @@ from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_available
-from .loops import define_single_steps, loops_of, open_loops
+from .loops import define_single_steps, innermost, loops_of
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
 from .scope import Scope
@@ -44,8 +44,9 @@ def _write_sum(scope: Scope) -> None:
     seed = early_seed(scope, acc.axes) if has_loops else None
     if has_loops:
         scope.line(f"acc = {zeros(spec, acc.axes)}")
-    body = open_loops(scope)
-    add_product(body, acc, has_loops)
+    body = scope
+    for body in innermost(scope):
+        add_product(body, acc, has_loops)
     result = spec.tile.result("acc", acc.axes)
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from ..binding import known_divisor
 from .scope import Scope
 from .spec import KernelSpec
 
-__all__ = ["bound_index", "place_program", "split_merged", "wide_extent"]
+__all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]
 
 
 def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
@@ -108,17 +110,25 @@ def split_merged(scope: Scope) -> None:
 
 def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
-    if block > 1 and _divisor(scope.spec, name) % block:
+    if may_end_early(scope.spec, name, block):
         value = scope.indices[name]
         text = f"{value.text} < {scope.extent(name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
 
 
+def may_end_early(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block of an index may have values outside its extent."""
+    return block > 1 and bool(_divisor(spec, name) % block)
+
+
 def _divisor(spec: KernelSpec, name: str) -> int:
     """Return a divisor of an extent on which the source may rely, though it serves other lengths too."""
-    extent, owner = spec.schedule.extents[name], spec.schedule.owner
+    extents, owner = spec.schedule.extents, spec.schedule.owner
     is_row = owner is not None and name == owner.row
-    return known_divisor(extent) if is_row or spec.is_varying(name) else extent
+    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    return math.prod(
+        known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part] for part in parts
+    )
 
 
 def wide_extent(scope: Scope, name: str, block: int) -> str:

@@ -7,6 +7,7 @@ A file imports only from those above it.
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
     measured      what was fastest where it was measured, as points of the space of configs
+    streams       tiles of long sums that read stretches of memory, by the bytes in flight
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it
     tuning_file   all tuned configs as one file for another machine, and such a file read

@@ -341,7 +341,7 @@ def test_an_index_that_32_bits_do_not_count_has_64(expr: str) -> None:
     tensors |= {"E": positions(2**31 - 8)} if "E" in expr else {}
     tensors |= {"D": values(4)} if "D" in expr else {}
     for source in every(problem(expr, tensors, (100,) if "E" in expr else None, flags=NO_PADDING)):
-        lines = [line for line in source.splitlines() if re.search(r"i_i = .*arange|in range\(", line)]
+        lines = [line for line in source.splitlines() if re.search(r"i_i = .*arange|in range\(|end_\d+ = ", line)]
         assert any("tl.int64" in line for line in lines), source
 
 

@@ -9,6 +9,7 @@ A file imports only from those above it.
     scatter          how a result may reach the output, and what the statement becomes for it
     stretches        long sums over memory as it lies
     schedule         a bound statement to its schedules
+    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
 

@@ -144,9 +144,11 @@ class Schedule:
 
     @cached_property
     def may_be_shared(self) -> bool:
-        """Whether several programs could each add a part of a sum to the output."""
-        has_sum = self.is_sum and bool(self.names("loop", "step"))
-        return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+        """Whether several programs could each take a part of a sum; of a max or min if every part has a product."""
+        has_loop = bool(self.along or self.is_sum) and bool(self.names("loop", "step"))
+        return (
+            has_loop and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+        )
 
     def shared(self) -> Schedule:
         """Return the schedule with its sum cut over programs that add their parts atomically."""
@@ -155,14 +157,15 @@ class Schedule:
     def in_copies(self) -> Schedule | None:
         """Return the schedule with copies of the output, None if it can have none.
 
-        Programs that share a sum store their parts in a copy each, in a fixed order; those that scatter add atomically
-        to one of several copies, where fewer of them meet at one place.
+        Programs that share a sum, or a max, store their parts in a copy each, in a fixed order; those that scatter add
+        atomically to one of several copies, where fewer of them meet at one place.
         """
-        if not self.is_sum or self.has_copies or self.tables or self.merged is not None or self.owner is not None:
+        if self.has_copies or self.tables or self.merged is not None or self.owner is not None:
             return None
         if self.strategy == "store" and self.may_be_shared:
             return replace(self, is_shared=True, has_copies=True)
-        return replace(self, has_copies=True) if self.strategy == "atomic" and not self.is_shared else None
+        is_scatter = self.is_sum and self.strategy == "atomic" and not self.is_shared
+        return replace(self, has_copies=True) if is_scatter else None
 
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """Return the type in which partial sums are added in memory.
@@ -544,7 +547,8 @@ def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:
     Copies are added up in a fixed order. Of dots, whose tiles are large, they are tried only where that is asked for.
     """
     copies = schedule.in_copies() if deterministic or not schedule.uses_dot else None
-    return [*([] if deterministic else [schedule.shared()]), *([copies] if copies is not None else [])]
+    atomic = [schedule.shared()] if schedule.is_sum and not deterministic else []
+    return [*atomic, *([copies] if copies is not None else [])]
 
 
 def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> list[Schedule]:

@@ -1,4 +1,4 @@
-"""The sum of the copies of an output to which programs of one kernel wrote: a kernel of its own, `Y[a] += T[r,a]`."""
+"""The sum, or max, of the copies of an output to which programs of one kernel wrote: a kernel, `Y[a] += T[r,a]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from .launch import INTERPRETED, Launcher, launcher
 
 __all__ = ["sum_of_copies"]
 
-STATEMENT = parse("Y[a] += T[r,a]")
+STATEMENTS = {
+    "sum": parse("Y[a] += T[r,a]"),
+    "max": parse("Y[a] = max(T[r,a])"),
+    "min": parse("Y[a] = min(T[r,a])"),
+}
 COLUMNS, ELEMENTS = 32, 4096  # of a tile: a line of float32 along memory, and no more registers than a program has
 EACH, MOST_WARPS = 8, 8  # elements of a tile to a thread
 KERNELS = 512
@@ -32,7 +36,7 @@ def sum_of_copies(bound: Bound, copies: int, sum_dtype: torch.dtype) -> Launcher
     elements = prod(bound.size)
     seed = bound.dtypes[bound.statement.output.name] if bound.is_seeded else None
     usual = elements if elements <= SHORT_LENGTH else 2 * SHORT_LENGTH + 1
-    key = usual, copies, sum_dtype, bound.dtype, seed, bound.device
+    key = usual, copies, sum_dtype, bound.dtype, seed, bound.device, bound.statement.reduction
     cached = _sums.get(key)
     if cached is None:
         cached = _sums[key] = _launcher(_sum(usual, bound, copies, sum_dtype, seed))
@@ -47,7 +51,7 @@ def _sum(elements: int, bound: Bound, copies: int, sum_dtype: torch.dtype, seed:
     tensors = {"T": Meta((copies, elements), sum_dtype, bound.device)}
     if seed is not None:
         tensors["Y"] = Meta((elements,), seed, bound.device)
-    return replace(bind(STATEMENT, tensors), dtype=bound.dtype)
+    return replace(bind(STATEMENTS[bound.statement.reduction], tensors), dtype=bound.dtype)
 
 
 def _strides(bound: Bound) -> dict[str, tuple[int, ...]]:

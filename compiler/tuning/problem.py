@@ -210,6 +210,7 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
         for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
         for preferred in [schedules(*arguments)]
         for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
+        if not (schedule.has_copies and problem.flags.wants_winners)  # copies hold no positions
         for config in configs(schedule, full and schedule in preferred, problem.has_order)
     )
 

@@ -8,7 +8,7 @@ waste, and what sharing a sum costs: a memset or a second kernel, and the additi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -84,7 +84,7 @@ class Stream:
         """Whether the sum would take far less if programs shared it, by the estimate."""
         if not best or not self.schedule.may_be_shared:
             return False
-        shared = Stream(self.schedule.shared(), self.device)
+        shared = Stream(replace(self.schedule, is_shared=True), self.device)
         return any(self.seconds(best[0]) > FAR_BETTER * shared.seconds(config) for config in shared.configs())
 
     def in_parts(self, config: Config) -> Iterator[Config]:

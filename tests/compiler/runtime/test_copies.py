@@ -1,4 +1,4 @@
-"""Sums in copies of the output: parts of a long sum in a fixed order, scatters into few places."""
+"""Sums in copies of the output: parts of a long sum or max in a fixed order, scatters into few places."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 
 from insum_ops import insum
-from insum_ops.compiler.codegen import Config
+from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.planning import schedules, strategies
-from insum_ops.compiler.tuning.problem import Candidate, resize
+from insum_ops.compiler.tuning.problem import Candidate, candidates, resize
 
 pytestmark = pytest.mark.kernels
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -128,8 +128,22 @@ def test_parts_are_added_up_in_a_fixed_order():
 
 def test_what_can_not_be_in_copies():
     X, G = values(40, 6), positions(3, 40)
-    largest = problem("Y[j] = max(X[i,j])", {"X": X})
-    assert schedules(largest.bound, largest.strides, "store")[0].in_copies() is None
+    largest = problem("Y[j] = max(X[i,j] * W[G[i]])", {"X": X, "G": G, "W": values(3)})
+    assert schedules(largest.bound, largest.strides, "store")[0].in_copies() is None  # a part may have no product
     own = problem("Y[G[i],j] += X[i,j]", {"X": X, "G": G}, (3, 6))
     way = schedules(own.bound, own.strides, "atomic")[0]
     assert replace(way, has_copies=True).in_copies() is None
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("bad", [1.0, float("nan"), float("inf"), -float("inf")])
+def test_the_largest_of_many_is_found_in_parts(bad, reduction):
+    X = values(9, 700, dtype=torch.float16)
+    X[3, 500] = bad
+    launcher, tensors = in_copies(f"Y[i] = {reduction}(-2 * X[i,j])", {"X": X}, copies=64)
+    expected = getattr(-2 * X, f"a{reduction}")(1)  # one rounding, as the kernel's
+    torch.testing.assert_close(launcher(tensors), expected, rtol=0, atol=0, equal_nan=True)
+    own = problem(f"Y[()] = {reduction}(X[i,j])", {"X": values(900, 70)})
+    assert candidates(own)[0].schedule.has_copies
+    winners = problem(f"Y[()] = {reduction}(X[i,j])", {"X": values(900, 70)}, flags=Flags(wants_winners=True))
+    assert not any(way.schedule.has_copies for way in candidates(winners))

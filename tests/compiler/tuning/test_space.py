@@ -76,7 +76,9 @@ def test_a_full_search_shares_sums_that_need_not_be() -> None:
     assert not any(way.schedule.is_shared for way in candidates(own))
     assert any(way.schedule.is_shared for way in candidates(own, full=True))
     strict = candidates(replace(own, deterministic=True), full=True)
-    assert all(way.schedule.has_copies and way.config.copies == way.config.parts for way in strict if way.config.parts > 1)
+    assert all(
+        way.schedule.has_copies and way.config.copies == way.config.parts for way in strict if way.config.parts > 1
+    )
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)

@@ -112,6 +112,10 @@ def _exemplars() -> tuple[Exemplar, ...]:
             flags=_flags("CGI", "CGJ", "CGK"),
         ),
         Exemplar("C[i] += A[k,i,j]", {"A": (5000, 3, 3)}, SINGLE),
+        Exemplar("C[()] += A[i,j] * B[i,j]", dict.fromkeys("AB", (3001, 33))),
+        Exemplar("C[()] = max(A[i,j,k])", {"A": (301, 33, 7)}, SINGLE),
+        Exemplar("C[j] += A[i,j]", {"A": (3001, 33), "C": (33,)}),
+        Exemplar("C[E[p]] += A[p]", {"A": (10_000,), "E": (10_000,), "": (30,)}, SINGLE),
         Exemplar("C[i] += 2", {"C": (50,)}, SINGLE),
         Exemplar("C[i] = min(0.5 * A[i,E[k]])", {"A": (100_000, 30_000), "E": (20,)}, SINGLE, flags=_flags("E")),
         Exemplar(

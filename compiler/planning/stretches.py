@@ -29,7 +29,8 @@ def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> 
     factors = [factor for factor in start.factors if isinstance(factor, Access)]
     if len(factors) < len(start.factors) or name not in start.summed:
         return (name,)
-    group, hidden = (name,), {inner for factor in factors for access in factor.indirections for inner in access.names}
+    group: tuple[str, ...] = (name,)
+    hidden = {inner for factor in factors for access in factor.indirections for inner in access.names}
     while True:
         before = {_before(factor, group[0]) for factor in factors if group[0] in factor.names}
         (other,) = before if len(before) == 1 else ("",)

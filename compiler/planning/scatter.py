@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -240,11 +240,12 @@ class Start:
         extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
         return replace(self, extents=extents, merged=merged)
 
-    def flattened(self, parts: tuple[str, ...]) -> Start:
-        """Return the statement with one axis for all values of several names."""
-        flat = Flat(self.fresh("_".join(parts)), parts)
-        extents = {**self.extents, flat.name: math.prod(self.extents[part] for part in parts)}
-        return replace(self, extents=extents, flats=(*self.flats, flat))
+    def with_axes(self, groups: Collection[tuple[str, ...]]) -> tuple[Start, tuple[str, ...]]:
+        """Return the statement with one axis for all values of each group of names, and the names of the axes."""
+        flats = {group: Flat(self.fresh("_".join(group)), group) for group in groups if len(group) > 1}
+        lengths = {flat.name: math.prod(self.extents[part] for part in flat.parts) for flat in flats.values()}
+        start = replace(self, extents={**self.extents, **lengths}, flats=tuple(flats.values()))
+        return start, tuple(flats[group].name if group in flats else group[0] for group in groups)
 
     def on_chip(self) -> Start:
         """Return the statement with `Z[b,s,w]` for `Z[b,I[p,q],w]` and one more factor, 1 where I[p,q] is s."""

@@ -7,7 +7,7 @@
 | loop    | a serial loop over single values                                          |
 | step    | a serial loop over blocks, an axis of the tiles                           |
 | segment | a serial loop over the groups of the program's output row (owner)         |
-| merged  | one of several names that one tile axis holds side by side                    |
+| merged  | one of several names that one tile axis holds side by side                |
 | unrolled | its values are numbers in the source, as those of the tables it runs over |
 """
 
@@ -27,6 +27,7 @@ from ..language import Access, Var, walk
 from .constant_tables import line_at
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
+from .movement import Tiling, contiguity, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
@@ -76,6 +77,7 @@ class Schedule:
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
     flats: tuple[Flat, ...] = ()
     along: str = ""  # the axis along memory of a sum that reads stretches of it
+    form: str = ""  # of a statement that moves data: rows, flat, turned, looped
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -185,9 +187,8 @@ class Schedule:
     def is_kept(self, axis: str) -> bool:
         """Whether the output has a tile axis, so that nothing is summed over it."""
         parts = next((flat.parts for flat in self.flats if flat.name == axis), ())
-        if parts and parts[0] in self.free:
-            return True
-        return axis in self.free or (self.merged is not None and axis == self.merged.name)
+        is_merged = self.merged is not None and axis == self.merged.name
+        return axis in self.free or is_merged or bool(parts and parts[0] in self.free)
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -221,12 +222,14 @@ def schedules(
         merged = _merged_schedules(start, dotted)
         candidates += merged if any(way.holds_set for way in merged) else (*merged, dotted)
     if not candidates:
+        candidates += [_tiled(start, tiling) for tiling in tilings(start, strides)]
+    if not candidates:
         candidates = _without_dot(start, strides)
     if _is_worth_sharing(candidates[0]):
         candidates = [*_shared(candidates[0], deterministic), *candidates]
     if is_crowded(start, device_of(bound.device).l2_bytes):
-        crowded = candidates[0].in_copies()
-        candidates = [*([crowded] if crowded is not None else []), *candidates]
+        crowded = [way.in_copies() for way in candidates[:2]]
+        candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
@@ -327,7 +330,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
     """Return the tile axes: the name along memory, and before it one more of fixed length, such as channels."""
-    contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
+    contiguous, fixed = contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
     rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
     by_memory = sorted(names, key=rank, reverse=True)
     if not by_memory or by_memory[0] not in fixed:
@@ -351,7 +354,12 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
 
 
 def _finish(
-    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, along: str = ""
+    start: Start,
+    tiles: tuple[str, ...],
+    steps: tuple[str, ...],
+    tree: Node | None,
+    along: str = "",
+    form: str = "",
 ) -> Schedule:
     """Return a schedule in which other names of the output are grid positions, and other summed names are loops."""
     roles: dict[str, str] = {}
@@ -380,6 +388,7 @@ def _finish(
         merged=start.merged,
         flats=start.flats,
         along=along,
+        form=form,
     )
 
 
@@ -526,21 +535,6 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
-def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
-    """Return for each name how many elements are read or written along a unit stride of it."""
-    elements_along: dict[str, int] = {}
-    for factor in (start.output, *start.factors):
-        if isinstance(factor, Access):
-            elements = math.prod(start.extents[name] for name in factor.names)
-            # the output is allocated contiguous: its last dimension has unit stride
-            steps = strides.get(factor.name) if factor is not start.output else None
-            for dim, index in enumerate(factor.indices):
-                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
-                if isinstance(index, Var) and unit:
-                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
-    return elements_along
-
-
 def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:
     """Return a schedule with its sum shared by programs: with parts added atomically, or in copies of the output.
 
@@ -579,16 +573,20 @@ def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int =
 
 def _joined(start: Start, strides: Strides, name: str) -> tuple[Start, str]:
     """Return the statement with one axis for a summed name and those that go on with it in memory, and the axis."""
-    names = stretch(start, strides, name)
-    if len(names) == 1:
-        return start, name
-    start = start.flattened(names)
-    return start, start.flats[-1].name
+    start, (axis,) = start.with_axes([stretch(start, strides, name)])
+    return start, axis
+
+
+def _tiled(start: Start, tiling: Tiling) -> Schedule:
+    """Return the schedule of a statement that moves data, with these tiles."""
+    start, tiles = start.with_axes(tiling.tiles)
+    tree = _tree(start, tiles, tiling.steps, use_dot=False)
+    return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
 
 
 def _plain_schedule(start: Start, strides: Strides) -> Schedule:
     """Return the schedule without a dot: one axis along memory, one more over results, everything else serial."""
-    contiguous = _contiguity(start, strides)
+    contiguous = contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
     vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
@@ -599,6 +597,8 @@ def _plain_schedule(start: Start, strides: Strides) -> Schedule:
         other = scatter.name
     tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
     if vector is None or vector in start.free:
+        if start.owner is not None and vector in tiles and start.bound.statement.is_sum:
+            start, tiles = start.with_axes(((start.owner.row,), widened(start, str(vector))))
         return _finish(start, tiles, (), _tree(start, tiles, (), use_dot=False))
     start, step = _joined(start, strides, vector)
     along = step if reads_stretches(start) and start.owner is None else ""

@@ -18,7 +18,7 @@ from ..codegen import Config
 from ..language import Access
 from ..planning import Device, Schedule
 
-__all__ = ["streams"]
+__all__ = ["stream_seconds", "streams"]
 
 LATENCY = 1.0e-6  # seconds of a load under way, when all of memory's bandwidth is used
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
@@ -50,6 +50,11 @@ def streams(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     if stream.is_better_shared(listed[:1]):
         return tuple(listed[:1])
     return tuple(dict.fromkeys(listed))[: LISTED_SHARED if schedule.is_shared else LISTED]
+
+
+def stream_seconds(schedule: Schedule, config: Config, device: Device) -> float:
+    """Return about how long a config of a sum that reads stretches of memory takes."""
+    return Stream(schedule, device).seconds(config)
 
 
 @dataclass(frozen=True)

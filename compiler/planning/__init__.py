@@ -8,6 +8,7 @@ A file imports only from those above it.
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
     movement         tiles of statements that move data: flattened axes, transposes
+    stretches        long sums over memory as it lies
     schedule         a bound statement to its schedules
     relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions

@@ -8,6 +8,7 @@ A file imports only from those above it.
     recording     one run of a function, noted step by step
     tensor_guard  whether tensors are laid out like others, asked in one call
     launch        Triton source to a loaded kernel, and its launch
+    copies        the sum of copies of an output, as a kernel of its own
     plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     tracing       what a call does about torch's state: leave transforms, follow a tracer
@@ -17,6 +18,7 @@ A file imports only from those above it.
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
+from .copies import sum_of_copies
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
@@ -54,6 +56,7 @@ __all__ = [
     "replace_file",
     "resolved",
     "segment_lengths",
+    "sum_of_copies",
     "warn_damaged",
     "warn_unusable",
 ]

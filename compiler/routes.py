@@ -7,7 +7,7 @@ between one kernel and several statements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -19,14 +19,18 @@ from ..formats.facts import Fact
 from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tensor_cores
 from ..lru_cache import LRUCache
 from .binding import Bound
-from .planning import Split, device_of, split
+from .grouped import GroupedRunner, Kernel, RunnerByIndex, groupings_of
+from .planning import Grouping, Split, device_of, split
 from .prepared import PreparedStatement, Runner
-from .runtime import INTERPRETED, Launcher, on_device, paused
+from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
 from .tuning import fastest, host_milliseconds, tuning_mode
 
-__all__ = ["CLEAR", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
+__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
+GROUPED = "grouped by an index"
+NEW_INDEX = "route for a new index of"
+TABLE_OPERATIONS = 12  # that put the tables of an index tensor on the stream, about
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
 SHARE = 0.25  # of a GPU's free memory: what torch operations may take for one statement
 CHOICES = 2048
@@ -37,6 +41,8 @@ Makers = Mapping[str, Callable[[], Runner]]
 class _Choice(NamedTuple):
     route: str
     parts: Split | None
+    way: Grouping | None = None  # if the products of statements are grouped
+    new_index: str = ""  # the route for an index tensor that was not met before, if they are
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs
@@ -48,26 +54,30 @@ def fastest_route(
     tensors: list[Tensor],
     fact: Fact | None,
     run: Callable[..., Any],
-    kernel: Callable[[], Runner],
+    kernel: Kernel,
     times: dict[str, float] | None = None,
 ) -> Runner:
     """Return the runner that evaluates a statement over tensors like these the fastest.
 
-    `run` evaluates a statement over plain tensors; `kernel` returns the runner of this one as one kernel. Maxima, and
-    sums over the rows of a format, about which there is a fact, always take a kernel. If `times` is a dictionary, all
+    `run` evaluates a statement over plain tensors; `kernel` returns the runner of one as one kernel. Maxima, and sums
+    over the rows of a format, about which there is a fact, always take a kernel. If `times` is a dictionary, all
     routes are timed anew, and it is filled with their milliseconds.
     """
     if fact is not None or not statement.is_sum:
-        return kernel()
+        return kernel(statement, variant, tensors, fact)
     key = statement.kernel_key(variant, None)
     choice = _choices.get(key)
     parts = split_of(statement.bound, statement.padding(variant)) if choice is None else choice.parts
-    makers: dict[str, Callable[[], Runner]] = {KERNEL: kernel}
+    ways = groupings_of(statement, tensors) if choice is None else () if choice.way is None else (choice.way,)
+    makers: dict[str, Callable[[], Runner]] = {KERNEL: lambda: kernel(statement, variant, tensors, None)}
     if parts is not None:
         makers[STATEMENTS] = lambda: _in_turn(statement, parts, run)
-        if parts.gain > CLEAR:
-            del makers[KERNEL]
-    untimed = next(iter(makers))
+    if ways:
+        makers[GROUPED] = lambda: _grouped(statement, tensors, ways, kernel)
+    gains = {STATEMENTS: 0.0 if parts is None else parts.gain, GROUPED: max([way.gain for way in ways], default=0.0)}
+    if max(gains.values()) > CLEAR:
+        del makers[KERNEL]
+    untimed = next(iter(makers)) if KERNEL in makers else max(gains, key=lambda route: gains[route])
     if INTERPRETED or tuning_mode() == "off" or (tensors[0].is_cuda and is_capturing()):
         return makers[untimed]()
     timed = choice if times is None else None
@@ -75,8 +85,15 @@ def fastest_route(
         makers[TORCH] = lambda: statement.graph(variant, sums_in_half=_sums_in_half(statement.bound))
     if timed is None:
         route = untimed if len(makers) == 1 else _timed(statement, tensors, makers, times)
-        timed = _choices[key] = _Choice(route, parts)
-    return makers.get(timed.route, makers[untimed])()
+        timed = _Choice(route, parts)
+        if route == GROUPED:
+            runner = _grouped(statement, tensors, ways, kernel)
+            timed = _Choice(route, parts, runner.way, _timed(statement, tensors, makers, None, NEW_INDEX))
+        _choices[key] = timed
+    runner = makers.get(timed.route, makers[untimed])()
+    if isinstance(runner, GroupedRunner) and timed.new_index in makers and timed.new_index != GROUPED:
+        return RunnerByIndex(runner.at, runner, makers[timed.new_index]())
+    return runner
 
 
 def chosen_route(statement: PreparedStatement, variant: Any) -> str | None:
@@ -120,8 +137,28 @@ def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]
     return runner
 
 
-def _timed(statement: PreparedStatement, tensors: list[Tensor], makers: Makers, times: dict[str, float] | None) -> str:
-    """Return the route that takes the least, measured now unless it is remembered."""
+def _grouped(
+    statement: PreparedStatement, tensors: list[Tensor], ways: Sequence[Grouping], kernel: Kernel
+) -> GroupedRunner:
+    """Return the runner of the fastest of several ways to group a statement's products by an index tensor."""
+    runners = {str(way): GroupedRunner(statement, way, kernel) for way in ways}
+    is_timed = tensors[0].is_cuda and not (INTERPRETED or tuning_mode() == "off" or is_capturing())
+    if len(runners) == 1 or not is_timed:
+        return next(iter(runners.values()))
+    return runners[_timed(statement, tensors, {name: lambda name=name: runners[name] for name in runners}, None, "groups of")]
+
+
+def _timed(
+    statement: PreparedStatement,
+    tensors: list[Tensor],
+    makers: Makers,
+    times: dict[str, float] | None,
+    what: str = "route of",
+) -> str:
+    """Return the route that takes the least, measured now unless it is remembered.
+
+    Groups are timed with tables that are made beforehand, unless `what` is about an index that is new.
+    """
     bound = statement.bound
     device = device_of(bound.device)
 
@@ -131,10 +168,15 @@ def _timed(statement: PreparedStatement, tensors: list[Tensor], makers: Makers, 
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:
             host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
+        if isinstance(runner, GroupedRunner):
+            if what == NEW_INDEX:
+                return lambda: runner.anew(tensors), device.host_milliseconds(TABLE_OPERATIONS)
+            tables = group_tables(tensors[runner.at], runner.way.count, runner.way.tile)
+            return lambda: runner.over(tables, tensors), device.host_milliseconds(1)
         return lambda: runner(tensors, None), host
 
     problem = statement.problem(tensors, None)
-    key = replace(problem.key, statement=f"route of {problem.key.statement}")
+    key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
         return fastest(key, list(makers), list(makers), {}, start, times)
 

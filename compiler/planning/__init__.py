@@ -9,12 +9,14 @@ A file imports only from those above it.
     scatter          how a result may reach the output, and what the statement becomes for it
     schedule         a bound statement to its schedules
     split            a statement of many factors as several of fewer
+    grouping         a statement over tiles of equal index
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
+from .grouping import Grouping, groupings
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
@@ -28,6 +30,7 @@ __all__ = [
     "Device",
     "Dot",
     "Factor",
+    "Grouping",
     "Leaf",
     "Merged",
     "Node",
@@ -42,6 +45,7 @@ __all__ = [
     "described_as",
     "device_of",
     "dots",
+    "groupings",
     "is_varying",
     "leaves",
     "line_at",

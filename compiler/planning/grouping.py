@@ -2,24 +2,27 @@
 
 `P` [T, Q] lists the positions p of each tile, all of which have one value of `E`, and -1 where a tile is not full; `F`
 [T] is that value. A weight that an index chooses is then shared by the rows of a tile, so that products with it are
-matrix products. The same rewrite makes a scatter `Y[E[p],m] += ...` one over `Y[F[t],m]`, whose tiles of one row
-ascend: a program owns a row and sums it without atomic additions. With Q of 1, `P` [T] is the order of sorted positions.
+matrix products. The same rewrite makes a scatter `Y[E[p],m] += ...` one to `Y[F[t],m]`, where the tiles of a row lie
+side by side: a program owns a row and sums it without atomic additions. With Q of 1, `P` [T] is the order of sorted
+positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..binding import Bound, Meta, bind, row_major
 from ..language import Access, Index, Statement, Var, fresh_name, walk
-from .schedule import Strides, schedules
+from .device import Device
 from .scatter import strategies
+from .schedule import Strides, schedules
 
 __all__ = ["Grouping", "groupings"]
 
 TILES = (128, 64, 32, 16)  # positions of a tile: rows of a matrix product, of which Tensor Cores take 16 at least
-MOST_TILES = 2  # lengths of tiles that are tried for one index
+MOST_LENGTHS = 2  # of tiles that are tried for one index
 
 
 @dataclass(frozen=True)
@@ -30,62 +33,80 @@ class Grouping:
     index: str  # the tensor whose equal values are brought together
     positions: str  # the name of P
     values: str  # the name of F
-    tile: int  # Q; 1: positions [T] are sorted, none is -1
+    tile: int  # Q
     count: int  # the values are from 0 to count - 1
     is_scattered: bool  # the output has a row for each value
     is_stored_once: bool  # the output has a row for each position
+    gain: float  # the estimated time of the statement as it is over that of the grouped one, by work and bytes
 
     def __str__(self) -> str:
-        what = f"{self.tile} equal {self.index}" if self.tile > 1 else f"sorted {self.index}"
-        return f"{what}: {self.statement}"
+        return f"{self.index} sorted" if self.tile == 1 else f"{self.index} in tiles of {self.tile}"
 
 
-def groupings(bound: Bound, strides: Strides) -> tuple[Grouping, ...]:
+def groupings(bound: Bound, strides: Strides, device: Device, uses_tensor_cores: bool) -> tuple[Grouping, ...]:
     """Return the ways to group the products of a sum by one of its index tensors, the most promising first.
 
-    A weight is grouped if its products become matrix products, which they are not yet; a scatter always.
+    The products of a weight are grouped if they become matrix products, which they are not yet. A scatter is grouped if
+    its rows have several entries.
+
+    >>> import torch
+    >>> from insum_ops.compiler.language import parse
+    >>> from insum_ops.compiler.planning.device import H200
+    >>> X, W = torch.empty(4096, 512, device="meta"), torch.empty(8, 512, 512, device="meta")
+    >>> operands = dict(X=X, W=W, E=torch.empty(4096, dtype=torch.int32, device="meta"))
+    >>> bound = bind(parse("Y[p,m] += X[p,c] * W[E[p],c,m]"), operands)
+    >>> strides = {name: tensor.stride() for name, tensor in operands.items()}
+    >>> for way in groupings(bound, strides, H200, True):
+    ...     print(f"{way}: {way.statement}")
+    E in tiles of 128: Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]
+    E in tiles of 64: Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]
     """
     statement = bound.statement
     if not statement.is_sum or bound.is_empty or bound.is_seeded:
         return ()
-    candidates: list[Grouping] = []
-    has_dots: bool | None = None
-    for access in dict.fromkeys(statement.index_accesses):
-        if len(access.indices) != 1 or not isinstance(access.indices[0], Var) or access.name in statement.output.name:
-            continue
-        count = _count(bound, access)
+    accesses = [access for access in statement.index_accesses if _is_plain(access, bound)]
+    ways: list[Grouping] = []
+    has_dots = bool(accesses) and _has_dots(bound, strides)
+    for access in accesses:
         is_scattered = access in statement.output.indices
-        if count is None or (not is_scattered and access in [inner for inner in walk(statement.output)]):
-            continue
-        if is_scattered:
-            lengths = (1, *_lengths(bound, access, count))
-        else:
-            if has_dots is None:
-                has_dots = _has_dots(bound, strides)
-            lengths = () if has_dots else _lengths(bound, access, count)
+        lengths = _lengths(bound, access)
+        if is_scattered and _mean(bound, access) > 1:
+            lengths = (1, *lengths)
         for tile in lengths:
-            grouping = _grouped(bound, access, tile, count)
-            if tile == 1 or _has_dots(*_rebound(grouping, bound, strides)):
-                candidates.append(grouping)
-    return tuple(candidates)
+            way = _grouped(bound, access, tile, device, uses_tensor_cores)
+            if tile == 1 or ((is_scattered or not has_dots) and _has_dots(*_rebound(way, bound, strides))):
+                ways.append(way)
+    return tuple(ways)
 
 
-def _count(bound: Bound, access: Access) -> int | None:
-    """Return how many values an index access may have; None if it points into several dimensions of different sizes."""
-    extents = {pointed.extent for pointed in bound.pointed if pointed.index == access.name}
-    return min(extents) if extents else None
+def _is_plain(access: Access, bound: Bound) -> bool:
+    """Whether an index access is `E[p]`, and stands on the left at most as an index of the output itself."""
+    if len(access.indices) != 1 or not isinstance(access.indices[0], Var):
+        return False
+    output = bound.statement.output
+    inside = [inner for indirection in output.indirections for inner in walk(indirection) if inner is not indirection]
+    return access not in inside and access.name != output.name
 
 
-def _lengths(bound: Bound, access: Access, count: int) -> tuple[int, ...]:
-    """Return the lengths of tiles that are worth trying: about half a group, so that little of them is padding."""
-    positions = bound.extents[access.names[0]]
-    mean = positions / max(min(count, positions), 1)
-    fitting = [tile for tile in TILES if tile <= mean] or list(TILES[-1:])
-    return tuple(fitting[:MOST_TILES])
+def _count(bound: Bound, access: Access) -> int:
+    """Return how many values an index tensor may have."""
+    return min(pointed.extent for pointed in bound.pointed if pointed.index == access.name)
 
 
-def _grouped(bound: Bound, access: Access, tile: int, count: int) -> Grouping:
-    """Return a statement with `access` as F[t] and its index name as P[t,q], or P[t] for single positions."""
+def _mean(bound: Bound, access: Access) -> float:
+    """Return how many positions have the same value, if all values are met."""
+    return bound.extents[access.names[0]] / _count(bound, access)
+
+
+def _lengths(bound: Bound, access: Access) -> tuple[int, ...]:
+    """Return the lengths of tiles that are tried: no longer than a group, so that not much of them is padding."""
+    mean = _mean(bound, access)
+    fitting = [tile for tile in TILES if tile <= mean] or ([TILES[-1]] if 2 * mean > TILES[-1] else [])
+    return tuple(fitting[:MOST_LENGTHS])
+
+
+def _grouped(bound: Bound, access: Access, tile: int, device: Device, uses_tensor_cores: bool) -> Grouping:
+    """Return a statement with F[t] in the place of `access`, and P[t,q] in that of its index, or P[t]."""
     statement, (name,) = bound.statement, access.names
     taken = {*statement.tensor_names, statement.output.name, *statement.names}
     made: list[str] = []
@@ -96,21 +117,14 @@ def _grouped(bound: Bound, access: Access, tile: int, count: int) -> Grouping:
     swap: dict[Index, Index] = {access: Access(values, (Var(t),)), Var(name): listed}
     output = _swapped(statement.output, swap)
     factors = tuple(_swapped(factor, swap) if isinstance(factor, Access) else factor for factor in statement.factors)
-    direct = [index for index in statement.output.indices if index == Var(name)]
-    return Grouping(
-        Statement(output, factors, statement.op),
-        access.name,
-        positions,
-        values,
-        tile,
-        count,
-        access in statement.output.indices,
-        len(direct) == 1,
-    )
+    indices, count = statement.output.indices, _count(bound, access)
+    gain = _gain(bound, access, tile, device, uses_tensor_cores)
+    kind = access in indices, indices.count(Var(name)) == 1
+    return Grouping(Statement(output, factors, statement.op), access.name, positions, values, tile, count, *kind, gain)
 
 
 def _swapped(access: Access, swap: Mapping[Index, Index]) -> Access:
-    """Return an access with indices in the place of others, at any depth."""
+    """Return an access with other indices in the place of some, at any depth."""
 
     def swapped(index: Index) -> Index:
         if index in swap:
@@ -120,28 +134,39 @@ def _swapped(access: Access, swap: Mapping[Index, Index]) -> Access:
     return replace(access, indices=tuple(map(swapped, access.indices)))
 
 
-def tiles_of(positions: int, tile: int, count: int) -> int:
-    """Return a number of tiles that suffices for any index: each value has one tile at most that is not full."""
-    return -(-positions // tile) + min(count + 1, positions) if tile > 1 else positions
+def _gain(bound: Bound, access: Access, tile: int, device: Device, uses_tensor_cores: bool) -> float:
+    """Return how many times faster a grouped statement is, by its products and by what it loads of a weight.
+
+    Each product of the statement as it is takes a multiply-add and, of a weight that an index chooses, a number read
+    from L2; in tiles it takes Tensor Cores, and the weight is read once for each tile.
+    """
+    if tile == 1 or access in bound.statement.output.indices:
+        return 1.0  # how much atomic additions take depends on how many meet
+    products, itemsize = prod(bound.extents.values()), bound.dtype.itemsize
+    vector_rate = device.multiprocessors * device.vector_flops
+    padding = 1 + tile / _mean(bound, access)
+    rate = device.flops(itemsize) if uses_tensor_cores else vector_rate
+    alone = max(2 * products / vector_rate, products * itemsize / device.bandwidth)
+    together = max(2 * padding * products / rate, padding * products / tile * itemsize / device.bandwidth)
+    return alone / (together + TABLES_SECONDS)
 
 
-def _rebound(grouping: Grouping, bound: Bound, strides: Strides) -> tuple[Bound, Strides]:
-    """Return a grouped statement bound to the tensors and to tables of its own, and the strides of all of them."""
-    import torch
+# of making the tables of an index that is new; estimated, not measured
+TABLES_SECONDS = 50e-6
 
-    statement = bound.statement
-    positions = bound.shapes[grouping.index][0]
-    tiles = tiles_of(positions, grouping.tile, grouping.count)
-    shape = (tiles, grouping.tile) if grouping.tile > 1 else (tiles,)
-    names = grouping.statement.tensor_names
-    metas = {
-        name: Meta(bound.shapes[name], bound.dtypes[name], bound.device) for name in statement.tensor_names if name in names
-    }
-    metas[grouping.positions] = Meta(shape, torch.int32, bound.device)
-    metas[grouping.values] = Meta((tiles,), torch.int32, bound.device)
-    own = {grouping.positions: row_major(shape), grouping.values: (1,)}
-    return bind(grouping.statement, metas, bound.size), {**strides, **own}
+
+def _rebound(way: Grouping, bound: Bound, strides: Strides) -> tuple[Bound, Strides]:
+    """Return a grouped statement bound to the tensors and to its tables, and the strides of all of them."""
+    length = bound.shapes[way.index][0]
+    tiles = length // way.tile + way.count + 1
+    shapes = {way.positions: (tiles, way.tile) if way.tile > 1 else (length,), way.values: (tiles,)}
+    shapes.update({name: bound.shapes[name] for name in bound.statement.tensor_names})
+    dtypes = {**bound.dtypes, **dict.fromkeys((way.positions, way.values), bound.dtypes[way.index])}
+    metas = {name: Meta(shapes[name], dtypes[name], bound.device) for name in way.statement.tensor_names}
+    own = {name: row_major(shapes[name]) for name in (way.positions, way.values)}
+    return bind(way.statement, metas, bound.size), {**strides, **own}
 
 
 def _has_dots(bound: Bound, strides: Strides) -> bool:
+    """Return whether some schedule of a statement is a matrix product."""
     return any(schedule.uses_dot for way in strategies(bound) for schedule in schedules(bound, strides, way))

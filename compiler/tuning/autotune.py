@@ -20,6 +20,7 @@ from ..binding import Bound
 from ..language import UnsupportedError
 from ..planning import device_of
 from ..runtime import INTERPRETED, Launcher, cache_dir, on_device, paused, reason_of
+from .captured import captured
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .settings import tuning_mode
 from .tuning_cache import Config as Choices
@@ -407,14 +408,7 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        # torch's own stream for captures is of the first device that had one; other threads may allocate, as loaders do
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
-            for _ in range(TIMED_CALLS):
-                call()
-    finally:  # torch stays on the stream of a capture that could not be ended
-        torch.cuda.set_stream(stream)
+    graph = captured(call, TIMED_CALLS)
     graph.replay()
     torch.cuda.synchronize()
     start, best = perf_counter(), _elapsed(graph.replay) / TIMED_CALLS  # once, however long the host was busy otherwise

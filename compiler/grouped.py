@@ -17,7 +17,8 @@ from .runtime import GroupTables, active, group_tables, has_met, meet, new_group
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByIndex", "groupings_of"]
 
-Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None], Runner]
+# by a statement, its variant, its tensors, a fact about them and the milliseconds of another route, or 0
+Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
 
 
 def groupings_of(statement: PreparedStatement, tensors: list[Tensor]) -> tuple[Grouping, ...]:
@@ -63,7 +64,7 @@ class GroupedRunner:
         variant = grouped.variant(passed)
         runner = grouped.runners.get(variant)
         if runner is None:
-            runner = self.kernel(grouped, variant, passed, grouped_fact)
+            runner = self.kernel(grouped, variant, passed, grouped_fact, 0.0)
             if grouped.bound.device.type != "cuda" or not is_capturing():
                 grouped.runners[variant] = runner
         return runner(passed, grouped_fact)

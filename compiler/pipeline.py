@@ -104,15 +104,15 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     return runner
 
 
-def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
-    """Return the fastest kernel's launcher, or the FX graph if none can be built."""
+def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None, ms: float) -> Runner:
+    """Return the fastest kernel's launcher, or the FX graph if none can be built; another route takes `ms`, or 0."""
     try:
         bound, key = statement.bound, statement.kernel_key(variant, fact)
         launcher = known_launcher(key, bound, fact)
         if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
             return statement.ordered(variant, run)
         if launcher is None:
-            launcher = choose(statement.problem(tensors, fact), tensors, fact, key)  # schedule, emit, tune
+            launcher = choose(statement.problem(tensors, fact), tensors, fact, key, ms)  # schedule, emit, tune
         launcher.build(tensors, fact)  # load
         return launcher
     except UnsupportedError as error:

@@ -72,7 +72,7 @@ class GroupedRunner:
     def _fact(self, tables: GroupTables) -> Fact | None:
         """Return what the tables say about rows of the output."""
         if self.way.is_scattered:
-            return OwnedRows(self.way.values, "", tables[2])
+            return OwnedRows(self.way.values, "", tables[2], is_whole=True)
         return WrittenOnce(self.way.positions) if self.way.is_stored_once else None
 
 

@@ -223,9 +223,7 @@ def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]
     return runner
 
 
-def _timed(
-    call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of"
-) -> str:
+def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of") -> str:
     """Return the route that takes the least, measured now unless it is remembered.
 
     Groups are timed with tables that are made beforehand, or with new ones if `what` is about a new index.

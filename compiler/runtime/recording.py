@@ -20,7 +20,20 @@ from torch.overrides import TorchFunctionMode
 
 from ...formats.guard import offset_in_memory, versions_of
 
-__all__ = ["Call", "Check", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "View", "active", "paused", "slots_in"]
+__all__ = [
+    "Call",
+    "Check",
+    "Launch",
+    "Range",
+    "Recording",
+    "Slice",
+    "Slot",
+    "Step",
+    "View",
+    "active",
+    "paused",
+    "slots_in",
+]
 
 # what reads numbers out of tensors, or makes tensors whose shapes depend on numbers
 READS = {

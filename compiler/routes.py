@@ -98,25 +98,26 @@ def fastest_route(
     key = statement.kernel_key(variant, fact)
     choice = _choices.get(key)
     if choice is None:
-        parts = _split_of(statement, variant, fact)
-        ways = groupings_of(statement, tensors) if fact is None and statement.is_sum else ()
+        ways = groupings_of(statement, tensors) if fact is None else ()
+        call = _Call(statement, variant, tensors, fact, run, kernel, _split_of(statement, variant, fact), ways)
     else:
-        parts, ways = choice.parts, choice.ways
-    call = _Call(statement, variant, tensors, fact, run, kernel, parts, ways)
+        call = _Call(statement, variant, tensors, fact, run, kernel, choice.parts, choice.ways)
     if not call.may_be_timed:
         return _untimed(call)(0.0)
     if choice is None or times is not None:
-        choice = _choices[key] = _chosen(call, times)
-    runner = (ROUTES[choice.route](call) or _untimed(call))(0.0)
+        makers = {route: maker for route, make in ROUTES.items() if (maker := make(call)) is not None}
+        choice = _choices[key] = _chosen(call, makers, times)
+        runner = makers[choice.route](0.0)
+    else:
+        runner = (ROUTES[choice.route](call) or _untimed(call))(0.0)
     if isinstance(runner, GroupedRunner) and choice.new_index != GROUPED:
         new = ROUTES[choice.new_index](call) or _kernel(call)
         return runner if new is None else RunnerByIndex(runner.at, runner, new(0.0))
     return runner
 
 
-def _chosen(call: _Call, times: dict[str, float] | None) -> _Choice:
+def _chosen(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None) -> _Choice:
     """Return the routes that take the least of those that a statement has."""
-    makers = {route: maker for route, make in ROUTES.items() if (maker := make(call)) is not None}
     route = next(iter(makers)) if len(makers) == 1 else _timed(call, makers, times)
     if route != GROUPED:
         return _Choice(route, call.parts, call.ways, route)
@@ -196,8 +197,11 @@ def _fastest_groups(call: _Call) -> GroupedRunner:
     runners = {str(way): GroupedRunner(call.statement, way, call.kernel_of) for way in call.ways}
     if len(runners) == 1 or not call.may_be_timed:
         return runners[str(max(call.ways, key=lambda way: way.gain))]
-    makers: dict[str, Maker] = {name: lambda _, runner=runner: runner for name, runner in runners.items()}
-    return runners[_timed(call, makers, None, "groups of")]
+    return runners[_timed(call, {name: _made(runner) for name, runner in runners.items()}, None, "groups of")]
+
+
+def _made(runner: Runner) -> Maker:
+    return lambda _: runner
 
 
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:

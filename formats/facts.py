@@ -95,7 +95,8 @@ class Fact(ABC):
         if len(tensors) > len(OwnedRows.TENSORS):
             raise FormatError(f"{text!r} takes {', '.join(OwnedRows.TENSORS)}, but {len(tensors)} tensors are given")
         rows, _, tiles = text.removesuffix(WHOLE).partition(".")
-        fact = OwnedRows(rows, tiles, *tensors, is_whole=text.endswith(WHOLE))
+        fields: dict[str, Any] = dict(zip(OwnedRows.TENSORS, tensors))
+        fact = OwnedRows(rows, tiles, **fields, is_whole=text.endswith(WHOLE))
         # not in __post_init__: a tracer would take note of every length
         if len(tensors) > 1 and len(tensors[1]) != len(tensors[0]) - 1:
             sizes = f"pointers is {list(tensors[0].shape)} but order is {list(tensors[1].shape)}"

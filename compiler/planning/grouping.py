@@ -1,5 +1,6 @@
-"""A statement over tiles of equal index: `Y[p,m] += X[p,c] * W[E[p],c,m]` as `Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]`.
+"""A statement over tiles of equal index.
 
+`Y[p,m] += X[p,c] * W[E[p],c,m]` becomes `Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]`.
 `P` [T, Q] lists the positions p of each tile, all of which have one value of `E`, and -1 where a tile is not full; `F`
 [T] is that value. A weight that an index chooses is then shared by the rows of a tile, so that products with it are
 matrix products. The same rewrite makes a scatter `Y[E[p],m] += ...` one to `Y[F[t],m]`, where the tiles of a row lie
@@ -159,8 +160,9 @@ def _rebound(way: Grouping, bound: Bound, strides: Strides) -> tuple[Bound, Stri
     """Return a grouped statement bound to the tensors and to its tables, and the strides of all of them."""
     length = bound.shapes[way.index][0]
     tiles = length // way.tile + way.count + 1
-    shapes = {way.positions: (tiles, way.tile) if way.tile > 1 else (length,), way.values: (tiles,)}
-    shapes.update({name: bound.shapes[name] for name in bound.statement.tensor_names})
+    shapes = {name: bound.shapes[name] for name in bound.statement.tensor_names}
+    shapes[way.values] = (tiles,) if way.tile > 1 else (length,)
+    shapes[way.positions] = (tiles, way.tile) if way.tile > 1 else (length,)
     dtypes = {**bound.dtypes, **dict.fromkeys((way.positions, way.values), bound.dtypes[way.index])}
     metas = {name: Meta(shapes[name], dtypes[name], bound.device) for name in way.statement.tensor_names}
     own = {name: row_major(shapes[name]) for name in (way.positions, way.values)}

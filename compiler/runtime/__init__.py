@@ -29,10 +29,10 @@ from .tracing import followed, outside_transforms
 
 __all__ = [
     "EPOCH",
-    "GroupTables",
     "INTERPRETED",
     "PLAIN_CALLS",
     "TRITON_VERSION",
+    "GroupTables",
     "Launcher",
     "active",
     "arguments",

@@ -70,7 +70,9 @@ def test_a_grouped_statement_means_the_same(expr, low):
     assert ways
     for runner in ways:
         result = runner(list(given.values()))
-        torch.testing.assert_close(result, expected(expr, given, size), msg=lambda text, way=runner.way: f"{way}: {text}")
+        torch.testing.assert_close(
+            result, expected(expr, given, size), msg=lambda text, way=runner.way: f"{way}: {text}"
+        )
         torch.testing.assert_close(runner.anew(list(given.values())), result)
 
 
@@ -194,7 +196,7 @@ def test_the_routes_of_a_weight_chosen_by_an_index_are_timed():
     E = torch.randint(0, 9, (3000,), device=DEVICE, generator=generator)
     reference = torch.zeros(3000, 264, device=DEVICE, dtype=torch.float64)
     for value in range(9):
-        reference[E == value] = X[E == value].double() @ W[value].double()
+        reference[value == E] = X[value == E].double() @ W[value].double()
     for _ in range(4):
         result = insum(EXPERTS, X=X, W=W, E=E)
         assert (result.double() - reference).norm() < 0.01 * reference.norm()

@@ -10,6 +10,7 @@ A file imports only from those above it.
     launch        Triton source to a loaded kernel, and its launch
     plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
+    group_kernels  the kernels that put positions into tiles of equal value
     group_tables  the positions of an index tensor in tiles of equal value, remembered with the tensor
     tracing       what a call does about torch's state: leave transforms, follow a tracer
     plan_cache    `planned`: a call replayed from its plan, or run and recorded

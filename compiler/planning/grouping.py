@@ -10,7 +10,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,6 +23,7 @@ from .schedule import Strides, schedules
 __all__ = ["Grouping", "groupings"]
 
 TILES = (128, 64, 32, 16)  # positions of a tile: rows of a matrix product, of which Tensor Cores take 16 at least
+SUMMANDS = (64, 32, 16, 8)  # positions of a tile that are summed, of which none is padding but in the last of a row
 MOST_LENGTHS = 2  # of tiles that are tried for one index
 
 
@@ -69,15 +70,21 @@ def groupings(bound: Bound, strides: Strides, device: Device, uses_tensor_cores:
     ways: list[Grouping] = []
     has_dots = bool(accesses) and _has_dots(bound, strides)
     for access in accesses:
-        is_scattered = access in statement.output.indices
-        lengths = _lengths(bound, access)
-        if is_scattered and _mean(bound, access) > 1:
-            lengths = (1, *lengths)
-        for tile in lengths:
+        is_scattered, mean = access in statement.output.indices, _mean(bound, access)
+        if is_scattered and mean > 1:
+            ways.append(_grouped(bound, access, 1, device, uses_tensor_cores))
+        # sums that are long, or few side by side, are cut into tiles of summands that are side by side
+        is_cut = is_scattered and (mean >= TILES[0] or _width(bound) < device.warp_width)
+        for tile in _lengths(mean, SUMMANDS if is_cut else TILES)[: 1 if is_cut else MOST_LENGTHS]:
             way = _grouped(bound, access, tile, device, uses_tensor_cores)
-            if tile == 1 or ((is_scattered or not has_dots) and _has_dots(*_rebound(way, bound, strides))):
+            if is_cut or ((is_scattered or not has_dots) and _has_dots(*_rebound(way, bound, strides))):
                 ways.append(way)
     return tuple(ways)
+
+
+def _width(bound: Bound) -> int:
+    """Return how many elements of the output each entry of a scatter adds to."""
+    return prod(bound.extents[name] for name in bound.statement.direct)
 
 
 def _is_plain(access: Access, bound: Bound) -> bool:
@@ -99,11 +106,9 @@ def _mean(bound: Bound, access: Access) -> float:
     return bound.extents[access.names[0]] / _count(bound, access)
 
 
-def _lengths(bound: Bound, access: Access) -> tuple[int, ...]:
+def _lengths(mean: float, tiles: Sequence[int]) -> list[int]:
     """Return the lengths of tiles that are tried: no longer than a group, so that not much of them is padding."""
-    mean = _mean(bound, access)
-    fitting = [tile for tile in TILES if tile <= mean] or ([TILES[-1]] if 2 * mean > TILES[-1] else [])
-    return tuple(fitting[:MOST_LENGTHS])
+    return [tile for tile in tiles if tile <= mean] or ([tiles[-1]] if 2 * mean > tiles[-1] else [])
 
 
 def _grouped(bound: Bound, access: Access, tile: int, device: Device, uses_tensor_cores: bool) -> Grouping:

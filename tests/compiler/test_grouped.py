@@ -32,9 +32,9 @@ GROUPED = [
 ]
 
 
-def operands(expr, positions=90, values=4, low=0):
+def operands(expr, positions=40, values=2, low=0):
     generator = torch.Generator().manual_seed(3)
-    c, m, t = 17, 19, 11
+    c, m, t = 5, 13, 3
     made = {
         "X": torch.randn(positions, c, dtype=torch.float64, generator=generator),
         "Z": torch.randn(positions, m, dtype=torch.float64, generator=generator),
@@ -82,7 +82,7 @@ def test_a_grouped_statement_means_the_same(expr, low):
 def test_what_has_no_entry_adds_nothing_though_it_is_nan(expr):
     given, size = operands(expr, low=-1)
     for name in {"X", "Z", "V"} & {*given}:
-        if f"{name}[p" in expr:
+        if f"{name}[p" in expr and f"{name}[E[" not in expr:
             given[name][given["E"] < 0] = float("nan")
     for runner in runners(expr, given, size):
         result = runner(list(given.values()))
@@ -112,7 +112,7 @@ def test_a_weight_chosen_by_an_index_is_grouped_where_nothing_is_timed():
 @pytest.mark.every_route
 def test_gradients_of_a_grouped_statement():
     given, _ = operands(EXPERTS, positions=34, values=2)
-    X, W, E = given["X"][:, :5].clone().requires_grad_(), given["W"][:, :5, :6].clone().requires_grad_(), given["E"]
+    X, W, E = given["X"].requires_grad_(), given["W"].requires_grad_(), given["E"]
     with described_as(SLOW):
         assert torch.autograd.gradcheck(lambda X, W: insum(EXPERTS, X=X, W=W, E=E), (X, W))
 

@@ -33,7 +33,7 @@ from .planning import Grouping, Split, device_of, split
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
-from .tuning import fastest, host_milliseconds, tuning_mode
+from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
@@ -50,7 +50,6 @@ Maker = Callable[[float], Runner]  # is given the least milliseconds of the rout
 class _Choice(NamedTuple):
     route: str
     parts: Split | None
-    ways: Sequence[Grouping]
     new_index: str  # the route for an index tensor that was not met before
 
 
@@ -97,11 +96,9 @@ def fastest_route(
     """
     key = statement.kernel_key(variant, fact)
     choice = _choices.get(key)
-    if choice is None:
-        ways = groupings_of(statement, tensors) if fact is None else ()
-        call = _Call(statement, variant, tensors, fact, run, kernel, _split_of(statement, variant, fact), ways)
-    else:
-        call = _Call(statement, variant, tensors, fact, run, kernel, choice.parts, choice.ways)
+    parts = _split_of(statement, variant, fact) if choice is None else choice.parts
+    ways = groupings_of(statement, tensors) if fact is None else ()  # which know how many values there are now
+    call = _Call(statement, variant, tensors, fact, run, kernel, parts, ways)
     if not call.may_be_timed:
         return _untimed(call)(0.0)
     if choice is None or times is not None:
@@ -120,8 +117,8 @@ def _chosen(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | 
     """Return the routes that take the least of those that a statement has."""
     route = next(iter(makers)) if len(makers) == 1 else _timed(call, makers, times)
     if route != GROUPED:
-        return _Choice(route, call.parts, call.ways, route)
-    return _Choice(route, call.parts, call.ways, _timed(call, makers, None, NEW_INDEX) if len(makers) > 1 else route)
+        return _Choice(route, call.parts, route)
+    return _Choice(route, call.parts, _timed(call, makers, None, NEW_INDEX) if len(makers) > 1 else route)
 
 
 def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) -> str | None:
@@ -207,17 +204,16 @@ def _made(runner: Runner) -> Maker:
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
     """Return what evaluates the smaller statements one after the other; a tensor on the way lives until it is read."""
     *first, last = parts.steps
-    extents, size, names = statement.bound.extents, statement.bound.size, statement.names
+    size, names = statement.bound.size, statement.names
     output = last.output.name
     reads = [list(step.tensor_names) for step in parts.steps]
     if statement.bound.is_seeded and output not in reads[-1]:
         reads[-1].append(output)
     texts = [(str(step), ",".join(read)) for step, read in zip(parts.steps, reads)]
-    sizes = [tuple(extents[str(index)] for index in step.output.indices) for step in first]
 
     def runner(tensors: list[Tensor], fact: object = None) -> Tensor:
         named = dict(zip(names, tensors))
-        for step, (text, joined), inner, read in zip(first, texts, sizes, reads):
+        for step, (text, joined), inner, read in zip(first, texts, parts.sizes, reads):
             named[step.output.name] = run(text, joined, inner, [named[name] for name in read], None, False)
             for name in read:
                 if name not in names:  # made by an earlier step, and read by this one alone
@@ -236,8 +232,13 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
 
-    def start(name: str) -> tuple[Callable[[], object], float]:
-        runner = makers[name](min(times.values(), default=0.0))
+    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        least = min(times.values(), default=0.0)
+        if 0 < NEAR * least <= floor and not is_new:
+            return None  # there is nothing left to win
+        runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:

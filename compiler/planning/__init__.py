@@ -13,12 +13,14 @@ A file imports only from those above it.
     relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
+    grouping         a statement over tiles of equal index
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
+from .grouping import Grouping, groupings
 from .movement import block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
@@ -35,6 +37,7 @@ __all__ = [
     "Dot",
     "Factor",
     "Flat",
+    "Grouping",
     "Leaf",
     "Merged",
     "Node",
@@ -50,6 +53,7 @@ __all__ = [
     "described_as",
     "device_of",
     "dots",
+    "groupings",
     "is_varying",
     "leaves",
     "line_at",

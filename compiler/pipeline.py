@@ -48,9 +48,8 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     if key is not None:
         return planned(cache, key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        return differentiable(
-            evaluate, expr, operands, size, None, lambda: planned(cache, call_key, cold, *rest), cache
-        )
+        warm = lambda: planned(cache, call_key, cold, *rest)
+        return differentiable(evaluate, expr, operands, size, None, warm, cache)
     return cold()
 
 

@@ -25,6 +25,10 @@ class Config:
     rows: int = 1  # that a program owns, one after another
     longest_first: bool = False  # rows with the most groups come first, so that programs end together
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.blocks)
+
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
 

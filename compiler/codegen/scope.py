@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 import torch
 
@@ -12,7 +13,9 @@ from .broadcast import Value
 from .kernel import Parameter
 from .spec import Axes, KernelSpec
 
-__all__ = ["Scope", "Symbols"]
+__all__ = ["ALIGNED", "Scope", "Symbols"]
+
+ALIGNED = 16  # elements or bytes: what Triton's launcher asks of a number, and the most that one load takes
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Symbols:
     parameters: dict[Parameter, str] = field(default_factory=dict)
     identifiers: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
     count: int = 0  # of the names that `fresh` has made
+    divisors: dict[str, int] = field(default_factory=dict)  # parameter -> a divisor that Triton does not find itself
 
     def identifier(self, name: str) -> str:
         """Return a user's name as part of the kernel's names: ASCII, unique, and never ending in `_ptr`."""
@@ -138,6 +142,16 @@ class Scope:
 
     def extent(self, name: str) -> str:
         return self.parameter("extent", name)
+
+    def stride(self, name: str, dim: int, stride: int, is_vector: bool) -> str:
+        """Return the parameter of a stride; if whole vectors are loaded, the kernel says what divides it.
+
+        Triton's launcher tells the compiler about multiples of 16 alone, and rows of 24 floats start at multiples of 8.
+        """
+        text, divisor = self.parameter("stride", name, dim), gcd(stride, ALIGNED)
+        if is_vector and 1 < divisor < ALIGNED:
+            self.symbols.divisors[text] = divisor
+        return text
 
     def knows(self, names: Iterable[str]) -> bool:
         return all(name in self.indices for name in names)

@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, line_of
+from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, is_varying, line_of
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
 
@@ -32,6 +32,8 @@ FEW_COLUMNS = 16  # fill a warp with several rows
 RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
+MOST_STAGES = 6
+HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
 LONG_TILE = 128  # along a side, from which on a longer one gains little
 
@@ -173,6 +175,7 @@ class Space:
             for config in self.place(point):
                 has_turns |= config.rows > 1
                 yield config
+                yield from self.covering(config)
 
     def place(self, point: Point) -> Iterator[Config]:
         """Yield a point as a config, clipped to the statement; nothing if the statement has no such point."""
@@ -195,6 +198,37 @@ class Space:
         swap = schedule.uses_dot and self.traits.is_narrow_first != point.is_narrow_rows
         config = Config(blocks, warps, point.stages, swap, point.reverse)
         yield from self.in_turn(config) if point.is_in_turn else (config,)
+
+    def covering(self, config: Config) -> Iterator[Config]:
+        """Yield the config with tiles that cover the extents more closely: of the sums, and of the results too.
+
+        The bytes on their way stay as many: shallower steps have more stages.
+        """
+        schedule = self.schedule
+        if not (schedule.uses_dot or schedule.tables) or config.rows > 1:
+            return
+        fixed = [name for name in config.names if not is_varying(schedule.bound, name) and name not in self.table_axes]
+        closer = {name: self.closest(name, config.block(name)) for name in fixed}
+        steps = {name: size for name, size in closer.items() if schedule.roles[name] == "step"}
+        for blocks in (steps, closer) if not schedule.tables else (closer,):
+            wide, tight = config.blocks, tuple((name, blocks.get(name, size)) for name, size in config.blocks)
+            if wide != tight:
+                shallower = prod(config.block(name) // size for name, size in steps.items())
+                stages = min(1 + (config.num_stages - 1) * shallower, max(MOST_STAGES, config.num_stages))
+                yield replace(config, blocks=tight, num_stages=stages)
+
+    def closest(self, name: str, size: int) -> int:
+        """Return the longest tile up to `size` that covers an extent with hardly more padding than any other.
+
+        48 is three tiles of 16 and not one of 64, 112 is two of 64: powers of two are all that Triton has.
+        """
+        extent = self.schedule.extents[name]
+        if self.schedule.tables and self.schedule.roles[name] == "step":
+            return size
+        tiles = [tile for tile in GRID_SIDES if tile < size] + [size]
+        covered = {tile: -(-extent // tile) * tile for tile in tiles}
+        least = min(covered.values())
+        return max(tile for tile in tiles if covered[tile] <= HARDLY_MORE * least)
 
     @cached_property
     def order(self) -> tuple[str, ...]:

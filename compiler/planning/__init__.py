@@ -12,7 +12,7 @@ A file imports only from those above it.
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
-from .constant_tables import line_at, number_at
+from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
@@ -44,8 +44,8 @@ __all__ = [
     "dots",
     "is_varying",
     "leaves",
-    "line_at",
     "line_of",
+    "line_of_access",
     "may_be_listed",
     "multiply",
     "number_at",

@@ -33,6 +33,7 @@ RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
 MOST_STAGES = 6
+COVERED = 2  # points that are tried with tiles of close cover too
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -169,13 +170,14 @@ class Space:
     def measured(self) -> Iterator[Config]:
         """Yield the measured points as configs of this space."""
         has_turns = False
-        for point in measured_points(self.traits):
+        for number, point in enumerate(measured_points(self.traits)):
             if point.is_else and has_turns:
                 continue
             for config in self.place(point):
                 has_turns |= config.rows > 1
                 yield config
-                yield from self.covering(config)
+                if number < COVERED:
+                    yield from self.covering(config)
 
     def place(self, point: Point) -> Iterator[Config]:
         """Yield a point as a config, clipped to the statement; nothing if the statement has no such point."""
@@ -225,10 +227,11 @@ class Space:
         extent = self.schedule.extents[name]
         if self.schedule.tables and self.schedule.roles[name] == "step":
             return size
-        tiles = [tile for tile in GRID_SIDES if tile < size] + [size]
+        # of one axis alone, fewer elements than a warp has threads would leave some without any
+        least = self.device.warp_width if len(self.schedule.axes) == 1 else TENSOR_CORE_SIDE
+        tiles = [tile for tile in GRID_SIDES if least <= tile < size] + [size]
         covered = {tile: -(-extent // tile) * tile for tile in tiles}
-        least = min(covered.values())
-        return max(tile for tile in tiles if covered[tile] <= HARDLY_MORE * least)
+        return max(tile for tile in tiles if covered[tile] <= HARDLY_MORE * min(covered.values()))
 
     @cached_property
     def order(self) -> tuple[str, ...]:

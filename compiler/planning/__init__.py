@@ -8,6 +8,7 @@ A file imports only from those above it.
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
     schedule         a bound statement to its schedules
+    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
 

@@ -70,7 +70,6 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
         f"    # {statement}",
         f"    # {spec.schedule.strategy}: {_scheduled_statement(spec.schedule)}",
         f"    # {spec.config}",
-        *(f"    {text} = {text} // {divisor} * {divisor}" for text, divisor in scope.symbols.divisors.items()),
     ]
     return Kernel(
         "\n".join([*map(_ascii, head), *scope.lines, ""]),

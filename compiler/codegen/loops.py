@@ -12,7 +12,7 @@ from .loads import load_available
 from .scope import Scope
 from .spec import KernelSpec
 
-__all__ = ["define_single_steps", "inner_turns", "is_fused", "loops_of", "open_loops", "row_segment"]
+__all__ = ["define_single_steps", "define_step", "inner_turns", "is_fused", "loops_of", "open_loops", "row_segment"]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
 UNROLLED = (
@@ -26,7 +26,7 @@ def define_single_steps(scope: Scope) -> None:
     """Write the values of summed indices that one tile holds whole, outside all loops."""
     for name in scope.spec.schedule.names("step"):
         if scope.spec.is_one_step(name):
-            _define_step(scope, name)
+            define_step(scope, name)
 
 
 def loops_of(spec: KernelSpec) -> tuple[str, ...]:
@@ -104,11 +104,11 @@ def _open_blocks(scope: Scope, name: str) -> Scope:
         first, end = f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"
     scope.line(f"for {start} in range({first}, {end}, {block}):")
     body = scope.child()
-    _define_step(body, name, f"{start} + ")
+    define_step(body, name, f"{start} + ")
     return body
 
 
-def _define_step(scope: Scope, name: str, start: str = "") -> None:
+def define_step(scope: Scope, name: str, start: str = "") -> None:
     """Write the values of a block of a summed index, which begins at `start`."""
     block = scope.spec.block(name)
     if block > 1:
@@ -185,6 +185,6 @@ def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> 
 def _define_turn(scope: Scope, name: str, place: str) -> None:
     """Write the values of a loop's index in its turn number `place`."""
     if scope.spec.schedule.roles[name] == "step":
-        _define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
+        define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
     else:
         scope.define(name, place)

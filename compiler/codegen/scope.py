@@ -25,7 +25,6 @@ class Symbols:
     parameters: dict[Parameter, str] = field(default_factory=dict)
     identifiers: dict[str, str] = field(default_factory=dict)  # a user's name -> its part in names of the kernel
     count: int = 0  # of the names that `fresh` has made
-    divisors: dict[str, int] = field(default_factory=dict)  # parameter -> a divisor that Triton does not find itself
 
     def identifier(self, name: str) -> str:
         """Return a user's name as part of the kernel's names: ASCII, unique, and never ending in `_ptr`."""
@@ -144,14 +143,12 @@ class Scope:
         return self.parameter("extent", name)
 
     def stride(self, name: str, dim: int, stride: int, is_vector: bool) -> str:
-        """Return the parameter of a stride; if whole vectors are loaded, the kernel says what divides it.
+        """Return the parameter of a stride, written as a multiple of what divides it if whole vectors are loaded.
 
         Triton's launcher tells the compiler about multiples of 16 alone, and rows of 24 floats start at multiples of 8.
         """
         text, divisor = self.parameter("stride", name, dim), gcd(stride, ALIGNED)
-        if is_vector and 1 < divisor < ALIGNED:
-            self.symbols.divisors[text] = divisor
-        return text
+        return f"({text} // {divisor} * {divisor})" if is_vector and 1 < divisor < ALIGNED else text
 
     def knows(self, names: Iterable[str]) -> bool:
         return all(name in self.indices for name in names)

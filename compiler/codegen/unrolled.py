@@ -15,6 +15,7 @@ from ..language import Access, Var, walk
 from ..planning import line_of_access, number_at
 from .broadcast import Value
 from .loads import axes_of, load_factor, pointer
+from .loops import define_step
 from .products import widened, zeros
 from .scope import Scope
 from .spec import Axes, KernelSpec
@@ -44,7 +45,8 @@ def write_unrolled(scope: Scope) -> None:
     rows = [name for name in schedule.names("unrolled") if name in schedule.free]
     sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
     loads: dict[str, Load] = {}  # by address
-    terms = [_terms_of_row(row, sums, loads) for row in _entries(scope, rows)]
+    in_pieces = zip(*[_entries(piece, rows) for piece in _pieces(scope)])
+    terms = [[term for row in pieces for term in _terms_of_row(row, sums, loads)] for pieces in in_pieces]
     large = _large_loads(terms, loads, axes)
     # all loads before the first store: a compiler moves no load before a store that it might alias
     for load in loads.values():
@@ -94,6 +96,23 @@ def _store_waiting(scope: Scope, waiting: list[tuple[str, int, int]]) -> None:
     _, start, step = waiting[0]
     store_interleaved(scope.child(indent=0), [text for text, *_ in waiting], start, step)
     waiting.clear()
+
+
+def _pieces(scope: Scope) -> list[Scope]:
+    """Return a scope for every combination of blocks of the summed axes, in which they hold the values of those blocks.
+
+    An extent that is no power of two is covered by equal blocks more closely than by one.
+    """
+    spec = scope.spec
+    names = [name for name in spec.schedule.names("step") if not spec.is_one_step(name)]
+    counts = [range(-(-spec.schedule.extents[name] // spec.block(name))) for name in names]
+    pieces = []
+    for number, place in enumerate(product(*counts)):
+        piece = scope.child(indent=0, prefix=f"{scope.prefix}_{number}" if names else scope.prefix)
+        for name, at in zip(names, place):
+            define_step(piece, name, f"{at * spec.block(name)} + ")
+        pieces.append(piece)
+    return pieces
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:

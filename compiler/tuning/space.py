@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, is_varying, line_of
+from ..planning import LARGEST_TILE, MOST_ENTRIES, SHORT, Device, Schedule, device_of, dots, is_varying, line_of
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
 
@@ -33,6 +33,7 @@ RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
 MOST_STAGES = 6
+MOST_TILES_AHEAD = 12  # of a source that holds tables: they wait in registers
 COVERED = 2  # points that are tried with tiles of close cover too
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
@@ -176,7 +177,7 @@ class Space:
             for config in self.place(point):
                 has_turns |= config.rows > 1
                 yield config
-                if number < COVERED:
+                if number < COVERED or self.schedule.tables:
                     yield from self.covering(config)
 
     def place(self, point: Point) -> Iterator[Config]:
@@ -202,9 +203,9 @@ class Space:
         yield from self.in_turn(config) if point.is_in_turn else (config,)
 
     def covering(self, config: Config) -> Iterator[Config]:
-        """Yield the config with tiles that cover the extents more closely: of the sums, and of the results too.
+        """Yield the config with tiles that cover the extents more closely: along the sums, and along the results too.
 
-        The bytes on their way stay as many: shallower steps have more stages.
+        The bytes on their way stay as many: shallower steps have more stages, smaller tiles fewer warps.
         """
         schedule = self.schedule
         if not (schedule.uses_dot or schedule.tables) or config.rows > 1:
@@ -212,24 +213,37 @@ class Space:
         fixed = [name for name in config.names if not is_varying(schedule.bound, name) and name not in self.table_axes]
         closer = {name: self.closest(name, config.block(name)) for name in fixed}
         steps = {name: size for name, size in closer.items() if schedule.roles[name] == "step"}
-        for blocks in (steps, closer) if not schedule.tables else (closer,):
-            wide, tight = config.blocks, tuple((name, blocks.get(name, size)) for name, size in config.blocks)
-            if wide != tight:
+        for chosen in (steps, closer):
+            blocks = tuple((name, chosen.get(name, size)) for name, size in config.blocks)
+            if blocks != config.blocks and self.has_few_pieces(dict(blocks)):
                 shallower = prod(config.block(name) // size for name, size in steps.items())
-                stages = min(1 + (config.num_stages - 1) * shallower, max(MOST_STAGES, config.num_stages))
-                yield replace(config, blocks=tight, num_stages=stages)
+                most = max(MOST_TILES_AHEAD if schedule.tables else MOST_STAGES, config.num_stages)
+                warps, smaller = (
+                    config.num_warps,
+                    prod(size for _, size in config.blocks) // prod(dict(blocks).values()),
+                )
+                warps = max(1, warps // smaller) if schedule.tables else warps
+                stages = min(1 + (config.num_stages - 1) * shallower, most)
+                yield replace(config, blocks=blocks, num_warps=warps, num_stages=stages)
+
+    def has_few_pieces(self, blocks: Mapping[str, int]) -> bool:
+        """Whether a source that holds tables stays short if it walks its summed axes in blocks."""
+        schedule = self.schedule
+        if not schedule.tables:
+            return True
+        pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
+        return pieces * prod(schedule.extents[name] for name in schedule.names("unrolled")) <= MOST_ENTRIES
 
     def closest(self, name: str, size: int) -> int:
         """Return the longest tile up to `size` that covers an extent with hardly more padding than any other.
 
         48 is three tiles of 16 and not one of 64, 112 is two of 64: powers of two are all that Triton has.
         """
-        extent = self.schedule.extents[name]
-        if self.schedule.tables and self.schedule.roles[name] == "step":
-            return size
+        schedule, extent = self.schedule, self.schedule.extents[name]
         # of one axis alone, fewer elements than a warp has threads would leave some without any
-        least = self.device.warp_width if len(self.schedule.axes) == 1 else TENSOR_CORE_SIDE
-        tiles = [tile for tile in GRID_SIDES if least <= tile < size] + [size]
+        least = self.device.warp_width if len(schedule.axes) == 1 else self.device.sector_bytes // 4
+        least = TENSOR_CORE_SIDE if schedule.uses_dot else least
+        tiles = [tile for tile in (8, *GRID_SIDES) if least <= tile < size] + [size]
         covered = {tile: -(-extent // tile) * tile for tile in tiles}
         return max(tile for tile in tiles if covered[tile] <= HARDLY_MORE * min(covered.values()))
 

@@ -60,14 +60,14 @@ def write_unrolled(scope: Scope) -> None:
         for access in places:
             _look_up(row, access)
         start, step = _line(row, places[0]) if _may_interleave(spec, acc_axes) else (0, 1)
-        acc = Value("acc" if step == 1 else scope.symbols.fresh("sum"), acc_axes)
+        acc = Value("acc" if step <= 1 else scope.symbols.fresh("sum"), acc_axes)
         if large:
             row.line(f"{acc.text} = {totals.get(at) or zeros(spec, acc.axes)}")
         else:
             _sum_row(row, terms[at], acc)
-        if waiting and (step == 1 or len(waiting) == step or start != waiting[-1][1] + 1 or step != waiting[-1][2]):
+        if waiting and (step <= 1 or len(waiting) == step or start != waiting[-1][1] + 1 or step != waiting[-1][2]):
             _store_waiting(scope, waiting)
-        if step == 1:
+        if step <= 1:
             store_sum(row, acc)
         else:
             finish_sum(row, acc)

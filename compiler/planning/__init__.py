@@ -7,7 +7,9 @@ A file imports only from those above it.
     contraction      how the factors of one tile are multiplied and summed
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
+    movement         tiles of statements that move data: flattened axes, transposes
     schedule         a bound statement to its schedules
+    relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
@@ -16,9 +18,11 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
-from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
+from .movement import block_along
+from .relayout import Split
+from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
-from .split import Split, split
+from .split import split
 
 __all__ = [
     "DEVICES",
@@ -30,6 +34,7 @@ __all__ = [
     "Device",
     "Dot",
     "Factor",
+    "Flat",
     "Leaf",
     "Merged",
     "Node",
@@ -41,6 +46,7 @@ __all__ = [
     "Strides",
     "Sum",
     "beside_each_other",
+    "block_along",
     "described_as",
     "device_of",
     "dots",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..binding import known_divisor
-from .scope import Scope
+from .scope import ALIGNED, Scope
 from .spec import KernelSpec
 
 __all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]
@@ -175,13 +175,24 @@ def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
     if may_end_early(scope.spec, name, block):
         value = scope.indices[name]
-        text = f"{value.text} < {scope.extent(name)}"
+        text = f"{value.text} < {_extent_with_divisor(scope, name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
 
 
 def may_end_early(spec: KernelSpec, name: str, block: int) -> bool:
     """Whether the last block of an index may have values outside its extent."""
     return block > 1 and bool(_divisor(spec, name) % block)
+
+
+def _extent_with_divisor(scope: Scope, name: str) -> str:
+    """Return an extent written as a multiple of the power of two that divides it.
+
+    A mask then holds for as many neighbours at once, and Triton loads and stores them together. It is not told about
+    extents as it is about strides: a kernel serves other lengths too.
+    """
+    divisor = math.gcd(_divisor(scope.spec, name), ALIGNED)
+    extent = scope.extent(name)
+    return f"{extent} // {divisor} * {divisor}" if divisor > 1 else extent
 
 
 def _divisor(spec: KernelSpec, name: str) -> int:

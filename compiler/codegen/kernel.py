@@ -26,6 +26,10 @@ class Config:
     longest_first: bool = False  # rows with the most groups come first, so that programs end together
     copies: int = 1  # of the output, among which programs are divided; a second kernel sums them
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.blocks)
+
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
 

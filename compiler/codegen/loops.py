@@ -13,7 +13,16 @@ from .loads import load_available
 from .scope import Scope
 from .spec import KernelSpec
 
-__all__ = ["define_single_steps", "inner_turns", "innermost", "is_fused", "loops_of", "open_loops", "row_segment"]
+__all__ = [
+    "define_single_steps",
+    "define_step",
+    "inner_turns",
+    "innermost",
+    "is_fused",
+    "loops_of",
+    "open_loops",
+    "row_segment",
+]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
 KNOWN_DIVISOR = 16  # the one that Triton knows of a stride
@@ -28,7 +37,7 @@ def define_single_steps(scope: Scope) -> None:
     """Write the values of summed indices that one tile holds whole, outside all loops."""
     for name in scope.spec.schedule.names("step"):
         if scope.spec.is_one_step(name):
-            _define_step(scope, name)
+            define_step(scope, name)
 
 
 def loops_of(spec: KernelSpec) -> tuple[str, ...]:
@@ -155,11 +164,11 @@ def _open_range(scope: Scope, name: str, place: str, is_whole: bool = False) -> 
     start = f"start_{scope.identifier(name)}"
     scope.line(f"for {start} in range({place}, {scope.spec.block(name)}):")
     body = scope.child()
-    _define_step(body, name, f"{start} + ", is_whole)
+    define_step(body, name, f"{start} + ", is_whole)
     return body
 
 
-def _define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False) -> None:
+def define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False) -> None:
     """Write the values of a block of a summed index, which begins at `start`."""
     block = scope.spec.block(name)
     if block > 1:
@@ -253,6 +262,6 @@ def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> 
 def _define_turn(scope: Scope, name: str, place: str) -> None:
     """Write the values of a loop's index in its turn number `place`."""
     if scope.spec.schedule.roles[name] == "step":
-        _define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
+        define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
     else:
         scope.define(name, place)

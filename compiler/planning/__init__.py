@@ -17,19 +17,20 @@ A file imports only from those above it.
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
-from .constant_tables import line_at, number_at
+from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings
 from .movement import block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
-from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
+from .schedule import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import split
 
 __all__ = [
     "DEVICES",
     "LARGEST_TILE",
+    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",
@@ -56,8 +57,8 @@ __all__ = [
     "groupings",
     "is_varying",
     "leaves",
-    "line_at",
     "line_of",
+    "line_of_access",
     "may_be_listed",
     "multiply",
     "number_at",

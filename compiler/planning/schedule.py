@@ -24,7 +24,7 @@ import torch
 from ...formats.facts import ConstantTables, Fact, Tables
 from ..binding import Bound, power_of_two
 from ..language import Access, Var, walk
-from .constant_tables import line_at
+from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import Tiling, contiguity, tilings, widened
@@ -301,7 +301,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
         return None
     if start.strategy != "store-once" and any(access in reads for access in walk(start.output)):
         return None
-    if not all(isinstance(index, Var) for access in reads for index in access.indices):
+    if not all(isinstance(index, Var) or index in reads for access in reads for index in access.indices):
         return None
     # each number of a table that is a factor is an entry; along other names positions may lie on a line
     numbers = [access for access in reads if access in start.factors] or reads
@@ -345,7 +345,7 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
         at = dict(zip(names, place))
         starts = []
         for access in reads:
-            line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
+            line = line_of_access(access, tables, at)
             if line is None:
                 return 0
             starts.append(line[0])

@@ -98,8 +98,7 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
         runner = statement.graph(variant)  # lower
     elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
-        kernel = lambda ms: _kernel(statement, variant, tensors, fact, ms)
-        runner = fastest_route(statement, variant, tensors, fact, run, kernel, times)
+        runner = fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
         statement.runners[variant] = runner
     return runner

@@ -48,6 +48,7 @@ class Symbols:
             "order": f"ptr_of_{identifier}_order",
             "extent": f"extent_{identifier}",
             "stride": f"stride_{identifier}_{dim}",
+            "copy": "elements_of_copy",
         }[kind]
         return self.parameters.setdefault(Parameter(kind, name, dim), text)
 

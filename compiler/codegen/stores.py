@@ -19,7 +19,7 @@ def early_seed(scope: Scope, axes: Axes) -> Value | None:
     None if there is no seed, or if it has all axes and is loaded where it is added.
     """
     spec = scope.spec
-    if not spec.bound.is_seeded or spec.schedule.is_atomic:
+    if not spec.is_seeded_here:
         return None
     kept = spec.kept(axes)
     return _load_seed(scope, kept) if _seed_axes(scope, kept) != kept else None
@@ -67,7 +67,7 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
         scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, axes)}, {acc.text}, 0.0)")
     mask = conjunction(spec, masks, axes)
     guard = f", mask={mask}" if mask else ""
-    if spec.bound.is_seeded and not schedule.is_atomic:
+    if spec.is_seeded_here:
         scope.line(f"{acc.text} += {spec.tile.spread(seed or _load_seed(scope, axes), axes)}")
     dtype = TYPES[schedule.sum_dtype(spec.flags.sum_dtype)]
     address = pointer(scope, schedule.output, "output", axes)

@@ -8,16 +8,19 @@ A file imports only from those above it.
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
     movement         tiles of statements that move data: flattened axes, transposes
+    stretches        long sums over memory as it lies
     schedule         a bound statement to its schedules
     relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
+    grouping         a statement over tiles of equal index
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
+from .grouping import Grouping, groupings
 from .movement import block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
@@ -34,6 +37,7 @@ __all__ = [
     "Dot",
     "Factor",
     "Flat",
+    "Grouping",
     "Leaf",
     "Merged",
     "Node",
@@ -49,6 +53,7 @@ __all__ = [
     "described_as",
     "device_of",
     "dots",
+    "groupings",
     "is_varying",
     "leaves",
     "line_at",

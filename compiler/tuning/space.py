@@ -19,6 +19,7 @@ from ..codegen import Config
 from ..planning import LARGEST_TILE, SHORT, Device, Schedule, block_along, device_of, dots, line_of
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
+from .streams import streams
 
 __all__ = ["configs", "spread"]
 
@@ -33,6 +34,11 @@ RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
 TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
+# Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
+# H200 0.068 ms with 256 copies, 0.076 with 64 and 0.617 without.
+MOST_COPIES = 256
+LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
+COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
 
 GRID_SIDES = (16, 32, 64, 128, 256)
@@ -58,7 +64,8 @@ def configs(
     is for.
     """
     space = Space(schedule, device or device_of(schedule.bound.device))
-    ways = space.in_program_orders(space.measured(), full)
+    listed = streams(schedule, space.device) if schedule.along else ()
+    ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
     if full:
         ways = chain(ways, space.grid())
     if has_order:
@@ -66,7 +73,9 @@ def configs(
     if schedule.is_shared:
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
-    return tuple(dict.fromkeys(ways))
+    if schedule.has_copies:
+        ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
+    return tuple(dict.fromkeys(chain(listed, ways)))
 
 
 def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
@@ -152,6 +161,8 @@ class Space:
         schedule, axes = self.schedule, self.schedule.axes
         if not axes:
             return Traits("scalar")
+        if schedule.has_copies and not schedule.is_shared:
+            return Traits("crowd", widest=min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024))
         if schedule.form == "rows":
             extent = schedule.extents[axes[-1]]
             return Traits("rows", widest=power_of_two(extent) if schedule.names("step") else block_along(extent))
@@ -314,6 +325,18 @@ class Space:
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
         busy = BUSY * self.device.wave
         return max(1, min(power_of_two(busy // self.programs(tiles)), turns // LEAST_TURNS))
+
+    def copies(self, config: Config) -> tuple[int, ...]:
+        """Return how many copies of the output are tried: one for each part of a sum; two numbers for a scatter."""
+        schedule = self.schedule
+        if schedule.is_shared:
+            return (config.parts,)
+        elements = prod(schedule.bound.size)
+        additions = prod(schedule.extents[name] for name in schedule.free)
+        room = COPIES_OF_L2 * self.device.l2_bytes / (elements * schedule.bound.compute_dtype.itemsize)
+        most = int(min(MOST_COPIES, room, additions / elements / LEAST_ADDITIONS))
+        copies = power_of_two(most + 1) // 2
+        return tuple(count for count in (copies, copies // 4) if count > 1)
 
     def tiles(self, config: Config) -> dict[str, int]:
         """Return how many tiles each name has, counted by the power of two of its length, as tuning keys do."""

@@ -43,13 +43,12 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     call = None if is_compiling() else arguments(expr, operands, size)
     if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
         return cold()
-    cache, call_key, wants_grad, *rest = call
-    key = by_torch(call_key, expr, operands) if wants_grad else call_key
-    if key is not None:
-        return planned(cache, key, cold, *rest)  # type: ignore[no-any-return]
+    cache, key, wants_grad, *rest = call
+    plan_key = by_torch(key, expr, operands) if wants_grad else key
+    if plan_key is not None:
+        return planned(cache, plan_key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        warm = lambda: planned(cache, call_key, cold, *rest)
-        return differentiable(evaluate, expr, operands, size, None, warm, cache)
+        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, key, cold, *rest), cache)
     return cold()
 
 

@@ -9,7 +9,7 @@ from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_available
-from .loops import define_single_steps, loops_of, open_loops
+from .loops import define_single_steps, innermost, loops_of
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
 from .scope import Scope
@@ -44,8 +44,9 @@ def _write_sum(scope: Scope) -> None:
     seed = early_seed(scope, acc.axes) if has_loops else None
     if has_loops:
         scope.line(f"acc = {zeros(spec, acc.axes)}")
-    body = open_loops(scope)
-    add_product(body, acc, has_loops)
+    body = scope
+    for body in innermost(scope):
+        add_product(body, acc, has_loops)
     result = spec.tile.result("acc", acc.axes)
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")
@@ -58,14 +59,15 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
     """Return the source with its head, and how to call it."""
     spec, statement, parameters = scope.spec, scope.spec.bound.statement, scope.symbols.parameters
     ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
-    extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
+    varying = NUMBERS if spec.flags.strides_vary else ("extent", "copy")
+    lengths = [parameters[parameter] for parameter in ordered if parameter.kind in varying]
     name = "insum_kernel"
     head = [
         "import triton",
         "import triton.language as tl",
         "",
         "",
-        f"@triton.jit(do_not_specialize={extents!r})",
+        f"@triton.jit(do_not_specialize={lengths!r})",
         f"def {name}({', '.join(parameters[parameter] for parameter in ordered)}):",
         f"    # {statement}",
         f"    # {spec.schedule.strategy}: {_scheduled_statement(spec.schedule)}",
@@ -79,6 +81,7 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
         spec.config.num_warps,
         spec.config.num_stages,
         spec.config.parts,
+        spec.config.copies,
     )
 
 

@@ -80,7 +80,7 @@ class Cost:
 
     @cached_property
     def blocks(self) -> dict[str, int]:
-        """The block of each axis, and of the names that share a flattened one: its last ones whole, as far as it goes."""
+        """The block of each axis, and of the names of a flattened one: its last names whole, as far as it goes."""
         blocks = dict(self.config.blocks)
         for flat in self.schedule.flats:
             rest = blocks[flat.name]

@@ -121,3 +121,11 @@ def test_odd_sizes_get_tiles_that_do_not_spill():
     problem = problem_of("C[b,i,j] += A[b,i,k] * B[b,k,j]", torch.float32, A=(27, 87, 115), B=(27, 115, 165))
     clean = [way for way in candidates(problem) if not cost_of(problem, way).spills]
     assert len(clean) >= 4
+
+
+def test_a_flattened_axis_moves_all_elements_of_its_names():
+    problem = problem_of("Y[p,c] = X[p,c]", torch.float32, X=(600_000, 33))
+    (cost, *_) = [cost_of(problem, way) for way in candidates(problem) if way.schedule.form == "flat"]
+    elements = 600_000 * 33 * torch.float32.itemsize
+    assert elements <= cost.loaded < 2 * elements
+    assert elements <= cost.stored < 2 * elements

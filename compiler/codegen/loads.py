@@ -113,7 +113,8 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     is_wide = _span(shape, strides) * itemsize >= 2**31
     terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
-    is_vector = any(value.axes and strides[dim] == 1 for dim, value in addends)
+    # a result may be written to a place of other strides than it would be allocated with
+    is_vector = not is_output and any(value.axes and strides[dim] == 1 for dim, value in addends)
     for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue

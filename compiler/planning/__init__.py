@@ -8,6 +8,7 @@ A file imports only from those above it.
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
     schedule         a bound statement to its schedules
+    joint            several statements to schedules of one kernel
     split            a statement of many factors as several of fewer
 """
 
@@ -15,6 +16,7 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
+from .joint import joint_schedules
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
@@ -43,6 +45,7 @@ __all__ = [
     "device_of",
     "dots",
     "is_varying",
+    "joint_schedules",
     "leaves",
     "line_at",
     "line_of",

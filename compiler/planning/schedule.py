@@ -35,9 +35,11 @@ __all__ = [
     "MOST_ENTRIES",
     "Schedule",
     "Strides",
+    "contiguity",
     "other_schedules",
     "resized",
     "schedules",
+    "unrolled_schedule",
 ]
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -205,7 +207,7 @@ def schedules(
     if not deterministic and _is_worth_sharing(candidates[0]):
         candidates.insert(0, candidates[0].shared())
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
-    unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
+    unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
     return (
@@ -264,7 +266,7 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
     return extents
 
 
-def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
     """Return a schedule with constant tables as numbers in the source, over one or two axes of tiles.
 
     None if the tables are not all read by index names, have too many entries, or tiles would be too large.
@@ -306,7 +308,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
     """Return the tile axes: the name along memory, and before it one more of fixed length, such as channels."""
-    contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
+    contiguous, fixed = contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
     rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
     by_memory = sorted(names, key=rank, reverse=True)
     if not by_memory or by_memory[0] not in fixed:
@@ -496,7 +498,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
-def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
+def contiguity(start: Start | Schedule, strides: Strides) -> dict[str, int]:
     """Return for each name how many elements are read or written along a unit stride of it."""
     elements_along: dict[str, int] = {}
     for factor in (start.output, *start.factors):
@@ -530,7 +532,7 @@ def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
 
     If `may_cut`, a long sum for few results may be cut over programs that add their parts atomically.
     """
-    contiguous = _contiguity(start, strides)
+    contiguous = contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
     vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)

@@ -8,6 +8,7 @@ A file imports only from those above it.
     recording     one run of a function, noted step by step
     tensor_guard  whether tensors are laid out like others, asked in one call
     launch        Triton source to a loaded kernel, and its launch
+    joint         the launch of a kernel with several outputs
     plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     tracing       what a call does about torch's state: leave transforms, follow a tracer
@@ -17,6 +18,7 @@ A file imports only from those above it.
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
+from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
@@ -28,6 +30,7 @@ from .tracing import followed, outside_transforms
 __all__ = [
     "EPOCH",
     "INTERPRETED",
+    "JointLauncher",
     "PLAIN_CALLS",
     "TRITON_VERSION",
     "Launcher",
@@ -40,6 +43,7 @@ __all__ = [
     "cast_operands",
     "check_ranges",
     "followed",
+    "joint_launcher",
     "launcher",
     "on_device",
     "outside_transforms",

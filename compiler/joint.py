@@ -1,23 +1,31 @@
-"""Several statements over the same tensors as one kernel, or one after the other: whichever is faster."""
+"""Several sums over the same tensors, such as the gradients of a statement: in one kernel, or one after the other.
+
+Where tuning is on, both are timed and the choice is kept as tuned configs are. Where nothing may be timed, each
+statement is evaluated by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..formats.facts import Fact
-from ..formats.torch_state import is_deterministic
-from .binding import power_of_two, row_major
-from .codegen import Config, emit_joint
-from .planning import LARGEST_TILE, Schedule, device_of, is_varying, joint_schedules
-from .prepared import PreparedStatement, prepare
-from .runtime import JointLauncher, joint_launcher
-from .tuning import Problem
+from ..formats.facts import ConstantTables, Fact
+from ..formats.torch_state import is_capturing
+from ..lru_cache import LRUCache
+from .planning import resized
+from .prepared import PreparedStatement, has_kernels, prepare
+from .runtime import INTERPRETED, JointLauncher, on_device, paused
+from .tuning import JointProblem, fastest, joint_problem, tuning_mode
 
-__all__ = ["JointCall", "joint_configs", "joint_problem"]
+__all__ = ["JointCall", "run_jointly"]
+
+APART = "apart"
+CHOICES = 1024
+
+Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners)
 
 
 class JointCall(NamedTuple):
@@ -30,48 +38,79 @@ class JointCall(NamedTuple):
     fact: Fact | None = None
 
 
-class JointProblem(NamedTuple):
-    """Statements that one kernel may run."""
-
-    problems: tuple[Problem, ...]
-    schedules: tuple[Schedule, ...]
-
-    def launcher(self, config: Config) -> JointLauncher:
-        flags = [problem.flags for problem in self.problems]
-        strides = [{**problem.strides, str(at): problem.strides[""]} for at, problem in enumerate(self.problems)]
-        kernel = emit_joint(self.schedules, strides, config, flags)
-        sums = [schedule.sum_dtype(flag.sum_dtype) for schedule, flag in zip(self.schedules, flags)]
-        return joint_launcher(self.schedules, kernel, strides, [problem.names for problem in self.problems], sums)
+class _Choice(NamedTuple):
+    launcher: JointLauncher | None  # None: each statement has a kernel of its own
 
 
-def joint_problem(calls: Sequence[JointCall]) -> JointProblem | None:
-    prepared = [prepare(*call) for call in calls]
-    problems = tuple(statement.problem(call.tensors, call.fact) for statement, call in zip(prepared, calls))
-    schedules = joint_schedules(
-        [problem.bound for problem in problems],
-        [problem.strides for problem in problems],
-        [problem.fact for problem in problems],
-        is_deterministic(),
-    )
-    return None if schedules is None else JointProblem(problems, schedules)
+_choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what calls have in common that the same kernels run
 
 
-def joint_configs(schedules: Sequence[Schedule]) -> tuple[Config, ...]:
-    first, *_ = schedules
-    device = device_of(first.bound.device)
-    axes = first.names("step", "tile")
-    ways = []
-    for warps in (1, 2, 4, 8):
-        for each in (1, 2, 4, 8):
-            elements = warps * each * device.warp_width
-            blocks = {name: power_of_two(first.extents[name]) for name in first.names("step")}
-            rest = elements // prod(blocks.values())
-            if not rest or elements > LARGEST_TILE:
-                continue
-            for name in reversed(first.names("tile")):
-                blocks[name] = min(power_of_two(first.extents[name]), max(rest, 1))
-                rest //= blocks[name]
-            if not rest and False:
-                continue
-            ways.append(Config(tuple((name, blocks[name]) for name in axes), warps, 1))
-    return tuple(dict.fromkeys(ways))
+def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
+    """Return the values of several statements over plain tensors; `run` evaluates one of them."""
+    launcher = _launcher(calls, run) if len(calls) > 1 and _share_names(calls) else None
+    if launcher is None:
+        return [run(*call, False) for call in calls]
+    return launcher([call.tensors for call in calls])
+
+
+def _share_names(calls: Sequence[JointCall]) -> bool:
+    """Whether a name stands for one tensor in all calls; constant tables are in the source, whatever their names."""
+    tensors: dict[str, Tensor] = {}
+    for call in calls:
+        tables = call.fact.numbers if isinstance(call.fact, ConstantTables) else {}
+        for name, tensor in zip(call.names.split(","), call.tensors):
+            if name not in tables and tensors.setdefault(name, tensor) is not tensor:
+                return False
+    return has_kernels(calls[0].tensors[0].device)
+
+
+def _launcher(calls: Sequence[JointCall], run: Run) -> JointLauncher | None:
+    """Return the joint kernel for tensors like these if it is faster than kernels of their own, else None."""
+    statements = [prepare(*call) for call in calls]
+    variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
+    parts = zip(statements, variants, calls)
+    key = tuple([statement.kernel_key(variant, call.fact) for statement, variant, call in parts])
+    choice = _choices.get(key)
+    if choice is None:
+        if INTERPRETED or tuning_mode() == "off" or (calls[0].tensors[0].is_cuda and is_capturing()):
+            return None
+        choice = _choices[key] = _Choice(_timed(calls, statements, run))
+    if choice.launcher is None:
+        return None
+    return fitted(choice.launcher, statements)
+
+
+def fitted(launcher: JointLauncher, statements: Sequence[PreparedStatement]) -> JointLauncher:
+    """Return a launcher for the lengths of these statements' tensors."""
+    bounds = [statement.bound for statement in statements]
+    return launcher.resized(bounds, resized(launcher.kernel.schedule, bounds[0], None))
+
+
+def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], run: Run) -> JointLauncher | None:
+    """Return the joint kernel that takes the least, None if separate ones do; measured now unless it is remembered."""
+    joint = joint_problem([statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)])
+    if joint is None:
+        return None
+    tensors = [call.tensors for call in calls]
+    with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
+        way = _fastest(joint, tensors, lambda: [run(*call, False) for call in calls])
+        config = next((config for config in joint.configs if str(config) == way), None)
+        launcher = None if config is None else joint.launcher(config)
+        if launcher is not None:
+            launcher.build(tensors)
+    return launcher
+
+
+def _fastest(joint: JointProblem, tensors: Sequence[list[Tensor]], apart: Callable[[], object]) -> str:
+    """Return the name of the fastest way: a config's text, or `APART`."""
+    ways, launchers = [APART, *map(str, joint.configs)], dict[str, JointLauncher]()
+    together_ms, apart_ms = joint.host_milliseconds
+
+    def start(way: str) -> tuple[Callable[[], object], float] | None:
+        if way == APART:
+            return apart, apart_ms
+        launchers.update({} if launchers else joint.built(tensors))
+        launcher = launchers.get(way)
+        return None if launcher is None else (lambda: launcher(tensors), together_ms)
+
+    return fastest(joint.key, ways, ways, {}, start)

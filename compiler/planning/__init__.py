@@ -16,7 +16,7 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
-from .joint import joint_schedules
+from .joint import holds_sums, joint_schedules
 from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
 from .split import Split, split
@@ -44,6 +44,7 @@ __all__ = [
     "described_as",
     "device_of",
     "dots",
+    "holds_sums",
     "is_varying",
     "joint_schedules",
     "leaves",

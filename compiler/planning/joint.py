@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import NoneType
 
 from ...formats.facts import ConstantTables, Fact
 from ..binding import Bound, power_of_two
@@ -20,7 +19,13 @@ from .contraction import multiply
 from .scatter import Start, is_varying, strategies
 from .schedule import LARGEST_TILE, Schedule, Strides, contiguity, unrolled_schedule
 
-__all__ = ["joint_schedules"]
+__all__ = ["holds_sums", "joint_schedules"]
+
+
+def holds_sums(bound: Bound) -> bool:
+    """Whether one program can hold all that a statement sums over: no first dimension of a tensor, and not too much."""
+    summed = bound.statement.summed
+    return not any(is_varying(bound, name) for name in summed) and _tile(bound.extents, summed) <= LARGEST_TILE
 
 
 def joint_schedules(
@@ -38,9 +43,7 @@ def joint_schedules(
         return None
     first, names = parts[0], [name for name, role in parts[0].roles.items() if role != "unrolled"]
     summed = [name for name in names if any(name not in part.free for part in parts)]
-    if any(is_varying(bound, name) for name in summed for bound in bounds):
-        return None
-    if math.prod(power_of_two(first.extents[name]) for name in summed) > LARGEST_TILE:
+    if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > LARGEST_TILE:
         return None
     along: Counter[str] = Counter()
     for part, stride in zip(parts, strides):
@@ -49,6 +52,11 @@ def joint_schedules(
     roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
     unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]
     return tuple(replace(part, roles={**roles, **own_names}) for part, own_names in zip(parts, unrolled))
+
+
+def _tile(extents: Mapping[str, int], names: Sequence[str]) -> int:
+    """Return the elements of a tile that holds all values of some names; its sides are powers of two."""
+    return math.prod(power_of_two(extents[name]) for name in names)
 
 
 def _shared(schedule: Schedule) -> frozenset[tuple[str, int]]:
@@ -62,7 +70,8 @@ def _alone(bound: Bound, strides: Strides, fact: Fact | None, deterministic: boo
     None if there is none: the statement is no sum, starts from a given output, or its results reach the output in a way
     that one statement alone decides, such as rows that programs own.
     """
-    if bound.is_seeded or bound.is_empty or not bound.statement.is_sum or not isinstance(fact, (ConstantTables, NoneType)):
+    is_known = fact is None or isinstance(fact, ConstantTables)
+    if bound.is_seeded or bound.is_empty or not bound.statement.is_sum or not is_known:
         return None
     usable = [name for name in strategies(bound, fact, deterministic) if name in ("store", "store-once", "atomic")]
     if not usable:

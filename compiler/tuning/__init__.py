@@ -11,9 +11,11 @@ A file imports only from those above it.
     problem       all that decides which kernel runs a statement best, and the ways there are to run it
     tuning_file   all tuned configs as one file for another machine, and such a file read
     autotune      which strategy, schedule and config runs a statement fastest
+    joint         the same of several statements in one kernel
 """
 
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
+from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
 from .settings import tuning_mode
 from .tuning_cache import Key
@@ -22,6 +24,7 @@ from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tune
 __all__ = [
     "Candidate",
     "Imported",
+    "JointProblem",
     "Key",
     "Problem",
     "Timing",
@@ -36,6 +39,7 @@ __all__ = [
     "host_milliseconds",
     "import_tuned",
     "is_uneven",
+    "joint_problem",
     "known_launcher",
     "recall",
     "refusals",

@@ -308,13 +308,13 @@ def fastest(
     ways: Collection[str],
     first: Sequence[str],
     others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
-    start: Callable[[str], tuple[Callable[[], object], float]],
+    start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
     `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
-    and for how many milliseconds it keeps the host busy. If the GPU has no memory for one of them, the choice is not
+    and for how many milliseconds it keeps the host busy; None if it can't be built. If the GPU has no memory for one of them, the choice is not
     remembered. If `times` is given, the cache is not read and `times` is filled.
     """
     tuned_ways = _cache(str(cache_dir()))
@@ -327,7 +327,10 @@ def fastest(
     while names:
         for name in names:
             try:
-                call, host = start(name)
+                started = start(name)
+                if started is None:
+                    continue
+                call, host = started
                 call()  # compiles and tunes
                 with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))

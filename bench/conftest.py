@@ -117,7 +117,7 @@ class Measure(Protocol):
 
 
 class Note(Protocol):
-    def __call__(self, case: Case, provider: str, value: float, unit: str) -> None: ...
+    def __call__(self, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None: ...
 
 
 @pytest.fixture
@@ -152,10 +152,10 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
         pytest.skip(f"{provider} fails here: {type(error).__name__}: {error}")
 
 
-def noted(benchmark: Any, case: Case, provider: str, value: float, unit: str) -> None:
-    """Leave a row for a figure that was measured otherwise: a first call, bytes."""
+def noted(benchmark: Any, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None:
+    """Leave a row for a figure that was measured otherwise: a first call, bytes, a time of the suite's."""
     _describe(benchmark, case, provider)
-    benchmark.extra_info.update(value=value, unit=unit)
+    benchmark.extra_info.update(value=value, unit=unit, **({"timing": timing} if timing else {}))
     benchmark.pedantic(lambda: None, rounds=1)
 
 

@@ -12,6 +12,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from insum_ops.compiler.tuning.captured import captured
+
 __all__ = [
     "Times",
     "check",
@@ -105,10 +107,7 @@ def _captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
+    graph = captured(call, calls)
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay

@@ -14,6 +14,7 @@ from .bars import bars, slug
 from .case import OURS
 from .drawing import LEGEND_LINE, TALLEST, Plot, colour, decades, literal, logarithmic, marker, one
 from .results import TITLES, Row, Run, better, is_positive
+from .suite_plot import suite_plots
 
 __all__ = ["plots"]
 
@@ -65,6 +66,8 @@ def _plots(run: Run) -> Iterator[Plot]:
             yield from _group_sizes(run, title)
         elif experiment == "scaling":
             yield from _scaling(run, title)
+        elif experiment == "statements":
+            yield from suite_plots(run, title)
         elif experiment == "roof":
             yield from _roofline(run)
 

@@ -366,7 +366,8 @@ def _row(number: int, entry: Mapping[str, dict[str, Any]], commit: str) -> Row:
     info, stats = entry["extra_info"], entry["stats"]
     wall = _figure(stats["median"]) * 1e3
     if "value" in info:
-        value, low, unit, timing, wall_ms = info["value"], info["value"], info["unit"], "", None
+        value, low, unit = info["value"], info["value"], info["unit"]
+        timing, wall_ms = info.get("timing", ""), None
     elif "device_ms" in info:
         value, low, unit, timing, wall_ms = info["device_ms"], info["device_p20"], "ms", info["timing"], wall
     else:

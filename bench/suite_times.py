@@ -62,7 +62,7 @@ def providers(workload: Workload) -> tuple[str, ...]:
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile is beside ours: it takes most of a run's time, and `INSUM_BENCH_COMPILED=0` leaves it out."""
+    """Whether torch.compile is beside ours, which takes most of a run: `INSUM_BENCH_COMPILED=0` leaves it out."""
     return DEVICE == "cuda" and os.environ.get("INSUM_BENCH_COMPILED") != "0"
 
 
@@ -130,7 +130,8 @@ def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tup
     options = {} if given.size is None else {"size": given.size}
     leaves = {name: doubles[name].requires_grad_() for name in workload.gradients} if pass_ == BACKWARD else {}
     result = workload.plain(**doubles, **options)
-    upstream = torch.randn(result.shape, device=result.device).to(workload.dtype)
+    source = torch.Generator(result.device).manual_seed(result.numel())
+    upstream = torch.randn(result.shape, generator=source, device=result.device).to(workload.dtype)
     if not leaves:
         return result, upstream
     return torch.autograd.grad(result, tuple(leaves.values()), upstream.double()), upstream

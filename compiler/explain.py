@@ -147,10 +147,10 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
 
 def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) -> str:
     """Return the route of a call: the one that was timed to be the fastest, or the one that goes untimed."""
-    if bound.device.type == "cuda" and fact is None and bound.statement.is_sum and not bound.is_empty:
+    if bound.device.type == "cuda" and not bound.is_empty:
         values = list(call.tensors.values())
-        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, None)
-        chosen = chosen_route(prepared, prepared.variant(values))
+        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, fact, call.wants_winners)
+        chosen = chosen_route(prepared, prepared.variant(values), fact)
         if chosen is not None:
             return chosen
     return STATEMENTS if parts is not None and parts.gain > CLEAR else KERNEL
@@ -182,7 +182,7 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
     EPOCH.number += 1  # launch plans hold the kernels that were chosen before
     others = {route: Timing(route, ms) for route, ms in sorted(times.items(), key=lambda pair: pair[1])}
     others.pop(KERNEL, None)
-    best = others.pop(chosen_route(prepared, variant) or KERNEL, None)
+    best = others.pop(chosen_route(prepared, variant, call.fact) or KERNEL, None)
     return Tuning(call.statement, (*([] if best is None else [best]), *timings, *others.values()))
 
 

@@ -98,22 +98,22 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
         runner = statement.graph(variant)  # lower
     elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
-        kernel = lambda: _kernel(statement, variant, tensors, fact)
+        kernel = lambda ms: _kernel(statement, variant, tensors, fact, ms)
         runner = fastest_route(statement, variant, tensors, fact, run, kernel, times)
     if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
         statement.runners[variant] = runner
     return runner
 
 
-def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
-    """Return the fastest kernel's launcher, or the FX graph if none can be built."""
+def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None, ms: float) -> Runner:
+    """Return the fastest kernel's launcher, or the FX graph if none can be built; another route takes `ms`, or 0."""
     try:
         bound, key = statement.bound, statement.kernel_key(variant, fact)
         launcher = known_launcher(key, bound, fact)
         if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
             return statement.ordered(variant, run)
         if launcher is None:
-            launcher = choose(statement.problem(tensors, fact), tensors, fact, key)  # schedule, emit, tune
+            launcher = choose(statement.problem(tensors, fact), tensors, fact, key, ms)  # schedule, emit, tune
         launcher.build(tensors, fact)  # load
         return launcher
     except UnsupportedError as error:

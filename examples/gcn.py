@@ -77,7 +77,7 @@ def training_step(model: nn.Module, X: Tensor, labels: Tensor, is_seen: Tensor) 
 
     def step() -> None:
         optimizer.zero_grad()
-        cross_entropy(model(X)[is_seen], labels[is_seen]).backward()
+        cross_entropy(model.train()(X)[is_seen], labels[is_seen]).backward()
         optimizer.step()
 
     return step

@@ -81,7 +81,7 @@ class Potential(nn.Module):
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, kind: Tensor, position: Tensor, *wanted: Tensor) -> None:
-    off = [learned - true for learned, true in zip(model(kind, position), wanted)]  # energies, forces
+    off = [learned - true for learned, true in zip(model.train()(kind, position), wanted)]  # energies, forces
     optimizer.zero_grad()
     ((off[0] / ATOMS).square().mean() + off[1].square().mean()).backward()
     optimizer.step()

@@ -190,7 +190,7 @@ def test_tuning_without_memory_for_every_candidate_still_answers(tuned):
 
 
 @pytest.mark.parametrize("is_interrupt", [False, True])
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(is_interrupt):
+def test_a_capture_that_fails_leaves_torch_as_it_was(is_interrupt):
     """While candidates are timed there may be too little memory, or an interrupt."""
     x, before = torch.ones(1000, device="cuda"), torch.cuda.current_stream()
 
@@ -207,6 +207,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(is_interrupt):
     assert torch.cuda.current_stream() == before
     assert not torch.cuda.is_current_stream_capturing()
     assert float(x.sum()) == 1000
+    assert torch.isfinite(torch.randn(8, device="cuda")).all()  # and the random numbers go on
     assert autotune._time(lambda: x.mul(2), float("inf")) > 0
 
 

@@ -9,6 +9,7 @@ A file imports only from those above it.
     scatter          how a result may reach the output, and what the statement becomes for it
     schedule         a bound statement to its schedules
     joint            several statements to schedules of one kernel
+    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..binding import Bound, contraction_path
 from ..language import Access, Number, Statement, Var, fresh_name
 from .device import Device
+from .layouts import laid_out
 
 __all__ = ["Split", "split"]
 
@@ -44,25 +45,42 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     groups = _together(statement.accesses)
     if len(groups) < 3 or not statement.is_sum or bound.is_empty:
         return None
-    steps, taken = list[Statement](), {*statement.tensor_names, statement.output.name}
-    for pair in contraction_path([group[0].names for group in groups], statement.free, extents)[:-1]:
-        chosen = [groups[at] for at in pair]
-        groups = [group for at, group in enumerate(groups) if at not in pair]
-        needed = set(statement.free).union(*(_names(group) for group in groups))
-        together = [factor for group in chosen for factor in group]
-        kept = [name for name in statement.names if name in needed & _names(together)]  # those of the output first
-        name = fresh_name("T", taken)
-        taken.add(name)
-        result = Access(name, tuple(map(Var, kept)))
-        steps.append(Statement(result, tuple(together)))
-        groups.append((result,))
-    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
-    rest = tuple(factor for group in groups for factor in group)
-    steps.append(Statement(statement.output, (*rest, *numbers), statement.op))
+    taken = {*statement.tensor_names, statement.output.name}
+    parts = list(groups)  # and the results, by number
+    waiting, products = list(range(len(parts))), list[tuple[int, int, int]]()
+    for pair in contraction_path([group[0].names for group in groups], statement.free, extents):
+        left, right = (waiting[at] for at in pair)
+        waiting = [at for at in waiting if at not in (left, right)]
+        needed = set(statement.free).union(*(_names(parts[at]) for at in waiting))
+        kept = [name for name in statement.names if name in needed & _names((*parts[left], *parts[right]))]
+        result = Access(fresh_name("T", taken), tuple(map(Var, kept))) if waiting else statement.output
+        taken.add(result.name)
+        products.append((left, right, len(parts)))
+        waiting.append(len(parts))
+        parts.append((result,))
+    steps = _steps(statement, parts, products, extents)
     itemsize = bound.dtype.itemsize
     seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
     gain = seconds[0] / sum(seconds[1:])
     return Split(tuple(steps), gain) if gain > 1 else None
+
+
+def _steps(
+    statement: Statement,
+    parts: Sequence[tuple[Access, ...]],
+    products: Sequence[tuple[int, int, int]],
+    extents: Mapping[str, int],
+) -> list[Statement]:
+    """Return a statement for each product of two parts; what lies on the way is laid out for plain matrix products."""
+    orders = laid_out([factors[0].names for factors in parts], products, extents)
+    made = {result for _, _, result in products[:-1]}
+    placed = [
+        (replace(factors[0], indices=tuple(map(Var, orders[at]))),) if at in made else factors
+        for at, factors in enumerate(parts)
+    ]
+    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
+    *first, last = [Statement(placed[result][0], placed[left] + placed[right]) for left, right, result in products]
+    return [*first, replace(last, factors=(*last.factors, *numbers), op=statement.op)]
 
 
 def _together(factors: Sequence[Access]) -> list[tuple[Access, ...]]:

@@ -2,15 +2,19 @@
 
 A file imports only from those above it.
 
+    demands   what a statement's program takes of memory, and how it rounds
     gathers   what a statement reads, as nodes of a `torch.fx` graph
     extremes  `C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph
     lower     a bound statement to its `torch.fx` graph
 """
 
+from .demands import numbers_held, sums_in_float32
 from .lower import lower, placeholders, program_for
 
 __all__ = [
     "lower",
+    "numbers_held",
     "placeholders",
     "program_for",
+    "sums_in_float32",
 ]

@@ -30,9 +30,9 @@ from .tracing import followed, outside_transforms
 __all__ = [
     "EPOCH",
     "INTERPRETED",
-    "JointLauncher",
     "PLAIN_CALLS",
     "TRITON_VERSION",
+    "JointLauncher",
     "Launcher",
     "active",
     "arguments",

@@ -59,7 +59,9 @@ class JointLauncher:
 
     def resized(self, bounds: Sequence[Bound], extents: Mapping[str, int]) -> JointLauncher:
         """Return a launcher of the same kernel for tensors of other lengths and equal strides."""
-        outputs = [Output(bound.size, own.sum_dtype, own.dtype, own.is_covered) for bound, own in zip(bounds, self.outputs)]
+        outputs = [
+            Output(bound.size, own.sum_dtype, own.dtype, own.is_covered) for bound, own in zip(bounds, self.outputs)
+        ]
         return JointLauncher(self.kernel.resized(bounds[0], extents), tuple(outputs), self.places)
 
 
@@ -90,7 +92,9 @@ def joint_launcher(
     bound = schedules[0].bound
     numbers = tuple([number(parameter) for parameter in kernel.numbers])
     grid = tuple((schedules[0].extents[name], block) for name, block in kernel.grid)
-    launcher = Launcher(bound, schedules[0], kernel, sum_dtypes[0], order, numbers, grid, bound.statement.scatter_dim, -1)
+    launcher = Launcher(
+        bound, schedules[0], kernel, sum_dtypes[0], order, numbers, grid, bound.statement.scatter_dim, -1
+    )
     outputs = tuple(
         Output(schedule.bound.size, dtype, schedule.bound.dtype, schedule.covers_output)
         for schedule, dtype in zip(schedules, sum_dtypes)

@@ -10,6 +10,7 @@ A file imports only from those above it.
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it
     tuning_file   all tuned configs as one file for another machine, and such a file read
+    captured      a graph of several calls, for timing; torch is as it was where that fails
     autotune      which strategy, schedule and config runs a statement fastest
     joint         the same of several statements in one kernel
 """

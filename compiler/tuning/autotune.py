@@ -20,6 +20,7 @@ from ..binding import Bound
 from ..language import UnsupportedError
 from ..planning import device_of
 from ..runtime import INTERPRETED, Launcher, cache_dir, on_device, paused, reason_of
+from .captured import captured
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .settings import tuning_mode
 from .tuning_cache import Config as Choices
@@ -36,6 +37,7 @@ LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
 # filling picked rows, which is an estimate. Tiny problems wait for the host, so one launch is best for them.
 OPERATIONS = {"": 1, "zero": 2, "fill": 5}
+ALIKE = 1.03  # times the least: calls that the device finds equally good, by what two runs of one differ
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
@@ -75,10 +77,13 @@ def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | N
     return None if kept is None else resize(kept, bound, fact)
 
 
-def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None) -> Launcher:
+def choose(
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None, goal: float = 0.0
+) -> Launcher:
     """Return the fastest launcher of a problem: cached, recalled from disk, or timed now if that is allowed.
 
-    Afterwards `known_launcher` finds it by `key`. Raises UnsupportedError if no candidate can be built.
+    Afterwards `known_launcher` finds it by `key`. `goal` is how many milliseconds the device takes to evaluate the
+    statement without a kernel; 0: nothing else evaluates it. Raises UnsupportedError if no candidate can be built.
     """
     cached = _launchers.get(problem.signature)
     if cached is not None:
@@ -310,19 +315,22 @@ def fastest(
     others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
     start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
+    is_new: bool = False,
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
     `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
-    and for how many milliseconds it keeps the host busy; None if it can't be built. If the GPU has no memory for one of them, the choice is not
-    remembered. If `times` is given, the cache is not read and `times` is filled.
+    and for how many milliseconds it keeps the host busy, or None if it can't be built. The device's time decides, since
+    the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
+    host busy the least wins. If the GPU has no memory for one of them, the choice is not remembered. `times` is filled
+    as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
-    entry = tuned_ways.get(key) if times is None else None
+    entry = None if is_new else tuned_ways.get(key)
     way = None if entry is None else entry.config.get("way")
     if way in ways:
         return str(way)
-    times = {} if times is None else times
+    times, hosts = {} if times is None else times, dict[str, float]()
     names, best, has_room = first, first[0], True
     while names:
         for name in names:
@@ -330,16 +338,18 @@ def fastest(
                 started = start(name)
                 if started is None:
                     continue
-                call, host = started
+                call, hosts[name] = started
                 call()  # compiles and tunes
                 with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = max(_time(call, limit), host)  # a captured graph needs memory of its own
+                    times[name] = _time(call, limit)  # a captured graph needs memory of its own
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
                 has_room = False  # the calls that were timed still serve this caller
-        best = min(times, key=lambda name: times[name], default=best)
+        about = ALIKE * min(times.values(), default=0.0)
+        equals = [name for name, ms in times.items() if ms <= about]
+        best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
         names = [name for name in others.get(best, ()) if name not in times and has_room]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])
@@ -410,14 +420,7 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        # torch's own stream for captures is of the first device that had one; other threads may allocate, as loaders do
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
-            for _ in range(TIMED_CALLS):
-                call()
-    finally:  # torch stays on the stream of a capture that could not be ended
-        torch.cuda.set_stream(stream)
+    graph = captured(call, TIMED_CALLS)
     graph.replay()
     torch.cuda.synchronize()
     start, best = perf_counter(), _elapsed(graph.replay) / TIMED_CALLS  # once, however long the host was busy otherwise

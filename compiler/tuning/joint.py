@@ -24,6 +24,7 @@ __all__ = ["JointProblem", "joint_problem"]
 
 WARPS = (1, 2, 4, 8)
 ELEMENTS = (1, 2, 4, 8)  # of a tile, for each thread
+REGISTERS = 255  # that a thread may have
 
 Item = TypeVar("Item")
 
@@ -47,23 +48,30 @@ class JointProblem:
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
-        """The configs that are worth trying, with tiles of so many elements for each thread of a program.
+        """The configs that are worth trying, those with the fewest elements for each thread first.
 
-        A tile holds all that is summed over, then what lies side by side in memory.
+        A program holds every tile that it has loaded until the last result is stored. A config whose tiles take more
+        registers than a thread may have is left out, unless all are such.
+        """
+        ways = dict.fromkeys(self._config(warps, each) for each in ELEMENTS for warps in WARPS)
+        tiles = self.kernel(next(iter(ways))).source.count("tl.load(")
+        width = device_of(self.schedules[0].bound.device).warp_width
+        registers = {config: tiles * _elements(config) / (config.num_warps * width) for config in ways}
+        fitting = [config for config in ways if registers[config] <= REGISTERS]
+        return tuple(fitting or [min(ways, key=lambda config: registers[config])])
+
+    def _config(self, warps: int, each: int) -> Config:
+        """Return a config with tiles of so many elements for each thread, or of all that is summed over if it is more.
+
+        A tile holds what is summed over, then what lies side by side in memory.
         """
         first = self.schedules[0]
-        whole = {name: power_of_two(first.extents[name]) for name in first.names("step")}
-        configs = []
-        for warps in WARPS:
-            for each in ELEMENTS:
-                room = warps * each * device_of(first.bound.device).warp_width // prod(whole.values())
-                blocks = dict(whole)
-                for name in reversed(first.names("tile")):
-                    blocks[name] = max(1, min(power_of_two(first.extents[name]), room))
-                    room //= blocks[name]
-                if room:
-                    configs.append(Config(tuple((name, blocks[name]) for name in first.names("tile", "step")), warps, 1))
-        return tuple(dict.fromkeys(configs))
+        blocks = {name: power_of_two(first.extents[name]) for name in first.names("step")}
+        room = warps * each * device_of(first.bound.device).warp_width // prod(blocks.values())
+        for name in reversed(first.names("tile")):
+            blocks[name] = max(1, min(power_of_two(first.extents[name]), room))
+            room //= blocks[name]
+        return Config(tuple((name, blocks[name]) for name in first.names("tile", "step")), warps, 1)
 
     @cached_property
     def strides(self) -> tuple[Strides, ...]:
@@ -117,6 +125,10 @@ class JointProblem:
             for total in [part.sum_dtype(problem.flags.sum_dtype)]
         ]
         return sum(apart) - launch * (len(apart) - 1), sum(apart)
+
+
+def _elements(config: Config) -> int:
+    return prod(block for _, block in config.blocks)
 
 
 def _joined(tuples: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:

@@ -125,7 +125,6 @@ class Channels:
         memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
         return insum_pinned(memory, text, side.fixed, size, side.fact, **operands)
 
-
     def run_several(
         self, names: Sequence[str], tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None
     ) -> list[Tensor]:

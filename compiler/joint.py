@@ -55,13 +55,14 @@ def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
 
 def _share_names(calls: Sequence[JointCall]) -> bool:
     """Whether a name stands for one tensor in all calls; constant tables are in the source, whatever their names."""
+    tables = [call.fact.numbers if isinstance(call.fact, ConstantTables) else {} for call in calls]
     tensors: dict[str, Tensor] = {}
-    for call in calls:
-        tables = call.fact.numbers if isinstance(call.fact, ConstantTables) else {}
+    for call, own in zip(calls, tables):
         for name, tensor in zip(call.names.split(","), call.tensors):
-            if name not in tables and tensors.setdefault(name, tensor) is not tensor:
+            if name not in own and tensors.setdefault(name, tensor) is not tensor:
                 return False
-    return has_kernels(calls[0].tensors[0].device)
+    is_clear = not any(name in tensors for own in tables for name in own)
+    return is_clear and has_kernels(calls[0].tensors[0].device)
 
 
 def _launcher(calls: Sequence[JointCall], run: Run) -> JointLauncher | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,10 +59,8 @@ class JointLauncher:
 
     def resized(self, bounds: Sequence[Bound], extents: Mapping[str, int]) -> JointLauncher:
         """Return a launcher of the same kernel for tensors of other lengths and equal strides."""
-        outputs = [
-            Output(bound.size, own.sum_dtype, own.dtype, own.is_covered) for bound, own in zip(bounds, self.outputs)
-        ]
-        return JointLauncher(self.kernel.resized(bounds[0], extents), tuple(outputs), self.places)
+        outputs = tuple([replace(own, size=bound.size) for own, bound in zip(self.outputs, bounds)])
+        return JointLauncher(self.kernel.resized(bounds[0], extents), outputs, self.places)
 
 
 def joint_launcher(
@@ -92,11 +90,9 @@ def joint_launcher(
     bound = schedules[0].bound
     numbers = tuple([number(parameter) for parameter in kernel.numbers])
     grid = tuple((schedules[0].extents[name], block) for name, block in kernel.grid)
-    launcher = Launcher(
-        bound, schedules[0], kernel, sum_dtypes[0], order, numbers, grid, bound.statement.scatter_dim, -1
-    )
+    fields = order, numbers, grid, bound.statement.scatter_dim, -1
     outputs = tuple(
         Output(schedule.bound.size, dtype, schedule.bound.dtype, schedule.covers_output)
         for schedule, dtype in zip(schedules, sum_dtypes)
     )
-    return JointLauncher(launcher, outputs, places)
+    return JointLauncher(Launcher(bound, schedules[0], kernel, sum_dtypes[0], *fields), outputs, places)

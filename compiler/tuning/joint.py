@@ -1,4 +1,4 @@
-"""Several statements as one tuning problem: the configs of their joint kernel, its launcher, and the key of its time."""
+"""Several statements as one tuning problem: the configs of their joint kernel, its launchers, and its key."""
 
 from __future__ import annotations
 

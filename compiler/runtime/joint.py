@@ -11,7 +11,7 @@ from torch import Tensor
 from ..binding import Bound, row_major
 from ..codegen import NUMBERS, Kernel, Parameter
 from ..planning import Schedule
-from .launch import Launcher, misaligned
+from .launch import Launcher
 
 __all__ = ["JointLauncher", "joint_launcher"]
 
@@ -49,13 +49,7 @@ class JointLauncher:
     def build(self, tensors: Tensors) -> None:
         """Compile for these tensors without running; raise UnsupportedError if the kernel can't be built."""
         read = [tensors[part][at] for part, at in self.places]
-        written = [torch.empty(0, dtype=own.sum_dtype, device=self.kernel.device) for own in self.outputs]
-        pool = [*read, *written]
-        # what the kernel writes is a new tensor, and aligned
-        pointers = [pool[at].data_ptr() if at < len(read) else 0 for at in self.kernel.order]
-        unaligned = misaligned(pointers)
-        if unaligned not in self.kernel.runners:
-            self.kernel.built(unaligned, [pool[at] for at in self.kernel.order])
+        self.kernel.build_for(read, [output.sum_dtype for output in self.outputs])
 
     def resized(self, bounds: Sequence[Bound], extents: Mapping[str, int]) -> JointLauncher:
         """Return a launcher of the same kernel for tensors of other lengths and equal strides."""
@@ -78,7 +72,7 @@ def joint_launcher(
     read = [parameter.name for parameter in pointers if parameter.kind == "tensor"]
     places = tuple(next((part, own.index(name)) for part, own in enumerate(names) if name in own) for name in read)
     order = tuple(
-        read.index(parameter.name) if parameter.kind == "tensor" else len(read) + int(parameter.name)
+        read.index(parameter.name) if parameter.kind == "tensor" else int(parameter.name) - len(schedules)
         for parameter in pointers
     )
 

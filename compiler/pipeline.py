@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
-from .autograd import differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
+from .autograd import by_torch, differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
@@ -43,12 +43,12 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     call = None if is_compiling() else arguments(expr, operands, size)
     if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
         return cold()
-    cache, call_key, owned, tensors, numbers, wants_grad = call
-    if not wants_grad:
-        return planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
+    cache, call_key, wants_grad, *rest = call
+    key = by_torch(call_key, expr, operands) if wants_grad else call_key
+    if key is not None:
+        return planned(cache, key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        forward = lambda: planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())
-        return differentiable(evaluate, expr, operands, None if size is None else numbers, forward=forward)
+        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, call_key, cold, *rest))
     return cold()
 
 

@@ -29,7 +29,7 @@ from .planning import Split, device_of, split
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, on_device, paused
-from .tuning import fastest, host_milliseconds, tuning_mode
+from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = ["CLEAR", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
@@ -145,17 +145,16 @@ def _untimed(call: _Call) -> Maker:
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
     """Return what evaluates the smaller statements one after the other; a tensor on the way lives until it is read."""
     *first, last = parts.steps
-    extents, size, names = statement.bound.extents, statement.bound.size, statement.names
+    size, names = statement.bound.size, statement.names
     output = last.output.name
     reads = [list(step.tensor_names) for step in parts.steps]
     if statement.bound.is_seeded and output not in reads[-1]:
         reads[-1].append(output)
     texts = [(str(step), ",".join(read)) for step, read in zip(parts.steps, reads)]
-    sizes = [tuple(extents[str(index)] for index in step.output.indices) for step in first]
 
     def runner(tensors: list[Tensor], fact: object = None) -> Tensor:
         named = dict(zip(names, tensors))
-        for step, (text, joined), inner, read in zip(first, texts, sizes, reads):
+        for step, (text, joined), inner, read in zip(first, texts, parts.sizes, reads):
             named[step.output.name] = run(text, joined, inner, [named[name] for name in read], None, False)
             for name in read:
                 if name not in names:  # made by an earlier step, and read by this one alone
@@ -171,8 +170,13 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
 
-    def start(name: str) -> tuple[Callable[[], object], float]:
-        runner = makers[name](min(times.values(), default=0.0))
+    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        least = min(times.values(), default=0.0)
+        if 0 < NEAR * least <= floor and not is_new:
+            return None  # there is nothing left to win
+        runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:

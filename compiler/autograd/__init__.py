@@ -9,13 +9,14 @@ A file imports only from those above it.
     functorch_rules  statements inside the transforms of torch.func, and in forward mode
 """
 
-from .functions import differentiable, unchecked
+from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
 from .operators import implement, run_plain, run_several
 
 __all__ = [
+    "by_torch",
     "differentiable",
     "gradients_of",
     "implement",

@@ -6,22 +6,25 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_compiling, is_grad_enabled
+from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, owned, planned
+from ..language import parse
+from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .legacy_vmap import one_by_one
 from .operators import run_plain, run_plain_with_winners
 
-__all__ = ["differentiable", "unchecked"]
+__all__ = ["by_torch", "differentiable", "unchecked"]
 
 Evaluate = Callable[..., Tensor]
+DENSE = 4096  # statements of which it is kept whether torch differentiates them
 
 
 class _Call(NamedTuple):
@@ -55,6 +58,8 @@ def differentiable(
     `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
+    if fact is None and by_torch(None, expr, operands) is not None:
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
             call = _Call(evaluate, expr, names, shape, fact, forward, form, name)
@@ -62,6 +67,29 @@ def differentiable(
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+
+
+def by_torch(call_key: object, expr: str, operands: Mapping[str, Any]) -> object:
+    """Return the key of a call whose operations torch itself differentiates; None if statements do.
+
+    On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
+    and what is kept for them is no more than what the sum makes on its way. Where a tensor is empty, nothing would lead
+    to the others.
+    """
+    if INTERPRETED or not is_free() or not _is_dense(expr, tuple(operands)):
+        return None
+    for tensor in operands.values():
+        if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
+            return None
+    return "by torch", call_key
+
+
+@lru_cache(maxsize=DENSE)
+def _is_dense(expr: str, names: tuple[str, ...]) -> bool:
+    """Return whether a statement is a sum without index tensors that reads all tensors of these names."""
+    statement = parse(expr)
+    reads = {*statement.tensor_names, *((statement.output.name,) if statement.op == "+=" else ())}
+    return statement.is_sum and not statement.index_accesses and set(names) <= reads
 
 
 class _Sum(torch.autograd.Function):

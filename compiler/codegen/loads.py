@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -116,8 +116,7 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
     is_wide = _span(shape, strides) * itemsize >= 2**31
     terms = []
-    for dim, index in enumerate(access.indices):
-        value = _index_value(scope, index)
+    for dim, value in _addends(scope, access.indices, shape, strides):
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
         text = spec.tile.spread(value, axes)
@@ -129,6 +128,25 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
             text = f"tl.cast({text}, tl.int64)"
         terms.append(text if strides[dim] == 1 else f"{text} * {scope.parameter('stride', key, dim)}")
     return " + ".join([base, *terms])
+
+
+def _addends(
+    scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]
+) -> Iterator[tuple[int, Value]]:
+    """Yield the values that an address is the sum of, each with the dimension by whose stride it is multiplied.
+
+    Dimensions over all names of a flattened axis, which lie in memory as they do in the axis, are one value.
+    """
+    dim = 0
+    while dim < len(indices):
+        end, value = dim + 1, _index_value(scope, indices[dim])
+        for flat in scope.spec.schedule.flats:
+            past = dim + len(flat.parts)
+            is_whole = tuple(map(str, indices[dim:past])) == flat.parts and min(shape[dim:past]) > 1
+            if is_whole and all(strides[at - 1] == strides[at] * shape[at] for at in range(dim + 1, past)):
+                end, value = past, scope.indices[flat.name]
+        yield end - 1, value
+        dim = end
 
 
 def moving_axes(scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]) -> set[str]:

@@ -7,8 +7,10 @@ A file imports only from those above it.
     contraction      how the factors of one tile are multiplied and summed
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
+    movement         tiles of statements that move data: flattened axes, transposes
     schedule         a bound statement to its schedules
     joint            several statements to schedules of one kernel
+    relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
 """
@@ -18,9 +20,11 @@ from .constant_tables import line_at, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .joint import holds_sums, joint_schedules
-from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
+from .movement import block_along
+from .relayout import Split
+from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
-from .split import Split, split
+from .split import split
 
 __all__ = [
     "DEVICES",
@@ -31,6 +35,7 @@ __all__ = [
     "Device",
     "Dot",
     "Factor",
+    "Flat",
     "Leaf",
     "Merged",
     "Node",
@@ -42,6 +47,7 @@ __all__ = [
     "Strides",
     "Sum",
     "beside_each_other",
+    "block_along",
     "described_as",
     "device_of",
     "dots",

@@ -16,8 +16,9 @@ from dataclasses import replace
 from ...formats.facts import ConstantTables, Fact
 from ..binding import Bound, power_of_two
 from .contraction import multiply
+from .movement import contiguity
 from .scatter import Start, is_varying, strategies
-from .schedule import LARGEST_TILE, Schedule, Strides, contiguity, unrolled_schedule
+from .schedule import LARGEST_TILE, Schedule, Strides, unrolled_schedule
 
 __all__ = ["holds_sums", "joint_schedules"]
 
@@ -46,8 +47,8 @@ def joint_schedules(
     if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > LARGEST_TILE:
         return None
     along: Counter[str] = Counter()
-    for part, stride in zip(parts, strides):
-        along.update(contiguity(part, stride))
+    for part, stride, fact in zip(parts, strides, facts):
+        along.update(contiguity(Start.of(part.bound, part.strategy, fact), stride))
     rank = lambda name: (not is_varying(first.bound, name), along[name], first.extents[name])
     roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
     unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]

@@ -7,7 +7,7 @@
 | loop    | a serial loop over single values                                          |
 | step    | a serial loop over blocks, an axis of the tiles                           |
 | segment | a serial loop over the groups of the program's output row (owner)         |
-| merged  | one of two names that one tile axis holds side by side                    |
+| merged  | one of several names that one tile axis holds side by side                |
 | unrolled | its values are numbers in the source, as those of the tables it runs over |
 """
 
@@ -27,7 +27,8 @@ from ..language import Access, Var, walk
 from .constant_tables import line_at
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+from .movement import Tiling, contiguity, tilings, widened
+from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 
 __all__ = [
     "LARGEST_TILE",
@@ -35,7 +36,6 @@ __all__ = [
     "MOST_ENTRIES",
     "Schedule",
     "Strides",
-    "contiguity",
     "other_schedules",
     "resized",
     "schedules",
@@ -76,6 +76,8 @@ class Schedule:
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
     merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
+    flats: tuple[Flat, ...] = ()
+    form: str = ""  # of a statement that moves data: rows, flat, turned, looped
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -168,7 +170,8 @@ class Schedule:
 
     def is_kept(self, axis: str) -> bool:
         """Whether the output has a tile axis, so that nothing is summed over it."""
-        return axis in self.free or (self.merged is not None and axis == self.merged.name)
+        together = [flat.name for flat in self.flats] + ([self.merged.name] if self.merged is not None else [])
+        return axis in self.free or axis in together
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -200,6 +203,8 @@ def schedules(
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         merged = _merged_schedules(start, dotted)
         candidates += merged if any(way.holds_set for way in merged) else (*merged, dotted)
+    if not candidates:
+        candidates += [_tiled(start, tiling) for tiling in tilings(start, strides)]
     if not candidates:
         candidates.append(_plain_schedule(start, strides, not deterministic))
         deep = _deep_schedule(start, candidates[0])
@@ -263,6 +268,8 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
     extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
+    for flat in schedule.flats:
+        extents[flat.name] = math.prod(extents[part] for part in flat.parts)
     return extents
 
 
@@ -332,11 +339,12 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
 
 
 def _finish(
-    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
+    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = "", form: str = ""
 ) -> Schedule:
     """Return a schedule in which other names of the output are grid positions, and other summed names are loops."""
     roles: dict[str, str] = {}
-    together = (start.merged.outer, start.merged.inner) if start.merged is not None else ()
+    together = [part for flat in start.flats for part in flat.parts]
+    together += [start.merged.outer, start.merged.inner] if start.merged is not None else []
     for name in start.free:
         if name not in tiles:
             roles[name] = "merged" if name in together else "grid"
@@ -358,6 +366,8 @@ def _finish(
         start.owner,
         start.shared_index,
         merged=start.merged,
+        flats=start.flats,
+        form=form,
     )
 
 
@@ -498,21 +508,6 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
-def contiguity(start: Start | Schedule, strides: Strides) -> dict[str, int]:
-    """Return for each name how many elements are read or written along a unit stride of it."""
-    elements_along: dict[str, int] = {}
-    for factor in (start.output, *start.factors):
-        if isinstance(factor, Access):
-            elements = math.prod(start.extents[name] for name in factor.names)
-            # the output is allocated contiguous: its last dimension has unit stride
-            steps = strides.get(factor.name) if factor is not start.output else None
-            for dim, index in enumerate(factor.indices):
-                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
-                if isinstance(index, Var) and unit:
-                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
-    return elements_along
-
-
 def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
     """Return a schedule with several summands side by side instead of results: many gathers are then in flight.
 
@@ -525,6 +520,13 @@ def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> S
         return None
     tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
+
+
+def _tiled(start: Start, tiling: Tiling) -> Schedule:
+    """Return the schedule of a statement that moves data, with these tiles."""
+    start, tiles = start.with_axes(tiling.tiles)
+    tree = _tree(start, tiles, tiling.steps, use_dot=False)
+    return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
 
 
 def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
@@ -550,4 +552,6 @@ def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
     is_long = any(start.extents[name] >= few >= results for name in steps)
     if strategy == "store" and start.bound.statement.is_sum and may_cut and is_long:
         tiles, steps, strategy = (*tiles, *steps), (), "atomic"
+    if start.owner is not None and vector in tiles and start.bound.statement.is_sum:
+        start, tiles = start.with_axes(((start.owner.row,), widened(start, str(vector))))
     return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)

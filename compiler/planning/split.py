@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from ..binding import Bound, contraction_path
 from ..language import Access, Number, Statement, Var, fresh_name
 from .device import Device
 from .layouts import laid_out
+from .relayout import Split, relaid
 
 __all__ = ["Split", "split"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Statements to be evaluated in turn; each but the last computes a tensor that a later one reads."""
-
-    steps: tuple[Statement, ...]
-    gain: float  # the estimated time of one kernel over that of all steps, by work and bytes
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.steps))
 
 
 def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
     """Return the steps of a bound sum over positions that all exist, or None if one kernel takes no longer.
 
     A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
-    together. The rest is contracted two by two, in the order that opt_einsum finds.
+    together. The rest is contracted two by two, in the order that opt_einsum finds. A statement of fewer factors may
+    copy a tensor of which it picks single elements, see `relaid`.
 
     >>> import torch
     >>> from insum_ops.compiler.binding import bind
@@ -44,7 +35,7 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     statement, extents = bound.statement, bound.extents
     groups = _together(statement.accesses)
     if len(groups) < 3 or not statement.is_sum or bound.is_empty:
-        return None
+        return relaid(bound, device)
     taken = {*statement.tensor_names, statement.output.name}
     parts = list(groups)  # and the results, by number
     waiting, products = list(range(len(parts))), list[tuple[int, int, int]]()
@@ -62,7 +53,8 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     itemsize = bound.dtype.itemsize
     seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
     gain = seconds[0] / sum(seconds[1:])
-    return Split(tuple(steps), gain) if gain > 1 else None
+    sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
+    return Split(tuple(steps), sizes, gain) if gain > 1 else None
 
 
 def _steps(

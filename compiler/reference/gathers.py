@@ -154,13 +154,7 @@ class Gathers:
             return Value(node, tuple(map(str, indices)))
         if len(indirect_dims) == 1:
             (dim,) = indirect_dims
-            index, without = indices[dim], frozenset[fx.Node]()
-            if isinstance(index, Access) and self.is_worth_a_zero(access, index):
-                node, position, mask = self.with_a_zero(node, dim, index)
-                without = frozenset({mask.node})
-            else:
-                position = self.position(index)
-            node = self.call(torch.index_select, node, dim, self.flat(position))
+            node, position, without = self.chosen(node, dim, access, indices[dim])
             if len(position.axes) != 1:
                 node = (
                     self.call(torch.unflatten, node, dim, self.sizes(position.axes))
@@ -169,6 +163,22 @@ class Gathers:
                 )
             axes = tuple(map(str, indices))
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
+        return self.read_jointly(node, access, indices, indirect_dims)
+
+    def chosen(
+        self, node: fx.Node, dim: int, access: Access, index: Index
+    ) -> tuple[fx.Node, Value, frozenset[fx.Node]]:
+        """Return what an index chooses along a dimension of a tensor, the positions, and the masks that it obeys."""
+        without = frozenset[fx.Node]()
+        if isinstance(index, Access) and self.is_worth_a_zero(access, index):
+            node, position, mask = self.with_a_zero(node, dim, index)
+            without = frozenset({mask.node})
+        else:
+            position = self.position(index)
+        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
+
+    def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
+        """Return the elements of the tensor `node` at positions in several dimensions."""
         direct_dims = [dim for dim in range(len(indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
         if indirect_dims != list(range(len(indirect_dims))):

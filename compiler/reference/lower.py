@@ -6,27 +6,20 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial, reduce
-from typing import Any
 
 import torch
 from torch import fx
 from torch.nn.functional import embedding_bag
 
-from ...lru_cache import LRUCache
 from ..binding import Bound
 from ..language import Access, UnsupportedError, Var
 from .demands import path_of
 from .extremes import Extremes
-from .gathers import Value, large_gathers, lengths_of, placeholders
+from .gathers import Value, placeholders
 
-__all__ = ["Program", "lower", "placeholders", "program_for"]
-
-PROGRAMS = 512  # a program is a few kB of byte code
-
-_programs: LRUCache[Program] = LRUCache(PROGRAMS)
+__all__ = ["Lowering", "lower", "placeholders"]
 
 
 def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: bool = False) -> fx.GraphModule:
@@ -36,45 +29,8 @@ def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: boo
     """
     if padded is None:
         padded = frozenset(access.name for access in bound.statement.index_accesses)
-    graph = _Lowering(bound, padded).finished_graph(wants_winners)
+    graph = Lowering(bound, padded).finished_graph(wants_winners)
     return fx.GraphModule(torch.nn.Module(), graph, "Insum")
-
-
-@dataclass(frozen=True)
-class Program:
-    """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
-
-    function: Callable[..., Any]
-    lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
-
-    def lengths_in(self, bound: Bound) -> list[int]:
-        """Return the lengths that the function takes when it runs this bound statement."""
-        lengths = lengths_of(bound)
-        return [lengths[key] for key in self.lengths]
-
-
-def program_for(
-    bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
-) -> Program:
-    """Return the program of a bound statement; statements that differ only in lengths share one.
-
-    With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
-
-    Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
-    """
-    winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound)
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
-    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
-    program = _programs.get(key)
-    if program is None:
-        lowering = _Lowering(bound, padded, True, bound.dtype if sums_in_half else None)
-        code = lowering.finished_graph(wants_winners).python_code("self")
-        # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
-        exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
-        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.length_arguments)
-    return program
 
 
 def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:
@@ -94,7 +50,7 @@ def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str
     return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
 
 
-class _Lowering(Extremes):
+class Lowering(Extremes):
     """The graph of one bound statement under construction: gathers, a contraction or a max, and a scatter."""
 
     @property
@@ -105,7 +61,7 @@ class _Lowering(Extremes):
     def finished_graph(self, wants_winners: bool) -> fx.Graph:
         """Return the complete graph, without arguments for lengths that nothing in it needs."""
         if self.bound.statement.is_sum:
-            result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
+            result, winners = self.start() if self.bound.is_empty else self.total(), None
         else:
             result, winners = self.extremum(wants_winners)
         if self.compute_dtype != self.bound.dtype:
@@ -117,6 +73,10 @@ class _Lowering(Extremes):
                 del self.lengths[key]
         self.graph.lint()
         return self.graph
+
+    def total(self) -> fx.Node:
+        """Return the statement's sums, in the output's order."""
+        return self.scatter(self.contract())
 
     # contract
 

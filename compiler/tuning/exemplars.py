@@ -113,6 +113,17 @@ def _exemplars() -> tuple[Exemplar, ...]:
         ),
         Exemplar("C[i] += A[k,i,j]", {"A": (5000, 3, 3)}, SINGLE),
         Exemplar("C[i] += 2", {"C": (50,)}, SINGLE),
+        Exemplar("C[k,j,i] = A[i,j,k]", {"A": (70, 9, 90)}, SINGLE),
+        Exemplar("C[b,i,j] = A[b,i] * B[b,j]", {"A": (300, 7), "B": (300, 99)}, HALF),
+        Exemplar("C[P[q],n] += A[q,n]", {"P": (300,), "A": (300, 33), "": (50, 33)}, SINGLE),
+        Exemplar("C[q,n] = A[P[q],n]", {"P": (300,), "A": (300, 40)}, HALF),
+        Exemplar("C[e,h] += A[P[e],h,d] * B[e,h,d]", {"P": (300,), "A": (90, 3, 11), "B": (300, 3, 11)}, SINGLE),
+        Exemplar(
+            "C[AM[e],h,d] += A[e,h] * B[e,h,d]",
+            {"AM": (300,), "A": (300, 3), "B": (300, 3, 11), "": (50, 3, 11)},
+            SINGLE,
+            rows,
+        ),
         Exemplar("C[i] = min(0.5 * A[i,E[k]])", {"A": (100_000, 30_000), "E": (20,)}, SINGLE, flags=_flags("E")),
         Exemplar(
             "C[P[q],n] += A[q,n]", {"P": (3,), "A": (3, 70), "": (3, 70)}, SINGLE, ConstantTables({"P": [2, 0, 1]})

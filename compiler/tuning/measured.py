@@ -37,7 +37,7 @@ class Point:
 class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
-    form: str  # alone, set, neighbours, table, plain, deep, scalar, unrolled, unrolled tile
+    form: str  # alone, set, neighbours, table, plain, rows, flat, turned, looped, deep, scalar, unrolled, unrolled tile
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
     widest: int = 0  # elements, of a side that has no other limit
@@ -64,6 +64,10 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
         return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
+    if traits.form == "rows":
+        return tuple(
+            Point(max(each * 32 * warps // traits.widest, 1), traits.widest, warps) for each, warps in MOVED_ROWS
+        )
     return tuple(replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form])
 
 
@@ -249,7 +253,24 @@ PLAIN = {
     0: tuple(Point(height, 0, warps) for height, warps in HEIGHTS),
     16: tuple(Point(height, 0, warps) for height, warps in (*HEIGHTS, (16, 1), (32, 2), (32, 4))),  # few fill a warp
 }
+# Statements that move data: elements to a thread, and warps. A single warp reads a row at constant distances, so that
+# its threads need one address for all of them.
+MOVED_ROWS = ((8, 4), (16, 4), (16, 1), (32, 1), (8, 1), (16, 2), (8, 2))
 OTHERS = {
+    # contiguous stretches of the output; the fewer elements to a thread, the nearer to each other threads read
+    "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),
+    # a sum to each thread, which reads its summands at constant distances: no sum goes through other threads
+    "looped": (Point(1, 128, 4), Point(1, 256, 4), Point(1, 256, 8)),
+    # transposes, of which both sides are to fill lines of memory
+    "turned": (
+        Point(64, 64, 8),
+        Point(64, 64, 4),
+        Point(32, 64, 4),
+        Point(32, 128, 4),
+        Point(64, 128, 8),
+        Point(64, 32, 4),
+        Point(32, 32, 4),
+    ),
     # the last two read more of each row at once, for fewer results; not measured
     "deep": (
         *(Point(height, 0, warps) for height, warps in ((8, 1), (16, 1), (16, 2), (32, 4))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
@@ -16,10 +16,11 @@ from ..codegen import Config, Flags, emit
 from ..language import Access
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
 from ..runtime import TRITON_VERSION, Launcher, launcher
+from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
-from .space import configs
+from .space import configs, spread
 from .tuning_cache import Config as Choices
 from .tuning_cache import Key
 
@@ -34,6 +35,7 @@ __all__ = [
     "resize",
 ]
 
+PREDICTED = 4  # configs of a schedule that the cost model adds to those of the measured tables
 EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
@@ -91,13 +93,17 @@ class Problem:
         return self.has_order and is_uneven(self.bound, self.fact, self.rows)
 
     @cached_property
+    def lengths(self) -> dict[str, int]:
+        """The extents as a key counts them: those that vary from call to call, and long ones, by their power of two."""
+        bound, statement = self.bound, self.bound.statement
+        accesses = *statement.index_accesses, *statement.accesses
+        varying = {str(access.indices[0]) for access in accesses if access.indices}
+        return {n: bucket(e) if n in varying or e > 4096 else e for n, e in sorted(bound.extents.items())}
+
+    @cached_property
     def key(self) -> Key:
         """The key of a tuned config; lengths that vary from call to call count by their power of two."""
         bound, statement = self.bound, self.bound.statement
-        varying = {
-            str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
-        }
-        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
         layout = ";".join(
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
@@ -106,7 +112,7 @@ class Problem:
             f"{generator_version()} {digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
-                *extents,
+                *self.lengths.items(),
                 *self.pointed_sizes,
                 *zip((" rows", " longest"), map(bucket, self.rows)),
                 (" uneven", int(self.is_uneven)),
@@ -201,8 +207,36 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
         for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
         for preferred in [schedules(*arguments)]
         for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
-        for config in configs(schedule, full and schedule in preferred, problem.has_order)
+        for config in _configs(problem, schedule, full, schedule in preferred)
     )
+
+
+def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: bool) -> Iterable[Config]:
+    """Return the configs of a schedule: a handful, and of a full search all if rules prefer the schedule."""
+    listed = configs(schedule, False, problem.has_order)
+    if not is_preferred:
+        return listed
+    others = configs(schedule, True, problem.has_order) if full else ()
+    return dict.fromkeys((*listed, *_predicted(problem, schedule, listed), *others))
+
+
+def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config]) -> list[Config]:
+    """Return configs that are not among those listed, and of all others are predicted to be the fastest.
+
+    What was measured is at even sizes mostly: at odd ones four of ten tiles that are best there spill registers.
+    """
+    if problem.fact is not None:  # about rows, whose lengths the cost model does not know
+        return []
+    device, precision = device_of(problem.bound.device), problem.flags.precision
+    lengths = {**schedule.extents, **problem.lengths}
+    costs = [
+        (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
+        for at, config in enumerate(spread(schedule, device))
+        if config not in listed
+    ]
+    others = [(cost.milliseconds, at, config) for cost, at, config in costs if not cost.spills]
+    by_tile = {config.blocks: config for *_, config in sorted(others, reverse=True)}  # each with its best warps
+    return [config for *_, config in sorted(others) if by_tile[config.blocks] is config][:PREDICTED]
 
 
 def _fitted(problem: Problem, ways: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

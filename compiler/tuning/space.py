@@ -16,11 +16,11 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..planning import LARGEST_TILE, SHORT, Device, Schedule, device_of, dots, line_of
+from ..planning import LARGEST_TILE, SHORT, Device, Schedule, block_along, device_of, dots, line_of
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
 
-__all__ = ["configs"]
+__all__ = ["configs", "spread"]
 
 BUSY = 4  # programs for each multiprocessor, so that none waits for the last; an estimate, not measured
 # Turns of a loop for each program that shares it, so that atomic additions stay the smaller part; an estimate too.
@@ -40,6 +40,13 @@ GRID_DEPTHS = (32, 64, 128)
 GRID_WARPS = (1, 2, 4, 8)
 GRID_STAGES = (2, 3, 4)
 GRID_HEIGHTS = (1, 2, 4, 8, 16, 32)
+# a coarser grid, whose points are compared by the cost model where nothing was measured
+SPREAD_SIDES = (16, 32, 64, 128)
+SPREAD_LINES = (0.5, 1)
+SPREAD_WARPS = (4, 8)
+SPREAD_STAGES = 3
+SPREAD_LENGTHS = (1, 4, 16, 64, 256, 1024)
+MOST_OF_A_THREAD = 32  # elements
 
 
 def configs(
@@ -56,6 +63,20 @@ def configs(
         ways = chain(ways, space.grid())
     if has_order:
         ways = space.in_row_orders(ways)
+    if schedule.is_shared:
+        ways = (replace(config, parts=space.parts(config)) for config in ways)
+        ways = (config for config in ways if config.parts > 1)
+    return tuple(dict.fromkeys(ways))
+
+
+def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
+    """Return configs from all over the space of a schedule, in no order; none where rows or tables shape its tiles."""
+    if schedule.tables or schedule.has_table or schedule.merged is not None or schedule.owner is not None:
+        return ()
+    space = Space(schedule, device)
+    ways: Iterable[Config] = chain.from_iterable(map(space.place, space.spread_points()))
+    if not schedule.uses_dot and schedule.names("grid"):
+        ways = (replace(config, reverse=True) for config in ways)
     if schedule.is_shared:
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
@@ -131,6 +152,11 @@ class Space:
         schedule, axes = self.schedule, self.schedule.axes
         if not axes:
             return Traits("scalar")
+        if schedule.form == "rows":
+            extent = schedule.extents[axes[-1]]
+            return Traits("rows", widest=power_of_two(extent) if schedule.names("step") else block_along(extent))
+        if schedule.form:
+            return Traits(schedule.form)
         wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
         if schedule.names("step") and axes[:-1] == schedule.names("step"):
             return Traits("deep", widest=wide)
@@ -223,16 +249,31 @@ class Space:
             if LEAST_ACCUMULATORS <= accumulators(config, schedule, self.device) <= MOST_ACCUMULATORS:
                 yield config
 
+    def spread_points(self) -> Iterator[Point]:
+        """Yield points from all over the space, of tiles that fit into the registers of their warps."""
+        width = self.device.warp_width
+        if self.schedule.uses_dot:
+            for narrow, wide, depth, warps in product(SPREAD_SIDES, SPREAD_SIDES, SPREAD_LINES, SPREAD_WARPS):
+                if LEAST_ACCUMULATORS <= narrow * wide / (warps * width) <= LONG_TILE:
+                    yield Point(
+                        narrow, wide, warps, SPREAD_STAGES, (depth,), is_narrow_rows=self.traits.is_narrow_first
+                    )
+            return
+        for narrow, wide, warps in product(SPREAD_LENGTHS, SPREAD_LENGTHS, SPREAD_WARPS):
+            if warps * width <= narrow * wide <= MOST_OF_A_THREAD * warps * width:
+                yield Point(narrow, wide, warps)
+
     # orders
 
     def in_program_orders(self, ways: Iterable[Config], full: bool) -> Iterator[Config]:
         """Yield the configs of a schedule without a dot in both orders of programs.
 
         First come those in which neighbouring programs differ in their grid position, since they share long operands: a
-        channelwise product of 20,000 edges into 71 components took an H200 0.52 ms, and 0.82 in the other order.
+        channelwise product of 20,000 edges into 71 components took an H200 0.52 ms, and 0.82 in the other order. What
+        moves data writes the output in the order of its memory.
         """
         schedule = self.schedule
-        if schedule.uses_dot or schedule.tables or not schedule.names("grid"):
+        if schedule.uses_dot or schedule.tables or schedule.form or not schedule.names("grid"):
             yield from ways
             return
         listed = list(ways)

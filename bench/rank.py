@@ -13,7 +13,7 @@ import torch
 
 from insum_ops.compiler.planning import device_of
 from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.tuning import predicted_milliseconds, tune
+from insum_ops.compiler.tuning import FIRST, predicted_milliseconds, tune
 
 from .results import ResultsError
 from .suite import SUITE
@@ -84,10 +84,10 @@ def _rows(workload: Workload, seed: int) -> Iterator[dict[str, Any]]:
 def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each statement with enough candidates, and one of their mean.
 
-    `first` is how many times the best the candidate took that was predicted to be the fastest, `of 8` the best of the
-    first eight by prediction, as many as are built at once.
+    `first` is how many times the best the candidate took that was predicted to be the fastest, the last column the
+    best of as many as are built at first.
     """
-    lines, known = [f"{'statement':32} {'count':>5} {'rank':>6} {'first':>6} {'of 8':>6}"], []
+    lines, known = [f"{'statement':32} {'count':>5} {'rank':>6} {'first':>6} {f'of {FIRST}':>6}"], []
     for row in rows:
         predicted, measured = row["predicted"], row["measured"]
         if len(measured) < FEWEST:
@@ -96,7 +96,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
         found = (
             correlation(predicted, measured),
             by_prediction[0] / min(measured),
-            min(by_prediction[:8]) / min(measured),
+            min(by_prediction[:FIRST]) / min(measured),
         )
         known.append(found)
         lines.append(f"{row['statement']:32} {len(measured):5} {found[0]:6.2f} {found[1]:6.2f} {found[2]:6.2f}")

@@ -23,6 +23,7 @@ from .pipeline import evaluate
 from .planning import (
     DEVICES,
     LARGEST_TILE,
+    LEAST_TILE,
     MOST_ENTRIES,
     ON_CHIP_EXTENT,
     SHORT,
@@ -66,6 +67,7 @@ __all__ = [
     "INDEX_DTYPES",
     "INTERPRETED",
     "LARGEST_TILE",
+    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",

@@ -18,7 +18,7 @@ from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
 from .prepared import prepare, problem_for
 from .reference import lower
-from .routes import CLEAR, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
+from .routes import CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
 from .tuning import Candidate, Timing, candidates, recall, refusals
@@ -30,6 +30,7 @@ Operands = Mapping[str, "Tensor | SparseFormat"]
 ROUTES = {
     STATEMENTS: "it is evaluated as several statements in turn; explain each for its kernel",
     TORCH: "torch's own operations were timed to be faster",
+    GROUPED: "its products are taken in tiles in which an index tensor has one value, by a kernel over tables of it",
 }
 
 

@@ -43,12 +43,12 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     call = None if is_compiling() else arguments(expr, operands, size)
     if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
         return cold()
-    cache, call_key, wants_grad, *rest = call
-    key = by_torch(call_key, expr, operands) if wants_grad else call_key
-    if key is not None:
-        return planned(cache, key, cold, *rest)  # type: ignore[no-any-return]
+    cache, key, wants_grad, *rest = call
+    plan_key = by_torch(key, expr, operands) if wants_grad else key
+    if plan_key is not None:
+        return planned(cache, plan_key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, call_key, cold, *rest))
+        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, key, cold, *rest), cache)
     return cold()
 
 
@@ -98,8 +98,7 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
         runner = statement.graph(variant)  # lower
     elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
-        kernel = lambda ms: _kernel(statement, variant, tensors, fact, ms)
-        runner = fastest_route(statement, variant, tensors, fact, run, kernel, times)
+        runner = fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
         statement.runners[variant] = runner
     return runner

@@ -1,8 +1,11 @@
-"""Which route a statement over plain tensors takes: torch's own operations, several smaller statements, or one kernel.
+"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, or one kernel.
 
 Where tuning is on, the routes that a statement has are timed against each other and the choice is kept as tuned configs
 are, so that no statement is slower than plain torch. Where nothing may be timed, an estimate of work and bytes decides
-between one kernel and several statements.
+between one kernel, several statements, and tiles of equal index.
+
+Products that are grouped by an index tensor need tables of it, which are remembered with the tensor. So there is a
+second choice, for an index tensor that was not met before, with the time in which its tables are made.
 
 Routes are ranked by what they take of the device. The host's time is hidden as soon as calls are queued or captured in
 a graph, and an estimate of it chose one kernel of 0.020 ms where torch's product takes 0.007; it decides between routes
@@ -14,7 +17,7 @@ no captured graph can; a sparse factor made dense would multiply what is absent 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,15 +28,18 @@ from ..formats.facts import Fact
 from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tensor_cores
 from ..lru_cache import LRUCache
 from .binding import Bound
-from .planning import Split, device_of, split
+from .grouped import GroupedRunner, Kernel, RunnerByIndex, groupings_of
+from .planning import Grouping, Split, device_of, split
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
-from .runtime import INTERPRETED, Launcher, on_device, paused
+from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
 from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
-__all__ = ["CLEAR", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
+__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
+GROUPED = "tiles of equal index"
+NEW_INDEX = "route with a new index of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
 SHARE = 0.25  # of a GPU's free memory: what torch operations may take for one statement
 CHOICES = 2048
@@ -44,6 +50,7 @@ Maker = Callable[[float], Runner]  # is given the least milliseconds of the rout
 class _Choice(NamedTuple):
     route: str
     parts: Split | None
+    new_index: str  # the route for an index tensor that was not met before
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,18 @@ class _Call:
     tensors: list[Tensor]
     fact: Fact | None
     run: Callable[..., Any]  # evaluates a statement over plain tensors
-    kernel: Maker  # the runner of this one as one kernel
+    kernel_of: Kernel  # the runner of a statement as one kernel
     parts: Split | None
+    ways: Sequence[Grouping]
+
+    def kernel(self, ms: float) -> Runner:
+        """Return the runner of this statement as one kernel."""
+        return self.kernel_of(self.statement, self.variant, self.tensors, self.fact, ms)
+
+    @property
+    def may_be_timed(self) -> bool:
+        tensors = self.tensors
+        return not (INTERPRETED or tuning_mode() == "off" or (tensors and tensors[0].is_cuda and is_capturing()))
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs
@@ -68,27 +85,40 @@ def fastest_route(
     tensors: list[Tensor],
     fact: Fact | None,
     run: Callable[..., Any],
-    kernel: Maker,
+    kernel: Kernel,
     times: dict[str, float] | None = None,
 ) -> Runner:
     """Return the runner that evaluates a statement over tensors like these the fastest.
 
-    `run` evaluates a statement over plain tensors; `kernel` returns the runner of this one as one kernel, of which it
-    need not try many if another route takes so many milliseconds that none can take fewer. If `times` is a dictionary,
+    `run` evaluates a statement over plain tensors; `kernel` returns the runner of one as one kernel, of which it need
+    not try many if another route takes so many milliseconds that none can take fewer. If `times` is a dictionary,
     all routes are timed anew, and it is filled with their milliseconds.
     """
     key = statement.kernel_key(variant, fact)
     choice = _choices.get(key)
     parts = _split_of(statement, variant, fact) if choice is None else choice.parts
-    call = _Call(statement, variant, tensors, fact, run, kernel, parts)
-    if INTERPRETED or tuning_mode() == "off" or (tensors and tensors[0].is_cuda and is_capturing()):
+    ways = groupings_of(statement, tensors) if fact is None else ()  # which know how many values there are now
+    call = _Call(statement, variant, tensors, fact, run, kernel, parts, ways)
+    if not call.may_be_timed:
         return _untimed(call)(0.0)
-    if choice is not None and times is None:
-        return (ROUTES[choice.route](call) or _untimed(call))(0.0)
-    makers = {route: maker for route, make in ROUTES.items() if (maker := make(call)) is not None}
+    if choice is None or times is not None:
+        makers = {route: maker for route, make in ROUTES.items() if (maker := make(call)) is not None}
+        choice = _choices[key] = _chosen(call, makers, times)
+        runner = makers[choice.route](0.0)
+    else:
+        runner = (ROUTES[choice.route](call) or _untimed(call))(0.0)
+    if isinstance(runner, GroupedRunner) and choice.new_index != GROUPED:
+        new = ROUTES[choice.new_index](call) or _kernel(call)
+        return runner if new is None else RunnerByIndex(runner.at, runner, new(0.0))
+    return runner
+
+
+def _chosen(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None) -> _Choice:
+    """Return the routes that take the least of those that a statement has."""
     route = next(iter(makers)) if len(makers) == 1 else _timed(call, makers, times)
-    _choices[key] = _Choice(route, parts)
-    return makers[route](0.0)
+    if route != GROUPED:
+        return _Choice(route, call.parts, route)
+    return _Choice(route, call.parts, _timed(call, makers, None, NEW_INDEX) if len(makers) > 1 else route)
 
 
 def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) -> str | None:
@@ -129,17 +159,46 @@ def _statements(call: _Call) -> Maker | None:
     return None if parts is None else lambda _: _in_turn(call.statement, parts, call.run)
 
 
+def _grouped(call: _Call) -> Maker | None:
+    return (lambda _: _fastest_groups(call)) if call.ways else None
+
+
 def _kernel(call: _Call) -> Maker | None:
-    return None if call.parts is not None and call.parts.gain > CLEAR else call.kernel
+    return None if max(_gains(call).values(), default=0.0) > CLEAR else call.kernel
 
 
 # in the order in which they are timed: first what needs no kernel built, so that few are built where none can win
-ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {TORCH: _torch, STATEMENTS: _statements, KERNEL: _kernel}
+ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {
+    TORCH: _torch,
+    STATEMENTS: _statements,
+    GROUPED: _grouped,
+    KERNEL: _kernel,
+}
+
+
+def _gains(call: _Call) -> dict[str, float]:
+    """Return how many times faster than one kernel other routes are by estimates that know neither tiles nor caches."""
+    gains = {} if call.parts is None else {STATEMENTS: call.parts.gain}
+    return {**gains, GROUPED: max(way.gain for way in call.ways)} if call.ways else gains
 
 
 def _untimed(call: _Call) -> Maker:
     """Return the route that is taken where nothing may be timed."""
-    return _kernel(call) or _statements(call) or call.kernel  # one of the first two always is
+    gains = _gains(call)
+    best = max(gains, key=lambda route: gains[route], default=KERNEL)
+    return _kernel(call) or ROUTES[best](call) or call.kernel  # one of the first two always is
+
+
+def _fastest_groups(call: _Call) -> GroupedRunner:
+    """Return the runner of the fastest way to group a statement's products by an index tensor."""
+    runners = {str(way): GroupedRunner(call.statement, way, call.kernel_of) for way in call.ways}
+    if len(runners) == 1 or not call.may_be_timed:
+        return runners[str(max(call.ways, key=lambda way: way.gain))]
+    return runners[_timed(call, {name: _made(runner) for name, runner in runners.items()}, None, "groups of")]
+
+
+def _made(runner: Runner) -> Maker:
+    return lambda _: runner
 
 
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
@@ -164,8 +223,11 @@ def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]
     return runner
 
 
-def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None) -> str:
-    """Return the route that takes the least, measured now unless it is remembered."""
+def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of") -> str:
+    """Return the route that takes the least, measured now unless it is remembered.
+
+    Groups are timed with tables that are made beforehand, or with new ones if `what` is about a new index.
+    """
     statement, fact = call.statement, call.fact
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
@@ -181,10 +243,15 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:
             host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
+        if isinstance(runner, GroupedRunner):
+            if what == NEW_INDEX:
+                return lambda: runner.anew(call.tensors), host
+            tables = group_tables(call.tensors[runner.at], runner.way.count, runner.way.tile)
+            return lambda: runner.over(tables, call.tensors), host
         return lambda: runner(call.tensors, fact), host
 
     problem = statement.problem(call.tensors, fact)
-    key = replace(problem.key, statement=f"route of {problem.key.statement}")
+    key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
         return fastest(key, list(makers), list(makers), {}, start, times, is_new)
 

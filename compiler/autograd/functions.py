@@ -38,6 +38,7 @@ class _Call(NamedTuple):
     forward: Callable[[], Tensor] | None  # evaluates it without gradients; None: as any other statement
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
+    pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -52,17 +53,19 @@ def differentiable(
     size: Sequence[int] | None,
     fact: Fact | None = None,
     forward: Callable[[], Tensor] | None = None,
+    pattern: object = None,
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
-    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`.
+    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`; `pattern` is what
+    `pattern_of` says of its format, if the caller knows it.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
     if fact is None and by_torch(None, expr, operands) is not None:
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            call = _Call(evaluate, expr, names, shape, fact, forward, form, name)
+            call = _Call(evaluate, expr, names, shape, fact, forward, form, name, pattern)
             dense = [operand for key, operand in operands.items() if key != name]
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
@@ -164,7 +167,7 @@ class _SparseSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
         assert call.form is not None
-        ctx.call, ctx.pattern = call, pattern_of(call.form)
+        ctx.call, ctx.pattern = call, pattern_of(call.form) if call.pattern is None else call.pattern
         ctx.names = [name for name in call.names if name != call.name]
         ctx.save_for_backward(*tensors)
         if call.forward is not None:
@@ -176,9 +179,9 @@ class _SparseSum(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         call = ctx.call
-        check_pattern(call.form, ctx.pattern, call.name)
+        memory = check_pattern(call.form, ctx.pattern, call.name)
         statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
-        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads)
+        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads, memory)
 
 
 def _sparse_gradients(
@@ -190,10 +193,12 @@ def _sparse_gradients(
     saved: Sequence[Tensor],
     grad_output: Tensor,
     needs_grads: Sequence[bool],
+    memory: dict[Any, Any] | None,
 ) -> Sequence[Tensor | None]:
     """Return the gradients of a format's values and of the dense tensors `names`; None for those that need none.
 
-    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan.
+    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan,
+    which is in `memory`, or in the format's own if that is None.
     """
 
     def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
@@ -205,4 +210,5 @@ def _sparse_gradients(
     if is_compiling() or is_grad_enabled():
         return run(grad_output, *saved)
     call_key = "gradients", expr, name, *names, *needs_grads
-    return planned(form.memory, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]
+    cache = form.memory if memory is None else memory
+    return planned(cache, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

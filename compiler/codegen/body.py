@@ -12,7 +12,7 @@ from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_available
-from .loops import define_single_steps, loops_of, open_loops
+from .loops import define_single_steps, innermost, loops_of
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
 from .scope import Scope
@@ -70,8 +70,9 @@ def _write_sum(scope: Scope) -> None:
     seed = early_seed(scope, acc.axes) if has_loops else None
     if has_loops:
         scope.line(f"acc = {zeros(spec, acc.axes)}")
-    body = open_loops(scope)
-    add_product(body, acc, has_loops)
+    body = scope
+    for body in innermost(scope):
+        add_product(body, acc, has_loops)
     result = spec.tile.result("acc", acc.axes)
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")
@@ -84,14 +85,15 @@ def _assemble(scopes: Sequence[Scope], grid: tuple[tuple[str, int], ...]) -> Ker
     """Return the source with its head, and how to call it."""
     scope, spec, parameters = scopes[0], scopes[0].spec, scopes[0].symbols.parameters
     ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
-    extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
+    varying = NUMBERS if spec.flags.strides_vary else ("extent", "copy")
+    lengths = [parameters[parameter] for parameter in ordered if parameter.kind in varying]
     name = "insum_kernel"
     head = [
         "import triton",
         "import triton.language as tl",
         "",
         "",
-        f"@triton.jit(do_not_specialize={extents!r})",
+        f"@triton.jit(do_not_specialize={lengths!r})",
         f"def {name}({', '.join(parameters[parameter] for parameter in ordered)}):",
         *[line for statement in scopes for line in _described(statement.spec.schedule)],
         f"    # {spec.config}",
@@ -104,6 +106,7 @@ def _assemble(scopes: Sequence[Scope], grid: tuple[tuple[str, int], ...]) -> Ker
         spec.config.num_warps,
         spec.config.num_stages,
         spec.config.parts,
+        spec.config.copies,
     )
 
 

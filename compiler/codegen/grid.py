@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from ..binding import known_divisor
-from .scope import Scope
+from .scope import ALIGNED, Scope
 from .spec import KernelSpec
 
-__all__ = ["bound_index", "place_program", "split_merged", "wide_extent"]
+__all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]
 
 VECTOR_BYTES = 16  # that one thread loads or stores at once
 
@@ -24,6 +24,8 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     grid = tuple((name, _share(spec, name)) for name in order)
     # an index of which one program takes all values is no part of the program id
     varying = [(name, block) for name, block in grid if schedule.extents[name] > block]
+    if spec.config.copies > 1:
+        _choose_copy(scope)
     _divide_program_id(scope, varying)
     for name, block in grid:
         if (name, block) not in varying:
@@ -37,6 +39,12 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
         split_merged(scope)
     _split_flats(scope)
     return grid
+
+
+def _choose_copy(scope: Scope) -> None:
+    """Write the choice of the program's copy of the output; programs that share a sum have one each."""
+    output, copies = scope.parameter("output"), scope.spec.config.copies
+    scope.line(f"{output} += tl.program_id(0) % {copies} * {scope.parameter('copy')}")
 
 
 def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
@@ -96,7 +104,10 @@ def _is_clamped(spec: KernelSpec, name: str, block: int) -> bool:
     schedule = spec.schedule
     may_repeat = schedule.strategy == "store" and not spec.bound.is_seeded and schedule.form not in ("", "turned")
     return (
-        may_repeat and name == schedule.names("tile")[0] and not _is_aligned(spec, name) and _is_cut(spec, name, block)
+        may_repeat
+        and name == schedule.names("tile")[0]
+        and not _is_aligned(spec, name)
+        and may_end_early(spec, name, block)
     )
 
 
@@ -147,6 +158,8 @@ def split_merged(scope: Scope) -> None:
 def _split_flats(scope: Scope) -> None:
     """Write the values of the index names that flattened axes hold; those of fixed length are divided by a number."""
     for flat in scope.spec.schedule.flats:
+        if flat.name not in scope.indices:  # a loop runs over it
+            continue
         rest = scope.indices[flat.name]
         for name in flat.parts[:0:-1]:
             extent = scope.spec.schedule.extents[name]
@@ -160,15 +173,26 @@ def _split_flats(scope: Scope) -> None:
 
 def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
-    if _is_cut(scope.spec, name, block):
+    if may_end_early(scope.spec, name, block):
         value = scope.indices[name]
-        text = f"{value.text} < {scope.extent(name)}"
+        text = f"{value.text} < {_extent_with_divisor(scope, name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
 
 
-def _is_cut(spec: KernelSpec, name: str, block: int) -> bool:
-    """Whether the last block may end beyond an extent."""
-    return block > 1 and _divisor(spec, name) % block != 0
+def may_end_early(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block of an index may have values outside its extent."""
+    return block > 1 and bool(_divisor(spec, name) % block)
+
+
+def _extent_with_divisor(scope: Scope, name: str) -> str:
+    """Return an extent written as a multiple of the power of two that divides it.
+
+    A mask then holds for as many neighbours at once, and Triton loads and stores them together. It is not told about
+    extents as it is about strides: a kernel serves other lengths too.
+    """
+    divisor = math.gcd(_divisor(scope.spec, name), ALIGNED)
+    extent = scope.extent(name)
+    return f"{extent} // {divisor} * {divisor}" if divisor > 1 else extent
 
 
 def _divisor(spec: KernelSpec, name: str) -> int:

@@ -116,7 +116,9 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
     is_wide = _span(shape, strides) * itemsize >= 2**31
     terms = []
-    for dim, value in _addends(scope, access.indices, shape, strides):
+    addends = list(_addends(scope, access.indices, shape, strides))
+    is_vector = any(value.axes and strides[dim] == 1 for dim, value in addends)
+    for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
         text = spec.tile.spread(value, axes)
@@ -126,7 +128,7 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
             continue
         if is_wide:
             text = f"tl.cast({text}, tl.int64)"
-        terms.append(text if strides[dim] == 1 else f"{text} * {scope.parameter('stride', key, dim)}")
+        terms.append(text if strides[dim] == 1 else f"{text} * {scope.stride(key, dim, strides[dim], is_vector)}")
     return " + ".join([base, *terms])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 import torch
 
@@ -12,7 +13,9 @@ from .broadcast import Value
 from .kernel import Parameter
 from .spec import Axes, KernelSpec
 
-__all__ = ["Scope", "Symbols"]
+__all__ = ["ALIGNED", "Scope", "Symbols"]
+
+ALIGNED = 16  # elements or bytes: what Triton's launcher asks of a number, and the most that one load takes
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Symbols:
             "order": f"ptr_of_{identifier}_order",
             "extent": f"extent_{identifier}",
             "stride": f"stride_{identifier}_{dim}",
+            "copy": "elements_of_copy",
         }[kind]
         return self.parameters.setdefault(Parameter(kind, name, dim), text)
 
@@ -147,6 +151,14 @@ class Scope:
 
     def extent(self, name: str) -> str:
         return self.parameter("extent", name)
+
+    def stride(self, name: str, dim: int, stride: int, is_vector: bool) -> str:
+        """Return the parameter of a stride, written as a multiple of what divides it if whole vectors are loaded.
+
+        Triton's launcher tells the compiler about multiples of 16 alone, and rows of 24 floats start at multiples of 8.
+        """
+        text, divisor = self.parameter("stride", name, dim), gcd(stride, ALIGNED)
+        return f"({text} // {divisor} * {divisor})" if is_vector and 1 < divisor < ALIGNED else text
 
     def knows(self, names: Iterable[str]) -> bool:
         return all(name in self.indices for name in names)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
-from ..binding import Bound
+from ..binding import Bound, bucket
 from ..planning import Dot, Leaf, Merged, Node, Owner, Product, Schedule, Strides, Sum, is_varying
 from .broadcast import Eager, Lazy
 from .kernel import Config, Flags
@@ -64,6 +65,11 @@ class KernelSpec:
         return self.schedule.merged
 
     @cached_property
+    def is_seeded_here(self) -> bool:
+        """Whether the kernel adds the seed itself: it is not there before, nor added to the sum of all copies."""
+        return self.bound.is_seeded and not self.schedule.is_atomic and not self.schedule.has_copies
+
+    @cached_property
     def tile(self) -> Lazy:
         """The rule by which values over different axes broadcast."""
         return (Lazy if self.flags.lazy else Eager)(self.axes, dict(self.config.blocks))
@@ -89,7 +95,11 @@ class KernelSpec:
 
     def is_one_step(self, name: str) -> bool:
         """Whether one tile holds all values of a summed index, so that it needs no loop."""
-        return self.schedule.extents[name] <= self.block(name)
+        extents = self.schedule.extents
+        parts = next((flat.parts for flat in self.schedule.flats if flat.name == name), ())
+        # lengths that vary are known by their power of two, and so is what several of them make together
+        lengths = [bucket(extents[part]) if self.is_varying(part) else extents[part] for part in parts]
+        return (math.prod(lengths) if parts else extents[name]) <= self.block(name)
 
     def is_varying(self, name: str) -> bool:
         return is_varying(self.bound, name)

@@ -12,13 +12,14 @@ from itertools import product
 from typing import NamedTuple
 
 from ..language import Access, Var, walk
-from ..planning import line_at, number_at
+from ..planning import line_of_access, number_at
 from .broadcast import Value
 from .loads import axes_of, hiding_masks, load_factor, pointer
+from .loops import define_step
 from .products import widened, zeros
 from .scope import Scope
 from .spec import Axes, KernelSpec
-from .stores import store_sum
+from .stores import finish_sum, store_interleaved, store_sum
 
 __all__ = ["write_unrolled"]
 
@@ -51,15 +52,20 @@ def write_unrolled(*scopes: Scope) -> None:
     """Write a program's rows, each a sum over the entries of its tables, of one statement or of several in turn."""
     scope, loads = scopes[0], dict[LoadKey, Load]()
     axes = scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
-    rows = [row for statement in scopes for row in _rows_of(statement, loads)]
+    rows_of = [list(_rows_of(statement, loads)) for statement in scopes]
+    rows = [row for own in rows_of for row in own]
     large = _large_loads(rows, loads, axes)
     # all loads before the first store: a compiler moves no load before a store that it might alias
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
     totals = _sum_by_tile(rows, large, axes) if large else {}
-    for at, row in enumerate(rows):
-        _store_row(row, axes, totals.get(at, ""), _is_summed_by_tile(row, large))
+    first = 0
+    for statement, own in zip(scopes, rows_of):
+        is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
+        results = [totals.get(first + at, "") for at in range(len(own))] if is_summed else None
+        _store_rows(statement, own, results, axes)
+        first += len(own)
 
 
 def _rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
@@ -67,22 +73,74 @@ def _rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
     schedule = scope.spec.schedule
     names = [name for name in schedule.names("unrolled") if name in schedule.free]
     sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
-    for row in _entries(scope, names):
-        yield Row(row, _terms_of_row(row, sums, loads))
+    in_pieces = zip(*[_entries(piece, names) for piece in _pieces(scope)])
+    for row, pieces in zip(_entries(scope, names), in_pieces):
+        yield Row(row, [term for piece in pieces for term in _terms_of_row(piece, sums, loads)])
 
 
-def _store_row(row: Row, axes: Axes, total: str, is_summed: bool) -> None:
-    """Write the store of a row: of its sum `total`, or of what is summed up here if `is_summed` is False."""
-    scope, spec, schedule = row.scope, row.scope.spec, row.scope.spec.schedule
-    for access in schedule.output.indirections:
-        if access.name in schedule.tables:
-            _look_up(scope, access)
-    acc = Value("acc", spec.ordered(set(spec.kept(axes))) if is_summed else axes)
-    if is_summed:
-        scope.line(f"acc = {total or zeros(spec, acc.axes)}")
-    else:
-        _sum_row(scope, row.terms, acc)
-    store_sum(scope, acc)
+def _store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, axes: Axes) -> None:
+    """Write the stores of a statement's rows: of the sums `totals`, or if that is None of what is summed up here."""
+    spec, schedule = scope.spec, scope.spec.schedule
+    acc_axes = axes if totals is None else spec.ordered(set(spec.kept(axes)))
+    waiting: list[tuple[str, int, int]] = []  # rows that lie between each other in memory, and their lines
+    for at, (row, terms) in enumerate(rows):
+        places = [access for access in schedule.output.indirections if access.name in schedule.tables]
+        for access in places:
+            _look_up(row, access)
+        start, step = _line(row, places[0]) if _may_interleave(spec, acc_axes) else (0, 1)
+        acc = Value("acc" if step <= 1 else scope.symbols.fresh("sum"), acc_axes)
+        if totals is not None:
+            row.line(f"{acc.text} = {totals[at] or zeros(spec, acc.axes)}")
+        else:
+            _sum_row(row, terms, acc)
+        if waiting and (step <= 1 or len(waiting) == step or start != waiting[-1][1] + 1 or step != waiting[-1][2]):
+            _store_waiting(scope, waiting)
+        if step <= 1:
+            store_sum(row, acc)
+        else:
+            finish_sum(row, acc)
+            waiting.append((acc.text, start, step))
+    if waiting:
+        _store_waiting(scope, waiting)
+
+
+def _may_interleave(spec: KernelSpec, axes: Axes) -> bool:
+    """Whether rows may be written several at a time: by a table, in one dimension of their own, to unit strides."""
+    schedule, strides = spec.schedule, spec.strides[""]
+    last = schedule.output.indices[-1]
+    return (
+        schedule.strategy == "store-once"
+        and isinstance(last, Access)
+        and last.name in schedule.tables
+        and len(schedule.output.indirections) == 1
+        and strides[-1] == 1
+        and len(axes) == len(spec.kept(spec.axes)) == 1
+        and not spec.bound.is_seeded
+    )
+
+
+def _store_waiting(scope: Scope, waiting: list[tuple[str, int, int]]) -> None:
+    """Write the store of rows that lie between each other, of which there are none afterwards."""
+    _, start, step = waiting[0]
+    store_interleaved(scope.child(indent=0), [text for text, *_ in waiting], start, step)
+    waiting.clear()
+
+
+def _pieces(scope: Scope) -> list[Scope]:
+    """Return a scope for every combination of blocks of the summed axes, in which they hold the values of those blocks.
+
+    An extent that is no power of two is covered by equal blocks more closely than by one.
+    """
+    spec = scope.spec
+    names = [name for name in spec.schedule.names("step") if not spec.is_one_step(name)]
+    counts = [range(-(-spec.schedule.extents[name] // spec.block(name))) for name in names]
+    pieces = []
+    for number, place in enumerate(product(*counts)):
+        piece = scope.child(indent=0, prefix=f"{scope.prefix}_{number}" if names else scope.prefix)
+        for name, at in zip(names, place):
+            define_step(piece, name, f"{at * spec.block(name)} + ")
+        pieces.append(piece)
+    return pieces
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
@@ -152,12 +210,9 @@ def _look_up(scope: Scope, access: Access) -> bool:
     Return False if the table holds no position there.
     """
     schedule = scope.spec.schedule
-    names = [index.name for index in access.indices if isinstance(index, Var)]
-    place = [None if name in schedule.axes else int(scope.indices[name].text) for name in names]
-    line = line_at(schedule.tables[access.name], tuple(place))
-    assert line is not None
-    start, step = line
-    axis = scope.indices[names[place.index(None)]] if None in place else Value("")
+    start, step = _line(scope, access)
+    along_axes = [index.name for index in access.indices if isinstance(index, Var) and index.name in schedule.axes]
+    axis = scope.indices[along_axes[0]] if along_axes else Value("")
     if axis.axes:
         along = axis.text if step == 1 else f"{axis.text} * {step}"
         text = f"{start} + {along}" if start else along
@@ -165,6 +220,15 @@ def _look_up(scope: Scope, access: Access) -> bool:
     else:
         scope.positions[access] = Value(str(start))
     return bool(start >= 0)
+
+
+def _line(scope: Scope, access: Access) -> tuple[int, int]:
+    """Return the position that a table holds for the entry in scope, and the step along an axis of tiles."""
+    schedule = scope.spec.schedule
+    at = {name: int(scope.indices[name].text) for name in access.names if name not in schedule.axes}
+    line = line_of_access(access, schedule.tables, at)
+    assert line is not None
+    return line
 
 
 def _load_once(scope: Scope, at: int, factor: Access, loads: dict[LoadKey, Load]) -> Value:
@@ -184,9 +248,9 @@ def _sum_row(scope: Scope, terms: Sequence[Term], acc: Value) -> None:
     summands = _summands(scope.spec, terms)
     is_whole = bool(acc.axes) and bool(summands) and summands[0].axes == acc.axes
     if not is_whole:  # nothing has the axes of a result
-        scope.line(f"acc = {zeros(scope.spec, acc.axes)}")
+        scope.line(f"{acc.text} = {zeros(scope.spec, acc.axes)}")
     for at, value in enumerate(summands):
-        scope.line(f"acc {'=' if is_whole and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
+        scope.line(f"{acc.text} {'=' if is_whole and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
 def _sum_by_tile(rows: Sequence[Row], large: Sequence[Load], axes: Axes) -> dict[int, str]:

@@ -90,7 +90,10 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
         is_short = start.summed == (vector,) and start.extents[vector] <= LONGEST_SUM
         if not is_short or len(free) < 2:
             return []
-        return [Tiling("rows", (tuple(free),), (vector,)), Tiling("looped", (tuple(free),))]
+        ways = [Tiling("rows", (tuple(free),), (vector,)), Tiling("looped", (tuple(free),))]
+        # what threads can't load several at once costs each element an address, and a sum over threads
+        is_aligned = start.extents[vector] * start.bound.dtype.itemsize % 16 == 0
+        return ways if is_aligned else ways[::-1]
     if len(free) < 2:
         return []
     last = str(start.output.indices[-1])

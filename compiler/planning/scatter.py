@@ -133,7 +133,8 @@ def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[st
         if owns_tiles(fact):
             return ("owner",)
         preferred.append("owner")
-        if is_sum and not deterministic and not bound.is_seeded:
+        tells_shared = isinstance(fact, OwnedRows) and not fact.is_whole
+        if is_sum and not deterministic and not bound.is_seeded and tells_shared:
             preferred.append("store-or-atomic")
     if is_sum and not deterministic and "store-or-atomic" not in preferred:
         preferred.append("atomic")

@@ -6,6 +6,7 @@ A file imports only from those above it.
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
+    streams       tiles of long sums that read stretches of memory, by the bytes in flight
     cost          how long a candidate takes, about, and the statement at least, by the device model
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
@@ -21,11 +22,13 @@ from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
+from .search import FIRST
 from .settings import tuning_mode
 from .tuning_cache import Key
 from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
+    "FIRST",
     "NEAR",
     "Candidate",
     "Imported",

@@ -15,7 +15,7 @@ from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
-from ..runtime import TRITON_VERSION, Launcher, launcher
+from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
 from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
@@ -57,7 +57,8 @@ class Problem:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
-        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        made = launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        return _with_total(made)
 
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
@@ -140,10 +141,18 @@ class Problem:
 
 def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
     """Return a launcher for tensors of other lengths, with the one that it has for captures."""
-    result = launcher.resized(bound, resized(launcher.schedule, bound, fact))
+    result = _with_total(launcher.resized(bound, resized(launcher.schedule, bound, fact)))
     if launcher.captured is not None:
         result.captured = resize(launcher.captured, bound, fact)
     return result
+
+
+def _with_total(launcher: Launcher) -> Launcher:
+    """Return a launcher with the one that sums the copies of its output, if it has any."""
+    copies = launcher.kernel.copies
+    if copies > 1:
+        launcher.total = sum_of_copies(launcher.bound, copies, launcher.sum_dtype)
+    return launcher
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
@@ -182,6 +191,7 @@ class Candidate:
             "parts": config.parts,
             "rows": config.rows,
             "longest_first": config.longest_first,
+            "copies": config.copies,
         }
 
     def __str__(self) -> str:
@@ -207,6 +217,7 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
         for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
         for preferred in [schedules(*arguments)]
         for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
+        if not (schedule.has_copies and problem.flags.wants_winners)  # copies hold no positions
         for config in _configs(problem, schedule, full, schedule in preferred)
     )
 
@@ -226,6 +237,8 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
     What was measured is at even sizes mostly: at odd ones four of ten tiles that are best there spill registers.
     """
     if problem.fact is not None:  # about rows, whose lengths the cost model does not know
+        return []
+    if schedule.along or schedule.has_copies:  # those listed come from a model of their own
         return []
     device, precision = device_of(problem.bound.device), problem.flags.precision
     lengths = {**schedule.extents, **problem.lengths}

@@ -115,7 +115,7 @@ def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeyp
     for rows, is_torch in ((501, True), (502, has_room)):
         tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
         statement = prepare(text, "A,B", None, tensors, None)
-        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda ms: "kernel")
+        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
         assert (runner != "kernel") == is_torch
         if is_torch:
             torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)

@@ -235,6 +235,15 @@ def test_weighted_rows_and_what_only_looks_like_them(expr: str, size: tuple[int,
     torch.testing.assert_close(insum(expr, size=size, **tensors), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_gradients_of_a_scattered_outer_product_that_is_summed_by_columns():
+    G, A, B = torch.tensor([2, 0, 2]), torch.randn(3).requires_grad_(), torch.randn(5).requires_grad_()
+    Y = insum("Y[G[i],j] += A[i] * B[j]", G=G, A=A, B=B, size=(4, 5))
+    upstream = torch.randn(4, 5)
+    dA, dB = torch.autograd.grad(Y, (A, B), upstream)
+    torch.testing.assert_close(dA, upstream[G] @ B)
+    torch.testing.assert_close(dB, A @ upstream[G])
+
+
 def test_a_name_that_stands_twice_is_a_view_of_the_diagonal() -> None:
     X = torch.randn(3, 4, 4, dtype=torch.float64)
     traces = program("Y[b] += X[b,i,i]", NONE, X=X)

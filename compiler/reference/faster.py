@@ -96,8 +96,9 @@ class Faster(Lowering):
     ) -> tuple[fx.Node, Value, frozenset[fx.Node]]:
         """Return what an index chooses along a dimension; on a CPU what a -1 hides is overwritten where it lies."""
         is_factor = self.bound.statement.is_sum and access in self.bound.statement.accesses
-        is_padded = isinstance(index, Access) and index.name in self.padded and not index.is_indirect
-        if not (self.is_on_cpu and is_factor and is_padded) or not index.indices:
+        if not isinstance(index, Access) or not index.indices or index.is_indirect or index.name not in self.padded:
+            return super().chosen(node, dim, access, index)
+        if not self.is_on_cpu or not is_factor:
             return super().chosen(node, dim, access, index)
         position, mask = self.gather(index), self.mask(index)
         return self.call(chosen_rows, node, dim, self.flat(position)), position, frozenset({mask.node})
@@ -162,7 +163,12 @@ class Faster(Lowering):
             return False
         is_scattered = len(kept) == 1 and isinstance(kept[0], Access)
         owners = direct_names(kept[0]) if is_scattered else names_of(kept)
-        return bool(owners) and places[: len(owners)] == owners and len(places) >= len(owners) + (not is_scattered)
+        return (
+            owners is not None
+            and bool(owners)
+            and places[: len(owners)] == owners
+            and len(places) >= len(owners) + (not is_scattered)
+        )
 
     def row_sum(self, rows: Access, weights: list[Access]) -> fx.Node:
         """Return the sums of weighted rows, for a statement of that form."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -28,7 +28,8 @@ __all__ = ["Grouped", "index_of_groups"]
 NUMBERS_FOR_A_GROUP = 25_000
 
 
-class _Grouping(NamedTuple):
+@dataclass(frozen=True)
+class _Grouping:
     """An index tensor `E[p]`, and what of a statement belongs to one value of it."""
 
     index: Access

@@ -36,6 +36,7 @@ REGISTERS = 40  # of a thread, for addresses and positions
 LOADED = {"dot": 1.4, "exact dot": 2.5, "plain": 3.5}
 VECTORS = 0.3  # of that, where rows begin at sectors and a thread loads several numbers at once
 MOST_REGISTERS = 255
+STARTED = 1.6e9  # programs in a second, of one device: see `MOVED_ROWS` of `measured`
 SPILLED = 2.0  # times longer, about: what spills is not even timed if something else does not
 ADDRESSING = 4  # operations for an element that is loaded, beside its product
 ADDITION = 2.0  # times a store: what an addition in memory takes
@@ -79,7 +80,14 @@ class Cost:
 
     @cached_property
     def blocks(self) -> dict[str, int]:
-        return dict(self.config.blocks)
+        """The block of each axis, and of the names of a flattened one: its last names whole, as far as it goes."""
+        blocks = dict(self.config.blocks)
+        for flat in self.schedule.flats:
+            rest = blocks[flat.name]
+            for part in reversed(flat.parts):
+                extent = max(self.extents[part], 1)
+                blocks[part], rest = min(rest, extent), ceil(rest / extent)
+        return blocks
 
     def count(self, name: str) -> int:
         """Return how many blocks a name has."""
@@ -242,7 +250,7 @@ class Cost:
         stages = max(1, config.num_stages - 1) if self.schedule.uses_dot else 1
         waiting = waves * (self.turns * WAIT / stages + WAIT)
         moved = max(self.distinct / device.bandwidth, (self.loaded + self.stored) / (L2_SPEED * device.bandwidth))
-        moved = max(moved, self.crowding)
+        moved = max(moved, self.crowding, programs / STARTED)
         moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
         parts = sorted((work, waiting, moved))
         longest = (parts[2] + OVERLAP * (parts[0] + parts[1])) * (SPILLED if self.spills else 1)

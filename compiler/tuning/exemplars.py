@@ -51,6 +51,11 @@ def _exemplars() -> tuple[Exemplar, ...]:
     pairs = {"AM": (64, 2), "AT": (700,), "AS": (700, 2), "AK": (700,)}
     group_spmm, group_max = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
     table = ConstantTables({"I": [[0, 2], [1, -1], [3, 3]], "V": [[0.5, 2.0], [1.0, 0.0], [3.0, -1.0]]})
+    columns = {
+        "R": [[2 * w + i for w in range(20)] for i in range(2)],
+        "L": [[3 * u + j for u in range(24)] for j in range(3)],
+    }
+    columns_of_parts = ConstantTables({"I": [[0, 2], [1, -1]], "V": [[0.5, 2.0], [1.0, 0.0]], **columns})
     rows = OwnedRows("AM")
     return (
         Exemplar("C[i,j] += A[i,k] * B[k,j]", dense),
@@ -110,6 +115,13 @@ def _exemplars() -> tuple[Exemplar, ...]:
             | {"Y": (4000, 16), "W": (4000, 20, 32, 32), "": (4000, 16, 32)},
             HALF,
             flags=_flags("CGI", "CGJ", "CGK"),
+        ),
+        Exemplar(
+            "C[b,R[i,w]] += V[i,r] * A[b,L[I[i,r],u]] * B[b,I[i,r],u,w]",
+            {"R": (2, 20), "V": (2, 2), "L": (3, 24), "I": (2, 2), "A": (4000, 72), "B": (4000, 3, 24, 20)}
+            | {"": (4000, 40)},
+            SINGLE,
+            columns_of_parts,
         ),
         Exemplar("C[i] += A[k,i,j]", {"A": (5000, 3, 3)}, SINGLE),
         Exemplar("C[()] += A[i,j] * B[i,j]", dict.fromkeys("AB", (3001, 33))),

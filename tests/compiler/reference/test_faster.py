@@ -215,3 +215,19 @@ def test_what_does_not_fall_apart_into_groups(expr: str, monkeypatch: pytest.Mon
     tensors |= {name: torch.zeros(5, dtype=torch.int64) for name in "EF" if f"{name}[" in expr}
     size = (4, 5) if expr.startswith("Y[E") else None
     assert groups.index_of_groups(bind(parse(expr), tensors, size)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [256, 257, 3000])
+def test_long_rows_are_summed_in_parts_and_rounded_once(count: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    X, index = torch.rand(count, 9, dtype=torch.float64).to(dtype), torch.ones(count, dtype=torch.int64)
+    index[:3] = torch.tensor([3, 0, 3])
+    expected = torch.zeros(5, 9, dtype=torch.float64).index_add(0, index, X.double())
+    tolerance = {torch.float64: 1e-13, torch.float32: 5e-7, torch.float16: 5e-4}[dtype]
+    result = insum("Y[I[p],c] += X[p,c]", X=X, I=index, size=(5, 9))
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=0)
+    columns = torch.randint(0, count, (count,), dtype=torch.int32)
+    expected = torch.zeros(5, 9, dtype=torch.float64).index_add(0, index, X.double()[columns] * X.double()[:, :1])
+    result = insum("Y[I[p],c] += V[p] * X[J[p],c]", X=X, V=X[:, 0], I=index, J=columns, size=(5, 9))
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=0)

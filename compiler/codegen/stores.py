@@ -90,7 +90,7 @@ def store_interleaved(scope: Scope, rows: Sequence[str], start: int, step: int) 
     masks = [f"({beside} < {len(rows)})[None, :]"] if width > len(rows) else []
     masks += [mask.text if not mask.axes else f"{mask.text}[:, None]" for mask in output_masks(scope)]
     guard = f", mask={' & '.join(masks)}" if masks else ""
-    joined = _joined([*rows, *rows[-1:] * (width - len(rows))])
+    joined = _joined([*rows, *[rows[-1]] * (width - len(rows))])
     tile = scope.let(f"tl.reshape({joined}, ({spec.block(axis)}, {width}))", (), "beside")
     scope.line(f"tl.store({address}, {_rounded(scope, tile.text)}{guard})")
 

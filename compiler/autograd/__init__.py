@@ -13,7 +13,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain
+from .operators import implement, run_plain, run_several
 
 __all__ = [
     "by_torch",
@@ -23,6 +23,7 @@ __all__ = [
     "is_sum",
     "one_by_one",
     "run_plain",
+    "run_several",
     "transformed",
     "transformed_sparse",
     "unchecked",

@@ -17,7 +17,7 @@ from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..language import parse
 from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
-from .gradients import gradient_of, gradients_of, is_sum, winner_places
+from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .legacy_vmap import one_by_one
 from .operators import run_plain, run_plain_with_winners
 
@@ -153,12 +153,12 @@ def _gradients(
     grad_output: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each tensor that needs one; None for the others."""
-    return tuple(
-        [
-            gradient_of(evaluate, expr, name, operands, grad_output) if needs_grad else None
-            for name, needs_grad in zip(names, needs_grads)
-        ]
-    )
+    wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
+    grads: dict[str, Tensor] = joint_gradients(expr, wanted, operands, grad_output)
+    for name in wanted:
+        if name not in grads:
+            grads[name] = gradient_of(evaluate, expr, name, operands, grad_output)
+    return tuple([grads.get(name) for name in names])
 
 
 class _SparseSum(torch.autograd.Function):

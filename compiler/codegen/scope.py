@@ -43,7 +43,7 @@ class Symbols:
         identifier = self.identifier(name)
         text = {
             "tensor": f"{identifier}_ptr",
-            "output": "ptr_of_output",
+            "output": f"ptr_of_output_{identifier}" if name else "ptr_of_output",
             "winners": "ptr_of_winners",
             "seed": "ptr_of_seed",
             "pointers": f"ptr_of_{identifier}_segments",
@@ -74,6 +74,7 @@ class Scope:
     positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it
     valid: dict[Access, Value] = field(default_factory=dict)  # indirection -> where it is not -1
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+    loaded: dict[str, Value] | None = None  # expression -> its value, where several statements share what is loaded
 
     # children
 
@@ -109,7 +110,7 @@ class Scope:
 
     def aside(self) -> Scope:
         """Return a scope with separate lines, which the caller inserts where they belong."""
-        return replace(self.child(indent=0), lines=[])
+        return replace(self.child(indent=0), lines=[], loaded=None)
 
     # text
 
@@ -121,6 +122,14 @@ class Scope:
         name = self.symbols.fresh(stem)
         self.line(f"{name} = {text}")
         return Value(name, axes, dtype)
+
+    def let_once(self, text: str, axes: Axes, stem: str) -> Value:
+        """Write what `let` does, unless another statement of the kernel has: then return the value that it got."""
+        if self.loaded is None:
+            return self.let(text, axes, stem)
+        if text not in self.loaded:
+            self.loaded[text] = self.let(text, axes, stem)
+        return self.loaded[text]
 
     def define(self, name: str, text: str, axes: Axes = ()) -> None:
         """Write the value of an index name."""

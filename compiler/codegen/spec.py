@@ -38,11 +38,14 @@ class KernelSpec:
     flags: Flags
     axes: Axes  # of all tiles: those of the schedule that are longer than one element
     layouts: Mapping[int, Axes] = field(default_factory=dict)  # factor number -> the order in which its axes are loaded
+    output: str = ""  # its name among the outputs of a kernel that has several
 
     @staticmethod
-    def of(schedule: Schedule, strides: Strides, config: Config, flags: Flags) -> KernelSpec:
-        axes = tuple(axis for axis in schedule.axes if config.block(axis) > 1)
-        spec = KernelSpec(schedule, strides, config, flags, axes)
+    def of(schedule: Schedule, strides: Strides, config: Config, flags: Flags, output: str = "") -> KernelSpec:
+        # statements that share a kernel have the order of their axes in common, whatever the roles in each
+        order = [name for name, _ in config.blocks] if output else schedule.axes
+        axes = tuple(axis for axis in order if config.block(axis) > 1)
+        spec = KernelSpec(schedule, strides, config, flags, axes, output=output)
         return replace(spec, layouts=dict(spec._layouts(schedule.tree, spec.result_axes)))
 
     @property

@@ -10,6 +10,7 @@ A file imports only from those above it.
     movement         tiles of statements that move data: flattened axes, transposes
     stretches        long sums over memory as it lies
     schedule         a bound statement to its schedules
+    joint            several statements to schedules of one kernel
     relayout         a tensor copied so that rows of it are picked instead of elements
     layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
@@ -21,6 +22,7 @@ from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings
+from .joint import holds_sums, joint_schedules
 from .movement import block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
@@ -55,7 +57,9 @@ __all__ = [
     "device_of",
     "dots",
     "groupings",
+    "holds_sums",
     "is_varying",
+    "joint_schedules",
     "leaves",
     "line_of",
     "line_of_access",

@@ -40,6 +40,7 @@ __all__ = [
     "other_schedules",
     "resized",
     "schedules",
+    "unrolled_schedule",
 ]
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -231,7 +232,7 @@ def schedules(
         crowded = [way.in_copies() for way in candidates[:2]]
         candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
-    unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
+    unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
     return (
@@ -288,7 +289,7 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
     return extents
 
 
-def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
     """Return a schedule with constant tables as numbers in the source, over one or two axes of tiles.
 
     None if the tables are not all read by index names, have too many entries, or tiles would be too large.

@@ -9,6 +9,7 @@ A file imports only from those above it.
     tensor_guard  whether tensors are laid out like others, asked in one call
     launch        Triton source to a loaded kernel, and its launch
     copies        the sum of copies of an output, as a kernel of its own
+    joint         the launch of a kernel with several outputs
     plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     group_kernels  the kernels that put positions into tiles of equal value
@@ -22,6 +23,7 @@ from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file,
 from .calls import PLAIN_CALLS, arguments
 from .copies import sum_of_copies
 from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
+from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
@@ -36,6 +38,7 @@ __all__ = [
     "PLAIN_CALLS",
     "TRITON_VERSION",
     "GroupTables",
+    "JointLauncher",
     "Launcher",
     "active",
     "arguments",
@@ -48,6 +51,7 @@ __all__ = [
     "followed",
     "group_tables",
     "has_met",
+    "joint_launcher",
     "launcher",
     "meet",
     "new_group_tables",

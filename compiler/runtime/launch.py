@@ -303,13 +303,14 @@ class Launcher:
                 self.captured = None
         if self.total is not None:
             self.total.build_for_sums(self.sum_dtype, [tensors[self.seed]] if self.bound.is_seeded else [])
-        passed = (*tensors, *(() if fact is None else fact.tensors))
-        # what the kernel writes is a new tensor, and aligned
+        winners = [self.bound.winner_dtype] * self.wants_winners
+        self.build_for((*tensors, *(() if fact is None else fact.tensors)), (*winners, self.sum_dtype))
+
+    def build_for(self, passed: Sequence[Tensor], written: Sequence[torch.dtype]) -> None:
+        """Compile for tensors that are passed and those that the kernel writes, which are new ones, and aligned."""
         unaligned = misaligned([0 if position < 0 else passed[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
-            output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
-            winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
-            pool = (*passed, *winners, output)
+            pool = (*passed, *[torch.empty(0, dtype=dtype, device=self.bound.device) for dtype in written])
             self.built(unaligned, [pool[position] for position in self.order])
 
     def build_for_sums(self, dtype: torch.dtype, seed: list[Tensor]) -> None:

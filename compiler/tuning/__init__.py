@@ -15,10 +15,12 @@ A file imports only from those above it.
     tuning_file   all tuned configs as one file for another machine, and such a file read
     captured      a graph of several calls, for timing; torch is as it was where that fails
     autotune      which strategy, schedule and config runs a statement fastest
+    joint         the same of several statements in one kernel
 """
 
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
+from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
 from .search import FIRST
 from .settings import tuning_mode
@@ -30,6 +32,7 @@ __all__ = [
     "NEAR",
     "Candidate",
     "Imported",
+    "JointProblem",
     "Key",
     "Problem",
     "Timing",
@@ -45,6 +48,7 @@ __all__ = [
     "host_milliseconds",
     "import_tuned",
     "is_uneven",
+    "joint_problem",
     "known_launcher",
     "predicted_milliseconds",
     "recall",

@@ -27,7 +27,17 @@ from .settings import tuning_mode
 from .tuning_cache import Config as Choices
 from .tuning_cache import Entry, Key, TuningCache
 
-__all__ = ["Timing", "choose", "fastest", "host_milliseconds", "known_launcher", "recall", "refusals", "tune"]
+__all__ = [
+    "BUILDERS",
+    "Timing",
+    "choose",
+    "fastest",
+    "host_milliseconds",
+    "known_launcher",
+    "recall",
+    "refusals",
+    "tune",
+]
 
 
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count

@@ -29,6 +29,7 @@ __all__ = [
     "Problem",
     "candidates",
     "device_name",
+    "digest",
     "generator_version",
     "is_uneven",
     "resize",
@@ -109,7 +110,7 @@ class Problem:
         )
         return Key(
             f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
-            f"{generator_version()} {_digest(str(way.choices) for way in self.ways)}",
+            f"{generator_version()} {digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
                 *self.lengths.items(),
@@ -277,7 +278,7 @@ def generator_version() -> str:
     candidates are in its key as well. Code that no exemplar reaches would not count, so a test compares the functions
     that exemplars call with those that the kernels of all other tests do.
     """
-    return _digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
+    return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 
 
 def _texts(exemplar: Exemplar) -> Iterator[str]:
@@ -297,5 +298,6 @@ def _texts(exemplar: Exemplar) -> Iterator[str]:
             yield emit(way.schedule, strides, way.config, problem.flags).source
 
 
-def _digest(texts: Iterable[str]) -> str:
+def digest(texts: Iterable[str]) -> str:
+    """Return a short digest of texts."""
     return sha256("\0".join(texts).encode()).hexdigest()[:16]

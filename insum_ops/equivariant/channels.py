@@ -13,7 +13,7 @@ wherever they lie, so that nothing has to be put in order before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_transforms, owned
+from ..compiler import JointCall, one_by_one, outside_transforms, owned, planned, run_several
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import (
@@ -31,6 +31,7 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_compiling,
+    is_free,
     is_grad_enabled,
     is_watched,
     may_autocast,
@@ -136,19 +137,46 @@ class Channels:
         self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
         """Return what `contract` returns, without a graph. X and Z are flat where they have two dimensions."""
-        first = next(iter(tensors.values()))
-        sides = self.on(first.device, first.dtype)
-        assert sides is not None
         flat = "".join([one for one in "XZ" if len(size if one == name else tensors[one].shape) == 2])
-        operands, side = dict(tensors), sides[name, flat]
-        if SRC is not None:
-            operands["SRC"] = SRC
-        if DST is not None:
-            operands["DST"] = DST
+        side, operands = self.side_for(tensors, name, flat), _with_rows(tensors, SRC, DST)
         text = _statement(name, self.along, SRC is not None, DST is not None, flat)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
         return insum_pinned(memory, text, side.fixed, size, side.fact, **operands)
+
+    def run_several(
+        self, names: Sequence[str], tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None
+    ) -> list[Tensor]:
+        """Return several of Z, X, Y and W without a graph, each contracted from the other three of `tensors`.
+
+        The one of a name in `tensors` gives the size of the result.
+        """
+        flat, rows = "".join([one for one in "XZ" if tensors[one].dim() == 2]), (SRC is not None, DST is not None)
+        sides, operands = [self.side_for(tensors, name, flat) for name in names], _with_rows(tensors, SRC, DST)
+
+        def run(*_: Tensor) -> tuple[Tensor, ...]:
+            calls = []
+            for name, side in zip(names, sides):
+                read = {**{key: tensor for key, tensor in operands.items() if key != name}, **side.fixed}
+                text, size = _statement(name, self.along, *rows, flat), tuple(tensors[name].shape)
+                calls.append(JointCall(text, ",".join(read), size, list(read.values()), side.fact))
+            return tuple(run_several(calls))
+
+        marks = "several", self.along, tuple(names), *operands
+        return list(planned(sides[0].memory(-1), marks, run, list(operands.values()), varies=True))
+
+    def side_for(self, tensors: Mapping[str, Tensor], name: str, flat: str) -> Side:
+        """Return the coefficients in rows of one tensor's components, where the tensors are; `flat` are flat."""
+        first = next(iter(tensors.values()))
+        sides = self.on(first.device, first.dtype)
+        assert sides is not None
+        return sides[name, flat]
+
+
+def _with_rows(tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors of a statement, with those that name rows."""
+    rows = {"SRC": SRC, "DST": DST}
+    return {**tensors, **{name: index for name, index in rows.items() if index is not None}}
 
 
 class _Contraction(torch.autograd.Function):
@@ -175,15 +203,18 @@ class _Contraction(torch.autograd.Function):
         SRC, DST, *tensors = ctx.saved_tensors
         channels, target, names = ctx.rest
         operands = {target: upstream, **dict(zip(names, tensors))}
-        grads: list[Tensor | None] = []
+        grads: dict[str, Tensor] = {}
+        wanted = [name for name, is_wanted in zip(names, ctx.needs_input_grad[6:]) if is_wanted]
         # backward computes in the dtypes of forward, whatever autocast says where it is called
         is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
-            for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
-                others = {other: operands[other] for other in LETTERS if other != name}
-                size = tuple(operands[name].shape)
-                grads.append(channels.contract(name, others, SRC, DST, size) if is_wanted else None)
-        return None, None, None, None, None, None, *grads
+            if len(wanted) > 1 and is_free() and not is_grad_enabled():
+                grads.update(zip(wanted, channels.run_several(wanted, operands, SRC, DST)))
+            for name in wanted:
+                if name not in grads:
+                    others = {other: operands[other] for other in LETTERS if other != name}
+                    grads[name] = channels.contract(name, others, SRC, DST, tuple(operands[name].shape))
+        return None, None, None, None, None, None, *[grads.get(name) for name in names]
 
 
 @cache

@@ -98,7 +98,9 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
         return []
     last = str(start.output.indices[-1])
     large = SMALL_PART * max(along.values(), default=0)
-    others = [name for name in free if name != last and along.get(name, 0) >= max(large, 1)]
+    # a factor of which several dimensions have unit strides, all but one with a single element, lies along one of them
+    units = {_unit(factor, strides) for factor in start.factors if isinstance(factor, Access)}
+    others = [name for name in free if name in units - {last} and along.get(name, 0) >= max(large, 1)]
     if last in free and others:
         other = max(others, key=lambda name: (along[name], start.extents[name]))
         return [_turned(start, strides, free, other, last)]

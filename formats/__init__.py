@@ -8,6 +8,7 @@ from .ell import ELL
 from .errors import FormatError
 from .group_coo import GroupCOO
 from .group_size import group_size
+from .torch_registry import register
 from .voxels.kernel_map import GroupedMap, KernelMap, kernel_map
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "group_size",
     "kernel_map",
 ]
+
+register(COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO)
 
 __getattr__ = refuser(
     "insum_ops.formats",

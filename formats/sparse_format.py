@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
+from operator import is_
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,10 +18,12 @@ from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
+from .moves import Moves
 from .not_tensors import NotTensor
 from .pattern_cache import PatternCache, Regrouped
 from .regrouped_view import RegroupedView, facts_of
 from .row_order import RowOrderedView, order_rows
+from .to_torch import torch_sparse
 from .torch_state import is_compiling
 
 __all__ = ["SparseFormat"]
@@ -29,7 +33,7 @@ Format = TypeVar("Format", bound="SparseFormat")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseFormat(NotTensor, FromTensors):
+class SparseFormat(Moves, NotTensor, FromTensors):
     """A[coords] += values over the axes p (and q), with one tensor of coordinates per dimension.
 
     Where a coordinate is -1 there is no entry, whatever the value there (conversion puts a 0). A blocked
@@ -68,9 +72,37 @@ class SparseFormat(NotTensor, FromTensors):
         num_slots = prod(self._extents)
         return PatternCache(num_slots - num_padding, num_slots, guard)
 
+    def __deepcopy__(self: Format, memo: dict[int, Any]) -> Format:
+        """Return a copy that shares no tensor, with copies of all that is cached about the pattern."""
+        form = object.__new__(type(self))
+        memo[id(self)] = form
+        vars(form).update(deepcopy(vars(self), memo))
+        return form
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return tensors and numbers alone, which `torch.load(weights_only=True)` reads; a pattern is cached again.
+
+        Where coordinates may not be overwritten, the values that they had are among them.
+        """
+        cache = self._pattern_cache.latest()
+        parts = {name: part for name, part in vars(self).items() if name != "_pattern_cache"}
+        return {**parts, "counts": (cache.num_entries, cache.num_slots), "fixed": (cache.refusal, cache.guard.values)}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle; older ones call the pattern cache `_known`."""
-        vars(self).update({"_pattern_cache" if name == "_known" else name: part for name, part in state.items()})
+        """Restore a pickle, whose coordinates are checked, now or, where they may not be overwritten, when used.
+
+        Files of earlier versions hold the pattern cache, the oldest by the name `_known`.
+        """
+        parts = {"_pattern_cache" if name == "_known" else name: part for name, part in state.items()}
+        counts, (refusal, kept) = parts.pop("counts", None), parts.pop("fixed", ("", None))
+        vars(self).update(parts)
+        if refusal:
+            num_entries, num_slots = counts
+            guard = ChangeGuards(self.coords, False, kept)
+            cache = PatternCache(num_entries, num_slots, guard, refusal=refusal)
+            vars(self).update(_pattern_cache=cache)
+        elif counts is not None:
+            self.__post_init__()
 
     @classmethod
     @abstractmethod
@@ -96,6 +128,36 @@ class SparseFormat(NotTensor, FromTensors):
         cache = PatternCache(num_entries, num_slots, ChangeGuards(layout.coords))
         form = object.__new__(cls)  # not __init__: it would check coordinates that are right by construction
         vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
+        return form
+
+    @classmethod
+    def _of_parts(
+        cls: type[Format],
+        coords: tuple[Any, ...],
+        values: Any,
+        shape: Sizes,
+        group_dim: int,
+        block_size: Sizes | None,
+        like: PatternCache | None,
+    ) -> Format:
+        """Return a format of parts that need be no tensors, for torch's pytrees; coordinates are checked when used.
+
+        `like` is the cache of the format that was taken apart, which holds for the same coordinates. Others have as
+        many entries, for a tracer, which can't count them.
+        """
+        guard = None if like is None else like.guard
+        own = tuple(coord for coord in coords if coord is not None)
+        if guard is not None and len(own) == len(guard.tensors) and all(map(is_, own, guard.tensors)):
+            cache = like
+        elif not all(isinstance(coord, Tensor) for coord in own):
+            cache = PatternCache(0, 0, ChangeGuards((), False))
+        elif like is None:
+            return cls(coords, values, shape, group_dim, block_size)
+        else:
+            cache = PatternCache(like.num_entries, like.num_slots, ChangeGuards(own, False))
+        form = object.__new__(cls)
+        parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
+        vars(form).update(parts, _pattern_cache=cache)
         return form
 
     def _with(self: Format, **parts: object) -> Format:
@@ -124,6 +186,64 @@ class SparseFormat(NotTensor, FromTensors):
         if positions is not None:
             coords, values = coords[:, positions], values.index_select(0, positions)
         return scatter_dense(Entries(coords, values), self.shape, self.block_size)
+
+    def to_torch(self, layout: torch.layout | None = None) -> Tensor:
+        """Return the entries as one of torch's sparse tensors.
+
+        Args:
+            layout: None for CSR of a matrix grouped by rows, CSC of one grouped by columns, BSR or BSC where the values
+                are blocks, and COO of a tensor of other dimensions; `torch.sparse_coo` for COO of a matrix too.
+
+        Returns:
+            Sparse tensor of the format's shape, dtype and device. Explicit zeros are entries, padding is not. Gradients
+            reach the format's values.
+
+        Raises:
+            FormatError: torch has no such layout of these entries.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import GroupCOO
+            >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
+            >>> A.to_torch().crow_indices().tolist(), A.to_torch(torch.sparse_coo).layout
+            ([0, 1, 1, 3], torch.sparse_coo)
+        """
+        coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
+        if positions is not None:
+            coords, values = coords[:, positions], values.index_select(0, positions)
+        return torch_sparse(self, layout, coords, values)
+
+    def pin_memory(self: Format) -> Format:
+        """Return the format in pinned memory, from which a GPU copies while the host goes on; a DataLoader calls it.
+
+        Returns:
+            The format itself if it lies there, otherwise a copy.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.eye(2))
+            >>> pinned = A.pin_memory() if torch.cuda.is_available() else A
+        """
+        coords = tuple(coord if coord is None else coord.pin_memory() for coord in self.coords)
+        return self._copied(coords, self.values.pin_memory())
+
+    def share_memory_(self: Format) -> Format:
+        """Move the tensors into memory that processes share, so that a format is sent to them without a copy.
+
+        Returns:
+            The format itself.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).share_memory_().values.is_shared()
+            True
+        """
+        for part in (self.values, *self.coords):
+            if part is not None:
+                part.share_memory_()
+        return self
 
     def to(
         self: Format,
@@ -161,6 +281,10 @@ class SparseFormat(NotTensor, FromTensors):
             return self if values is self.values else self._with(values=values)
         with torch.inference_mode(False):
             coords = tuple(c if c is None else c.to(values.device, non_blocking=non_blocking) for c in self.coords)
+        return self._copied(coords, values)
+
+    def _copied(self: Format, coords: tuple[Tensor | None, ...], values: Tensor) -> Format:
+        """Return the same format over copies of its tensors, elsewhere."""
         cache = self.pattern_cache
         num_values = self.nnz if values.is_meta else cache.num_values  # nothing can be counted there
         moved = PatternCache(cache.num_entries, cache.num_slots, ChangeGuards(coords), num_values)

@@ -7,6 +7,7 @@ choice          the fastest of them over a map that lasts
 weight_views    a weight as the statements read it, and its gradient as the weight lies
 functional      `sparse_conv3d`, and what all layers call
 tensor          `SparseConvTensor`
+torch_registry  what torch is told about it: pytrees, batches, files
 convolution     what all convolution layers share
 layers          the layers by dimension and kind
 pooling         largest and mean over the same maps
@@ -16,5 +17,6 @@ from_spconv     spconv's layers, and checkpoints of them
 """
 
 from .functional import sparse_conv3d
+from .torch_registry import joined
 
-__all__ = ["sparse_conv3d"]
+__all__ = ["joined", "sparse_conv3d"]

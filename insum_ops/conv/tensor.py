@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..compiler import OperandError, ShapeError, outside_transforms
 from ..formats.guard import ChangeGuards, may_keep
+from ..formats.moves import Moves
 from ..formats.not_tensors import no_attribute
 from ..formats.torch_state import is_capturing, is_compiling
 from ..formats.voxels.grid import VoxelGrid
@@ -167,7 +167,7 @@ def _not_a_tensor(problem: str) -> str:
     )
 
 
-class SparseConvTensor(_Fields):
+class SparseConvTensor(Moves, _Fields):
     """Features [N, C] on the occupied voxels, `indices` [N, 1+D], of a batch of grids of `spatial_shape`.
 
     It is what every sparse convolution takes and returns, with the arguments of spconv's class of this name. Row order
@@ -398,6 +398,111 @@ class SparseConvTensor(_Fields):
         saved = None if key is None else self.indice_dict.get(key)
         return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
 
+    def to(
+        self,
+        device: torch.device | torch.dtype | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> SparseConvTensor:
+        """Return the tensor on another device, or with features of another dtype, or both.
+
+        Args:
+            device: where to, or a dtype in its place; None to stay.
+            dtype: of what type the features are to be; None for the type they have.
+            non_blocking: whether to copy without waiting, as `Tensor.to` does.
+
+        Returns:
+            The tensor itself where nothing changes. On the same device kernel maps are shared; on another one they are
+            worked out again, and what was saved under an indice_key is not there.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.to(torch.float16).features.dtype, x.half().features.dtype
+            (torch.float16, torch.float16)
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        place = self._features.device if device is None else device
+        features = self._features.to(device=place, dtype=dtype, non_blocking=non_blocking)
+        if features.device == self.indices.device:
+            return self if features is self._features else self.replace_feature(features)
+        return self._over(features, self.indices.to(features.device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> SparseConvTensor:
+        """Return the tensor in pinned memory, from which a GPU copies while the host goes on; a DataLoader calls it.
+
+        Returns:
+            A new `SparseConvTensor`.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> pinned = x.pin_memory() if torch.cuda.is_available() else x
+        """
+        return self._over(self._features.pin_memory(), self.indices.pin_memory())
+
+    def share_memory_(self) -> SparseConvTensor:
+        """Move features and voxels into memory that processes share, so that they are sent without a copy.
+
+        Returns:
+            The tensor itself.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.nn import SparseConvTensor
+            >>> indices = torch.tensor([[0, 0, 1], [0, 2, 0]])  # batch, y, x
+            >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
+            >>> x.share_memory_().features.is_shared()
+            True
+        """
+        self._features.share_memory_()
+        self.indices.share_memory_()
+        return self
+
+    def _over(self, features: Tensor, indices: Tensor) -> SparseConvTensor:
+        """Return a tensor over copies of features and voxels, without kernel maps."""
+        grid = self.voxels.grid
+        extra = self.grid, self.voxel_num, None, self.benchmark
+        return SparseConvTensor(features, indices, grid.spatial_shape, grid.batch_size, *extra)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return tensors and sizes for pickle and deepcopy, and of saved kernel maps what they are worked out of."""
+        saved = {key: (tuple(each.layout), each.source.indices, *_sizes(each.source)) for key, each in self._lasting()}
+        names = ("grid", "voxel_num", "benchmark")
+        parts = {name: getattr(self, name) for name in names}
+        return {
+            **parts,
+            "features": self._features,
+            "indices": self.indices,
+            "sizes": _sizes(self.voxels),
+            "maps": saved,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle; those of earlier versions hold all attributes."""
+        if "sizes" not in state:
+            vars(self).update(state)
+            return
+        spatial_shape, batch_size = state["sizes"]
+        extra = state["grid"], state["voxel_num"], None, state["benchmark"]
+        self.__init__(state["features"], state["indices"], spatial_shape, batch_size, *extra)  # type: ignore[misc]
+        by_tensor = {id(self.indices): self.voxels}
+        for key, (layout, indices, shape, batch) in state["maps"].items():
+            source = by_tensor.setdefault(id(indices), Voxels(indices, VoxelGrid(tuple(shape), batch)))
+            kernel_map, target = source.map(Layout(*layout))
+            by_tensor[id(target.indices)] = target
+            self.indice_dict[key] = SavedMap(kernel_map, Layout(*layout), source, target, _guard(indices))
+
+    def _lasting(self) -> list[tuple[str, SavedMap]]:
+        """Return the saved maps that a tracer has not made, by their keys."""
+        return [(key, saved) for key, saved in self.indice_dict.items() if saved.is_lasting]
+
     def select_by_index(self, valid: Tensor) -> SparseConvTensor:
         """Return the voxels that a mask or a list of rows picks, as a tensor of its own.
 
@@ -607,60 +712,9 @@ class SparseConvTensor(_Fields):
         )
 
 
-@dataclass(frozen=True)
-class _Context:
-    """All of a `SparseConvTensor` but its tensors, for torch's pytrees; kernel maps do not count in a comparison."""
-
-    voxel_grid: VoxelGrid
-    benchmark: bool
-    names: tuple[str, ...]  # of the tensors, in their order
-    map_cache: MapCache | None = field(default=None, compare=False, repr=False)  # None: read from a file
-
-
-def _flatten(x: SparseConvTensor) -> tuple[list[Any], _Context]:
-    optional = [name for name in ("grid", "voxel_num") if getattr(x, name) is not None]
-    names = ("features", "indices", *optional)
-    return [getattr(x, name) for name in names], _Context(x.voxels.grid, x.benchmark, names, x.map_cache)
-
-
-def _flatten_with_keys(x: SparseConvTensor) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
-    leaves, context = _flatten(x)
-    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context.names, leaves)], context
-
-
-def _unflatten(leaves: Iterable[Any], context: _Context) -> SparseConvTensor:
-    """Return a tensor of leaves, which are not checked: a leaf may be whatever a function made of a tensor."""
-    tensors: dict[str, Any] = {"grid": None, "voxel_num": None, **dict(zip(context.names, leaves))}
-    indices, cache = tensors["indices"], context.map_cache
-    result = object.__new__(SparseConvTensor)
-    result.voxels, result.indice_dict = (
-        (Voxels(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
-    )
-    result._features, result.benchmark = tensors["features"], context.benchmark
-    result.grid, result.voxel_num = tensors["grid"], tensors["voxel_num"]
-    return result
-
-
-def _to_file(context: _Context) -> list[Any]:
-    """Return what JSON can hold of a context; kernel maps are left out, since they can be computed again."""
-    grid = context.voxel_grid
-    return [list(grid.spatial_shape), grid.batch_size, context.benchmark, list(context.names)]
-
-
-def _from_file(saved: list[Any]) -> _Context:
-    spatial_shape, batch_size, benchmark, names = saved
-    return _Context(VoxelGrid(tuple(spatial_shape), batch_size), benchmark, tuple(names))
-
-
-pytree.register_pytree_node(
-    SparseConvTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="insum_ops.nn.SparseConvTensor",
-    to_dumpable_context=_to_file,
-    from_dumpable_context=_from_file,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
+def _sizes(voxels: Voxels) -> tuple[list[int], int]:
+    """Return the spatial shape and the batch size of voxels, as a file holds them."""
+    return list(voxels.grid.spatial_shape), voxels.grid.batch_size
 
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:

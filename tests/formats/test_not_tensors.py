@@ -60,8 +60,7 @@ def test_a_format_is_neither_indexed_nor_iterated() -> None:
     ("name", "instead"),
     [
         ("todense", "to_dense()"),
-        ("cuda", 'to("cuda")'),
-        ("half", "to(torch.float16)"),
+        ("toarray", "to_dense().numpy()"),
         ("t", "T"),
         ("requires_grad_", "with_values(A.values.requires_grad_())"),
         ("grad", "values.grad"),

@@ -613,6 +613,18 @@ only '=' and '+=' assign; to subtract, write C[AM[p],i] += -1 * A[p,i]
     C[AM[p],i] -= A[p,i]
                ^
 
+only '=' and '+=' assign; to subtract, write C[i] += -1 * A[i]
+    C[i]-=A[i]
+        ^
+
+the output stands on the left, as in B[i] -> C[i] += A[i]
+    A[i] -> B[i] -> C[i]
+          ^
+
+only a tensor's name can be indexed
+    C[i] += (A * B)[i][j]
+            ^
+
 this is einsum's notation; write C[x] += A[l,a,m,b,d,a] * B[x] and pass each tensor by its name
     lambda,x->x
     ^

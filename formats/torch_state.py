@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ __all__ = [
     "may_autocast",
     "may_round_sums",
     "modes",
+    "refuse_torchscript",
     "rounds_float32",
     "transform_kinds",
     "transforms",
@@ -61,6 +63,7 @@ may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # wh
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
+_script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
 
 
@@ -133,11 +136,22 @@ def transform_kinds() -> str:
 setattr(transform_kinds, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
+def refuse_torchscript() -> NoReturn:
+    """Raise TypeError, since TorchScript has no operator for a statement."""
+    raise TypeError(
+        "torch.jit.script and torch.jit.trace have no operator for a statement; use torch.compile, or torch.export for "
+        "a model in a file"
+    )
+
+
 def is_free() -> bool:
     """Return whether nobody watches, casts or carries derivatives forward.
 
-    A call like one before may then go straight to its plan.
+    A call like one before may then go straight to its plan. Raise TypeError while torch.jit.trace records the call: it
+    would record neither a kernel nor the sizes.
     """
+    if _script_tracer() is not None and not is_compiling():
+        refuse_torchscript()
     if is_compiling() or modes() or transforms() is not None or may_autocast():
         return False
     return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose

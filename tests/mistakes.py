@@ -657,7 +657,6 @@ MISTAKES = (
         "jit script",
         "torch.jit.script(layer)",
         "`torch.compile` or `torch.export`",
-        is_torchs=True,
     ),
 )
 

@@ -17,6 +17,7 @@ from ..formats.torch_state import is_autocast_enabled
 from ..formats.voxels.geometry import per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum
+from ..not_scripted import NotScripted
 from .functional import convolve
 from .tensor import Layout, SparseConvTensor, Voxels
 
@@ -26,7 +27,7 @@ Size = int | Sequence[int]
 NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may carry
 
 
-class SparseModule(nn.Module):
+class SparseModule(NotScripted, nn.Module):
     """A module that takes a `SparseConvTensor`; other modules in a `SparseSequential` get its features.
 
     Derive blocks of your own from it, as from spconv's class of this name. It adds nothing else to `nn.Module`.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import GroupCOO
+from ..not_scripted import NotScripted
 from .clebsch_gordan import Irreps, read_irreps
 from .paths import Instruction, Variances, fully_connected, normalised
 from .product import make_product
@@ -22,7 +23,7 @@ __all__ = ["FullyConnectedTensorProduct", "TensorProduct"]
 FOREIGN_KEYS = ("_compiled_main_", "_tensor_constant")
 
 
-class TensorProduct(nn.Module):
+class TensorProduct(NotScripted, nn.Module):
     """`Z[b,w,k] += C[i,j,k] * W[u,v,w] * X[b,u,i] * Y[b,v,j]`, added up over paths.
 
     An equivariant tensor product that takes what `e3nn.o3.TensorProduct` takes, in its order and with its defaults, and

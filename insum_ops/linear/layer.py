@@ -14,6 +14,7 @@ from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.torch_state import autocast_dtype, default_dtype, is_autocast_enabled, is_compiling, may_autocast
+from ..not_scripted import NotScripted
 from .patterns import (
     block_grid,
     block_norms,
@@ -49,7 +50,7 @@ OVERWRITTEN = (
 )
 
 
-class BlockSparseLinear(nn.Module):
+class BlockSparseLinear(NotScripted, nn.Module):
     """`Y[t,o] += X[t,i] * W[o,i]`: `nn.Linear` with only some blocks of the weight stored and trained.
 
     `weight` [blocks, *block_size] holds the stored blocks, `coords` [2, blocks] their block rows and columns, in

@@ -17,6 +17,7 @@ from ..formats.group_size import gpu_group_size
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_compiling, is_wrapped
+from ..not_scripted import NotScripted
 from .functional import SUM, spmm
 from .operands import as_format
 
@@ -37,7 +38,7 @@ class _Regrouped(NamedTuple):
     grouped: SparseFormat
 
 
-class SpMM(nn.Module):
+class SpMM(NotScripted, nn.Module):
     """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
 
     A is converted here, once. Coordinates (`AM`, `AK`) and values (`AV`) are copies: no gradient flows back to A, and

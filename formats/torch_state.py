@@ -38,6 +38,7 @@ __all__ = [
     "may_autocast",
     "may_round_sums",
     "modes",
+    "refuse_script_tracer",
     "refuse_torchscript",
     "rounds_float32",
     "transform_kinds",
@@ -144,15 +145,21 @@ def refuse_torchscript() -> NoReturn:
     )
 
 
+def refuse_script_tracer() -> None:
+    """Raise TypeError while torch.jit.trace records the call, which sees neither a kernel nor a number among sizes."""
+    if _script_tracer() is not None:
+        refuse_torchscript()
+
+
 def is_free() -> bool:
     """Return whether nobody watches, casts or carries derivatives forward.
 
-    A call like one before may then go straight to its plan. Raise TypeError while torch.jit.trace records the call: it
-    would record neither a kernel nor the sizes.
+    A call like one before may then go straight to its plan. Raise TypeError while torch.jit.trace records the call.
     """
-    if _script_tracer() is not None and not is_compiling():
-        refuse_torchscript()
-    if is_compiling() or modes() or transforms() is not None or may_autocast():
+    if is_compiling():
+        return False
+    refuse_script_tracer()
+    if modes() or transforms() is not None or may_autocast():
         return False
     return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
 

@@ -28,7 +28,7 @@ from .compiler import (
 )
 from .formats.errors import FormatError
 from .formats.facts import Fact
-from .formats.torch_state import is_compiling, is_free, wants_gradient
+from .formats.torch_state import is_compiling, is_free, refuse_script_tracer, wants_gradient
 
 __all__ = ["Insum", "explain", "insum", "insum_pinned", "tune"]
 
@@ -279,6 +279,7 @@ def _checked_size(size: Any) -> Sequence[int]:
     try:
         numbers: list[int] = [n if isinstance(n, INTEGERS) else index(n) for n in size]
     except TypeError:
+        refuse_script_tracer()
         raise ShapeError(f"size must hold integers of 0 or more, but it is {list(size)}") from None
     for n in numbers:
         if n >= LARGEST:

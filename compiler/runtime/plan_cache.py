@@ -29,6 +29,7 @@ from ...formats.torch_state import (
     may_autocast,
     may_round_sums,
     modes,
+    refuse_script_tracer,
     transforms,
 )
 from ..binding import shape_class
@@ -122,6 +123,7 @@ def planned(
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
         owned: tensors among those that the function pins which the cache's owner guards itself.
     """
+    refuse_script_tracer()
     if modes() or is_forward_mode() or active() is not None:
         return function(*tensors)
     settings = (call_key, numbers, len(tensors), float32_precision(), is_deterministic())

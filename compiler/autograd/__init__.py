@@ -3,12 +3,14 @@
 A file imports only from those above it.
 
     operators        two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
+    flop_formula     what `FlopCounterMode` counts of a statement
     legacy_vmap      batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     functions        autograd functions of statements
     functorch_rules  statements inside the transforms of torch.func, and in forward mode
 """
 
+from .flop_formula import flops
 from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
@@ -18,6 +20,7 @@ from .operators import implement, run_plain, run_several
 __all__ = [
     "by_torch",
     "differentiable",
+    "flops",
     "gradients_of",
     "implement",
     "is_sum",

@@ -20,7 +20,7 @@ from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.runtime.cache_folder import cache_dir
 from insum_ops.compiler.runtime.launch import Launcher
-from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning import autotune, captured
 from insum_ops.compiler.tuning.autotune import choose, fastest, recall
 from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
@@ -117,6 +117,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     monkeypatch.delenv("INSUM_TUNE", raising=False)
     made = FakeGPU()
     made.install(monkeypatch)
+    monkeypatch.setattr(captured, "_end_capture", lambda stream: None)  # of torch's random numbers
     autotune._launchers.clear()
     yield made
     autotune._launchers.clear()

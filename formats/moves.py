@@ -1,8 +1,7 @@
-"""The methods by which torch tensors are moved and cast, for formats: each of them is a `to`."""
+"""The methods by which torch tensors are moved and cast, for formats and sparse tensors: each of them is a `to`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, TypeVar
 
 import torch
@@ -13,35 +12,102 @@ Movable = TypeVar("Movable", bound="Moves")
 
 
 class Moves:
-    """The names that torch has for single moves and casts, over `to`."""
+    """The names that torch has for single moves and casts, over the `to` of the class that has this base.
 
-    @abstractmethod
-    def to(
-        self: Movable, device: Any = None, dtype: torch.dtype | None = None, *, non_blocking: bool = False
-    ) -> Movable:
-        """Return the object on another device, or of another dtype."""
+    Example:
+        >>> import torch
+        >>> from insum_ops.formats import COO
+        >>> COO.from_dense(torch.eye(2)).half().cpu().dtype
+        torch.float16
+    """
+
+    to: Any
 
     def cuda(self: Movable, device: torch.device | str | int | None = None, non_blocking: bool = False) -> Movable:
-        """Return the object on a GPU, as `to("cuda")` does; `device` is which one."""
+        """Return the object on a GPU, as `to("cuda")` does.
+
+        Args:
+            device: which GPU; None for the current one.
+            non_blocking: whether to copy without waiting, as `Tensor.to` does.
+
+        Returns:
+            The object itself if it is there, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> A = COO.from_dense(torch.eye(2))
+            >>> moved = A.cuda() if torch.cuda.is_available() else A
+        """
         place = "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
-        return self.to(place, non_blocking=non_blocking)
+        return self.to(place, non_blocking=non_blocking)  # type: ignore[no-any-return]
 
     def cpu(self: Movable) -> Movable:
-        """Return the object in the host's memory, as `to("cpu")` does."""
-        return self.to("cpu")
+        """Return the object in the host's memory, as `to("cpu")` does.
+
+        Returns:
+            The object itself if it is there, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).cpu().device
+            device(type='cpu')
+        """
+        return self.to("cpu")  # type: ignore[no-any-return]
 
     def half(self: Movable) -> Movable:
-        """Return the object with float16 values, as `to(torch.float16)` does."""
-        return self.to(torch.float16)
+        """Return the object with float16 values, as `to(torch.float16)` does.
+
+        Returns:
+            The object itself if its values are so, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).half().dtype
+            torch.float16
+        """
+        return self.to(torch.float16)  # type: ignore[no-any-return]
 
     def bfloat16(self: Movable) -> Movable:
-        """Return the object with bfloat16 values, as `to(torch.bfloat16)` does."""
-        return self.to(torch.bfloat16)
+        """Return the object with bfloat16 values, as `to(torch.bfloat16)` does.
+
+        Returns:
+            The object itself if its values are so, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).bfloat16().dtype
+            torch.bfloat16
+        """
+        return self.to(torch.bfloat16)  # type: ignore[no-any-return]
 
     def float(self: Movable) -> Movable:
-        """Return the object with float32 values, as `to(torch.float32)` does."""
-        return self.to(torch.float32)
+        """Return the object with float32 values, as `to(torch.float32)` does.
+
+        Returns:
+            The object itself if its values are so, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).float().dtype
+            torch.float32
+        """
+        return self.to(torch.float32)  # type: ignore[no-any-return]
 
     def double(self: Movable) -> Movable:
-        """Return the object with float64 values, as `to(torch.float64)` does."""
-        return self.to(torch.float64)
+        """Return the object with float64 values, as `to(torch.float64)` does.
+
+        Returns:
+            The object itself if its values are so, otherwise another one.
+
+        Example:
+            >>> import torch
+            >>> from insum_ops.formats import COO
+            >>> COO.from_dense(torch.eye(2)).double().dtype
+            torch.float64
+        """
+        return self.to(torch.float64)  # type: ignore[no-any-return]

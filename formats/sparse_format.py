@@ -205,8 +205,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             >>> import torch
             >>> from insum_ops.formats import GroupCOO
             >>> A = GroupCOO.from_dense(torch.tensor([[0.0, 5.0], [0.0, 0.0], [6.0, 7.0]]), group_size=2)
-            >>> A.to_torch().crow_indices().tolist(), A.to_torch(torch.sparse_coo).layout
-            ([0, 1, 1, 3], torch.sparse_coo)
+            >>> A.to_torch(torch.sparse_coo).indices().tolist()
+            [[0, 2, 2], [1, 0, 1]]
         """
         coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
         if positions is not None:

@@ -11,14 +11,13 @@ A file imports only from those above it.
 """
 
 from .flop_formula import flops
-from .functions import by_torch, differentiable, unchecked
+from .functions import differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain, run_several
+from .operators import implement, run_plain
 
 __all__ = [
-    "by_torch",
     "differentiable",
     "flops",
     "gradients_of",
@@ -26,7 +25,6 @@ __all__ = [
     "is_sum",
     "one_by_one",
     "run_plain",
-    "run_several",
     "transformed",
     "transformed_sparse",
     "unchecked",

@@ -182,10 +182,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
                     [0., 0.],
                     [6., 7.]])
         """
-        coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
-        if positions is not None:
-            coords, values = coords[:, positions], values.index_select(0, positions)
-        return scatter_dense(Entries(coords, values), self.shape, self.block_size)
+        return scatter_dense(self._entries(), self.shape, self.block_size)
 
     def to_torch(self, layout: torch.layout | None = None) -> Tensor:
         """Return the entries as one of torch's sparse tensors.
@@ -208,16 +205,14 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             >>> A.to_torch(torch.sparse_coo).indices().tolist()
             [[0, 2, 2], [1, 0, 1]]
         """
-        coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
-        if positions is not None:
-            coords, values = coords[:, positions], values.index_select(0, positions)
-        return torch_sparse(self, layout, coords, values)
+        entries = self._entries()
+        return torch_sparse(self, layout, entries.coords, entries.values)
 
     def pin_memory(self: Format) -> Format:
         """Return the format in pinned memory, from which a GPU copies while the host goes on; a DataLoader calls it.
 
         Returns:
-            The format itself if it lies there, otherwise a copy.
+            Another format of the same pattern; tensors that are pinned already are taken as they are.
 
         Example:
             >>> import torch
@@ -570,6 +565,13 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             coord = coord.view(-1, *spread) if dim == self.group_dim else coord
             full.append(coord.expand(extents).reshape(-1))
         return torch.stack(full)
+
+    def _entries(self) -> Entries:
+        """Return the entries without padding, ordered by the group dimension first."""
+        coords, values, positions = self._entry_coords(), self.flat_values, self._positions()
+        if positions is not None:
+            coords, values = coords[:, positions], values.index_select(0, positions)
+        return Entries(coords, values)
 
     def _positions(self) -> Tensor | None:
         """Return which of the flattened values are no padding; None if none are padding."""

@@ -123,6 +123,9 @@ def test_torch_and_back(kind, group_dim):
     assert B.layout is names[group_dim][kind in (BlockCOO, BlockGroupCOO)]
     assert torch.equal(B.to_dense(), DENSE)
     assert torch.equal(kind.from_torch(B, group_dim=group_dim).to_dense(), DENSE)
+    values = A.values.clone().requires_grad_()
+    A.with_values(values).to_torch().to_dense().sum().backward()
+    assert values.grad.sum() == A.nnz  # one for each entry, none for padding
 
 
 def test_torch_keeps_zeros_drops_padding_and_passes_gradients():

@@ -1,4 +1,4 @@
-"""`python -m bench report|readme|compare|merge|statements|time-statements`: what to make of results files."""
+"""`python -m bench report|readme|compare|merge|statements|time-statements|rank`: what to make of results files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from .compare import compare
+from .rank import rank_statements, table_of
 from .readme import TARGETS, write, write_pictures
 from .results import ResultsError, load, merge
 from .statement_page import statement_page
@@ -44,6 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     timed = commands.add_parser("time-statements", help="time those twenty statements on this GPU")
     timed.add_argument("--out", type=Path, help="default: bench/results/statements/MACHINE.json")
+    ranked = commands.add_parser("rank", help="how well the cost model ranks the kernels of the suite, on this GPU")
+    ranked.add_argument("--out", type=Path, default=Path("build/bench/rank.json"), help="predicted and measured times")
+    ranked.add_argument("--seed", type=int, default=1, help="of the sizes")
+    ranked.add_argument("--match", default="", help="a part of the statements' names")
     given = parser.parse_args(arguments)
     try:
         if given.command == "statements":
@@ -51,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if given.command == "time-statements":
             print(time_statements(given.out))
+            return 0
+        if given.command == "rank":
+            print("\n".join(table_of(rank_statements(given.out, given.seed, given.match))))
             return 0
         if given.command == "merge":
             merge(given.results, given.target)

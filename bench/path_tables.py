@@ -27,6 +27,7 @@ from .machine import machine
 SAMPLES = 10_000
 LMAX = (1, 2, 3)
 CHANNELS = (16, 32, 64)
+PADDED = (24, 40, 48, 80, 96)  # of tables alone: no power of two
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 def main() -> None:
     print(machine())
     for lmax in LMAX:
-        for channels in CHANNELS:
+        for channels in sorted((*CHANNELS, *PADDED)):
             _print_held(lmax, channels)
     for lmax in LMAX:
         for channels in CHANNELS:
@@ -72,7 +73,7 @@ def _print_held(lmax: int, channels: int) -> None:
         times = []
         for is_held in (True, False):
             with held(is_held):
-                times.append(milliseconds(lambda others=others, name=name: tables.make(name, others, None, None)))
+                times.append(milliseconds(lambda others=others, name=name: tables.run(name, others, None, None)))
         print(f"{name} lmax {lmax} {channels:3} channels: held {times[0]:.4f}, by tables {times[1]:.4f}", flush=True)
 
 

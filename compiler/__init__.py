@@ -1,9 +1,10 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, run_plain
+from .autograd import gradients_of, one_by_one, run_plain, run_several
 from .binding import INDEX_DTYPES, bind, bucket, check_pattern, is_sparse, pattern_of, power_of_two
 from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
+from .joint import JointCall
 from .language import (
     Access,
     IndexRangeError,
@@ -22,6 +23,7 @@ from .pipeline import evaluate
 from .planning import (
     DEVICES,
     LARGEST_TILE,
+    LEAST_TILE,
     MOST_ENTRIES,
     ON_CHIP_EXTENT,
     SHORT,
@@ -65,6 +67,7 @@ __all__ = [
     "INDEX_DTYPES",
     "INTERPRETED",
     "LARGEST_TILE",
+    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",
@@ -74,6 +77,7 @@ __all__ = [
     "Explanation",
     "IndexRangeError",
     "InsumError",
+    "JointCall",
     "Key",
     "OperandError",
     "ShapeError",
@@ -118,6 +122,7 @@ __all__ = [
     "remembered_range",
     "run_in_place",
     "run_plain",
+    "run_several",
     "shortened",
     "terms",
     "tuned",

@@ -18,7 +18,7 @@ from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
 from .prepared import prepare, problem_for
 from .reference import lower
-from .routes import CLEAR, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
+from .routes import CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
 from .tuning import Candidate, Timing, candidates, recall, refusals
@@ -30,6 +30,7 @@ Operands = Mapping[str, "Tensor | SparseFormat"]
 ROUTES = {
     STATEMENTS: "it is evaluated as several statements in turn; explain each for its kernel",
     TORCH: "torch's own operations were timed to be faster",
+    GROUPED: "its products are taken in tiles in which an index tensor has one value, by a kernel over tables of it",
 }
 
 
@@ -147,10 +148,10 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
 
 def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) -> str:
     """Return the route of a call: the one that was timed to be the fastest, or the one that goes untimed."""
-    if bound.device.type == "cuda" and fact is None and bound.statement.is_sum and not bound.is_empty:
+    if bound.device.type == "cuda" and not bound.is_empty:
         values = list(call.tensors.values())
-        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, None)
-        chosen = chosen_route(prepared, prepared.variant(values))
+        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, fact, call.wants_winners)
+        chosen = chosen_route(prepared, prepared.variant(values), fact)
         if chosen is not None:
             return chosen
     return STATEMENTS if parts is not None and parts.gain > CLEAR else KERNEL
@@ -182,7 +183,7 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
     EPOCH.number += 1  # launch plans hold the kernels that were chosen before
     others = {route: Timing(route, ms) for route, ms in sorted(times.items(), key=lambda pair: pair[1])}
     others.pop(KERNEL, None)
-    best = others.pop(chosen_route(prepared, variant) or KERNEL, None)
+    best = others.pop(chosen_route(prepared, variant, call.fact) or KERNEL, None)
     return Tuning(call.statement, (*([] if best is None else [best]), *timings, *others.values()))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
-from .autograd import differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
+from .autograd import by_torch, differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
@@ -43,12 +43,12 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     call = None if is_compiling() else arguments(expr, operands, size)
     if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
         return cold()
-    cache, call_key, owned, tensors, numbers, wants_grad = call
-    if not wants_grad:
-        return planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())  # type: ignore[no-any-return]
+    cache, key, wants_grad, *rest = call
+    plan_key = by_torch(key, expr, operands) if wants_grad else key
+    if plan_key is not None:
+        return planned(cache, plan_key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        forward = lambda: planned(cache, call_key, cold, tensors, numbers, owned is None, owned or ())
-        return differentiable(evaluate, expr, operands, None if size is None else numbers, forward=forward)
+        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, key, cold, *rest), cache)
     return cold()
 
 
@@ -98,22 +98,21 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
         runner = statement.graph(variant)  # lower
     elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
-        kernel = lambda: _kernel(statement, variant, tensors, fact)
-        runner = fastest_route(statement, variant, tensors, fact, run, kernel, times)
+        runner = fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
         statement.runners[variant] = runner
     return runner
 
 
-def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None) -> Runner:
-    """Return the fastest kernel's launcher, or the FX graph if none can be built."""
+def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None, ms: float) -> Runner:
+    """Return the fastest kernel's launcher, or the FX graph if none can be built; another route takes `ms`, or 0."""
     try:
         bound, key = statement.bound, statement.kernel_key(variant, fact)
         launcher = known_launcher(key, bound, fact)
         if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
             return statement.ordered(variant, run)
         if launcher is None:
-            launcher = choose(statement.problem(tensors, fact), tensors, fact, key)  # schedule, emit, tune
+            launcher = choose(statement.problem(tensors, fact), tensors, fact, key, ms)  # schedule, emit, tune
         launcher.build(tensors, fact)  # load
         return launcher
     except UnsupportedError as error:

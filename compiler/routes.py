@@ -1,15 +1,24 @@
-"""Which route a statement over plain tensors takes: one kernel, several smaller statements, or torch's own operations.
+"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, or one kernel.
 
 Where tuning is on, the routes that a statement has are timed against each other and the choice is kept as tuned configs
 are, so that no statement is slower than plain torch. Where nothing may be timed, an estimate of work and bytes decides
-between one kernel and several statements.
+between one kernel, several statements, and tiles of equal index.
+
+Products that are grouped by an index tensor need tables of it, which are remembered with the tensor. So there is a
+second choice, for an index tensor that was not met before, with the time in which its tables are made.
+
+Routes are ranked by what they take of the device. The host's time is hidden as soon as calls are queued or captured in
+a graph, and an estimate of it chose one kernel of 0.020 ms where torch's product takes 0.007; it decides between routes
+that the device finds equally good.
+
+A route that torch offers is missing here for one of two reasons: `torch.bincount` reads its largest number back, which
+no captured graph can; a sparse factor made dense would multiply what is absent by 0, and 0 times NaN is NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from math import prod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,24 +28,52 @@ from ..formats.facts import Fact
 from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tensor_cores
 from ..lru_cache import LRUCache
 from .binding import Bound
-from .planning import Split, device_of, split
+from .grouped import GroupedRunner, Kernel, RunnerByIndex, groupings_of
+from .planning import Grouping, Split, device_of, split
 from .prepared import PreparedStatement, Runner
-from .runtime import INTERPRETED, Launcher, on_device, paused
-from .tuning import fastest, host_milliseconds, tuning_mode
+from .reference import numbers_held, sums_in_float32
+from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
+from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
-__all__ = ["CLEAR", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
+__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
+GROUPED = "tiles of equal index"
+NEW_INDEX = "route with a new index of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
 SHARE = 0.25  # of a GPU's free memory: what torch operations may take for one statement
 CHOICES = 2048
 
-Makers = Mapping[str, Callable[[], Runner]]
+Maker = Callable[[float], Runner]  # is given the least milliseconds of the routes that were timed before
 
 
 class _Choice(NamedTuple):
     route: str
     parts: Split | None
+    new_index: str  # the route for an index tensor that was not met before
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A statement and its tensors, and what there is to evaluate it."""
+
+    statement: PreparedStatement
+    variant: Any
+    tensors: list[Tensor]
+    fact: Fact | None
+    run: Callable[..., Any]  # evaluates a statement over plain tensors
+    kernel_of: Kernel  # the runner of a statement as one kernel
+    parts: Split | None
+    ways: Sequence[Grouping]
+
+    def kernel(self, ms: float) -> Runner:
+        """Return the runner of this statement as one kernel."""
+        return self.kernel_of(self.statement, self.variant, self.tensors, self.fact, ms)
+
+    @property
+    def may_be_timed(self) -> bool:
+        tensors = self.tensors
+        return not (INTERPRETED or tuning_mode() == "off" or (tensors and tensors[0].is_cuda and is_capturing()))
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs
@@ -48,40 +85,45 @@ def fastest_route(
     tensors: list[Tensor],
     fact: Fact | None,
     run: Callable[..., Any],
-    kernel: Callable[[], Runner],
+    kernel: Kernel,
     times: dict[str, float] | None = None,
 ) -> Runner:
     """Return the runner that evaluates a statement over tensors like these the fastest.
 
-    `run` evaluates a statement over plain tensors; `kernel` returns the runner of this one as one kernel. Maxima, and
-    sums over the rows of a format, about which there is a fact, always take a kernel. If `times` is a dictionary, all
-    routes are timed anew, and it is filled with their milliseconds.
+    `run` evaluates a statement over plain tensors; `kernel` returns the runner of one as one kernel, of which it need
+    not try many if another route takes so many milliseconds that none can take fewer. If `times` is a dictionary,
+    all routes are timed anew, and it is filled with their milliseconds.
     """
-    if fact is not None or not statement.is_sum:
-        return kernel()
-    key = statement.kernel_key(variant, None)
+    key = statement.kernel_key(variant, fact)
     choice = _choices.get(key)
-    parts = split_of(statement.bound, statement.padding(variant)) if choice is None else choice.parts
-    makers: dict[str, Callable[[], Runner]] = {KERNEL: kernel}
-    if parts is not None:
-        makers[STATEMENTS] = lambda: _in_turn(statement, parts, run)
-        if parts.gain > CLEAR:
-            del makers[KERNEL]
-    untimed = next(iter(makers))
-    if INTERPRETED or tuning_mode() == "off" or (tensors[0].is_cuda and is_capturing()):
-        return makers[untimed]()
-    timed = choice if times is None else None
-    if (timed is None or timed.route == TORCH) and _fits_in_memory(statement.bound):  # which asks the device
-        makers[TORCH] = lambda: statement.graph(variant, sums_in_half=_sums_in_half(statement.bound))
-    if timed is None:
-        route = untimed if len(makers) == 1 else _timed(statement, tensors, makers, times)
-        timed = _choices[key] = _Choice(route, parts)
-    return makers.get(timed.route, makers[untimed])()
+    parts = _split_of(statement, variant, fact) if choice is None else choice.parts
+    ways = groupings_of(statement, tensors) if fact is None else ()  # which know how many values there are now
+    call = _Call(statement, variant, tensors, fact, run, kernel, parts, ways)
+    if not call.may_be_timed:
+        return _untimed(call)(0.0)
+    if choice is None or times is not None:
+        makers = {route: maker for route, make in ROUTES.items() if (maker := make(call)) is not None}
+        choice = _choices[key] = _chosen(call, makers, times)
+        runner = makers[choice.route](0.0)
+    else:
+        runner = (ROUTES[choice.route](call) or _untimed(call))(0.0)
+    if isinstance(runner, GroupedRunner) and choice.new_index != GROUPED:
+        new = ROUTES[choice.new_index](call) or _kernel(call)
+        return runner if new is None else RunnerByIndex(runner.at, runner, new(0.0))
+    return runner
 
 
-def chosen_route(statement: PreparedStatement, variant: Any) -> str | None:
+def _chosen(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None) -> _Choice:
+    """Return the routes that take the least of those that a statement has."""
+    route = next(iter(makers)) if len(makers) == 1 else _timed(call, makers, times)
+    if route != GROUPED:
+        return _Choice(route, call.parts, route)
+    return _Choice(route, call.parts, _timed(call, makers, None, NEW_INDEX) if len(makers) > 1 else route)
+
+
+def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) -> str | None:
     """Return the route that was timed to be the fastest for statements like this one; None if none was timed."""
-    choice = _choices.get(statement.kernel_key(variant, None))
+    choice = _choices.get(statement.kernel_key(variant, fact))
     return None if choice is None else choice.route
 
 
@@ -97,20 +139,81 @@ def split_of(bound: Bound, padded: Collection[str]) -> Split | None:
     return split(bound, device_of(bound.device), uses_tensor_cores(bound.dtype))
 
 
+def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> Split | None:
+    """Return the smaller statements of a sum; None too where a fact is known, which is one about the whole."""
+    return split_of(statement.bound, statement.padding(variant)) if fact is None and statement.is_sum else None
+
+
+# the routes: each returns what makes its runner, or None where a statement does not have it
+
+
+def _torch(call: _Call) -> Maker | None:
+    bound = call.statement.bound
+    if not _fits_in_memory(bound, call.statement.wants_winners):
+        return None
+    return lambda _: call.statement.graph(call.variant, sums_in_half=_sums_in_half(bound))
+
+
+def _statements(call: _Call) -> Maker | None:
+    parts = call.parts
+    return None if parts is None else lambda _: _in_turn(call.statement, parts, call.run)
+
+
+def _grouped(call: _Call) -> Maker | None:
+    return (lambda _: _fastest_groups(call)) if call.ways else None
+
+
+def _kernel(call: _Call) -> Maker | None:
+    return None if max(_gains(call).values(), default=0.0) > CLEAR else call.kernel
+
+
+# in the order in which they are timed: first what needs no kernel built, so that few are built where none can win
+ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {
+    TORCH: _torch,
+    STATEMENTS: _statements,
+    GROUPED: _grouped,
+    KERNEL: _kernel,
+}
+
+
+def _gains(call: _Call) -> dict[str, float]:
+    """Return how many times faster than one kernel other routes are by estimates that know neither tiles nor caches."""
+    gains = {} if call.parts is None else {STATEMENTS: call.parts.gain}
+    return {**gains, GROUPED: max(way.gain for way in call.ways)} if call.ways else gains
+
+
+def _untimed(call: _Call) -> Maker:
+    """Return the route that is taken where nothing may be timed."""
+    gains = _gains(call)
+    best = max(gains, key=lambda route: gains[route], default=KERNEL)
+    return _kernel(call) or ROUTES[best](call) or call.kernel  # one of the first two always is
+
+
+def _fastest_groups(call: _Call) -> GroupedRunner:
+    """Return the runner of the fastest way to group a statement's products by an index tensor."""
+    runners = {str(way): GroupedRunner(call.statement, way, call.kernel_of) for way in call.ways}
+    if len(runners) == 1 or not call.may_be_timed:
+        return runners[str(max(call.ways, key=lambda way: way.gain))]
+    return runners[_timed(call, {name: _made(runner) for name, runner in runners.items()}, None, "groups of")]
+
+
+def _made(runner: Runner) -> Maker:
+    return lambda _: runner
+
+
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
     """Return what evaluates the smaller statements one after the other; a tensor on the way lives until it is read."""
     *first, last = parts.steps
-    extents, size, names = statement.bound.extents, statement.bound.size, statement.names
+    size, names = statement.bound.size, statement.names
     output = last.output.name
     reads = [list(step.tensor_names) for step in parts.steps]
     if statement.bound.is_seeded and output not in reads[-1]:
         reads[-1].append(output)
     texts = [(str(step), ",".join(read)) for step, read in zip(parts.steps, reads)]
-    sizes = [tuple(extents[str(index)] for index in step.output.indices) for step in first]
 
     def runner(tensors: list[Tensor], fact: object = None) -> Tensor:
         named = dict(zip(names, tensors))
-        for step, (text, joined), inner, read in zip(first, texts, sizes, reads):
+        for step, (text, joined), inner, read in zip(first, texts, parts.sizes, reads):
             named[step.output.name] = run(text, joined, inner, [named[name] for name in read], None, False)
             for name in read:
                 if name not in names:  # made by an earlier step, and read by this one alone
@@ -120,48 +223,54 @@ def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]
     return runner
 
 
-def _timed(statement: PreparedStatement, tensors: list[Tensor], makers: Makers, times: dict[str, float] | None) -> str:
-    """Return the route that takes the least, measured now unless it is remembered."""
-    bound = statement.bound
-    device = device_of(bound.device)
+def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of") -> str:
+    """Return the route that takes the least, measured now unless it is remembered.
 
-    def start(name: str) -> tuple[Callable[[], object], float]:
-        runner = makers[name]()
+    Groups are timed with tables that are made beforehand, or with new ones if `what` is about a new index.
+    """
+    statement, fact = call.statement, call.fact
+    bound = statement.bound
+    device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
+
+    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        least = min(times.values(), default=0.0)
+        if 0 < NEAR * least <= floor and not is_new:
+            return None  # there is nothing left to win
+        runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
         else:
             host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
-        return lambda: runner(tensors, None), host
+        if isinstance(runner, GroupedRunner):
+            if what == NEW_INDEX:
+                return lambda: runner.anew(call.tensors), host
+            tables = group_tables(call.tensors[runner.at], runner.way.count, runner.way.tile)
+            return lambda: runner.over(tables, call.tensors), host
+        return lambda: runner(call.tensors, fact), host
 
-    problem = statement.problem(tensors, None)
-    key = replace(problem.key, statement=f"route of {problem.key.statement}")
+    problem = statement.problem(call.tensors, fact)
+    key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        return fastest(key, list(makers), list(makers), {}, start, times)
+        return fastest(key, list(makers), list(makers), {}, start, times, is_new)
 
 
-def _fits_in_memory(bound: Bound) -> bool:
-    """Return whether the torch operations of a statement take no more than their share: what they gather and make."""
+def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:
+    """Return whether the torch operations of a statement take no more than their share of a GPU's free memory."""
     if bound.device.type != "cuda":
         return False
-    statement, extents = bound.statement, bound.extents
-    gathered = [access.names for access in statement.accesses if access.is_indirect]
-    numbers = sum(prod(extents[name] for name in names) for names in (*gathered, statement.free))
-    itemsize = bound.compute_dtype.itemsize
-    operands = sum(prod(shape) for shape in bound.shapes.values())  # half precision is made float32
     free, _ = torch.cuda.mem_get_info(bound.device)
-    return (2 * numbers + operands) * itemsize <= SHARE * free
+    return numbers_held(bound, wants_winners) * bound.compute_dtype.itemsize <= SHARE * free
 
 
 def _sums_in_half(bound: Bound) -> bool:
     """Return whether torch's operations may take half precision as it is, under the rules that kernels obey.
 
-    A matrix product sums in float32 and rounds once by itself. Where the results are scattered they meet in half
-    precision, which is for torch's flags to allow. Products of entries, of any other statement, would be rounded
-    before they are summed.
+    A matrix product sums in float32 and rounds once by itself. What lies between several products, and results that
+    meet where they are scattered, are rounded in half precision, which is for torch's flags to allow.
     """
     statement = bound.statement
-    if bound.dtype not in HALF or len(statement.accesses) != 2 or bound.is_seeded:
+    if bound.dtype not in HALF or bound.is_seeded or not statement.is_sum or not sums_in_float32(bound):
         return False
-    small, large = sorted((set(access.names) for access in statement.accesses), key=len)
-    is_matrix_product = not small <= large or not statement.summed
-    return is_matrix_product and (not statement.output.is_indirect or may_round_sums(bound.dtype))
+    return may_round_sums(bound.dtype) or (len(statement.accesses) == 2 and not statement.output.is_indirect)

@@ -28,6 +28,7 @@ from .errors import FormatError
 __all__ = ["ConstantTables", "Fact", "OwnedRows", "RowFacts", "Tables", "WrittenOnce", "longest_first", "row_facts"]
 
 ONCE = " once"
+WHOLE = " whole"
 CONSTANTS = "known "
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 
@@ -93,8 +94,9 @@ class Fact(ABC):
             return WrittenOnce(text.removesuffix(ONCE)) if text else None
         if len(tensors) > len(OwnedRows.TENSORS):
             raise FormatError(f"{text!r} takes {', '.join(OwnedRows.TENSORS)}, but {len(tensors)} tensors are given")
-        rows, _, tiles = text.partition(".")
-        fact = OwnedRows(rows, tiles, *tensors)
+        rows, _, tiles = text.removesuffix(WHOLE).partition(".")
+        fields: dict[str, Any] = dict(zip(OwnedRows.TENSORS, tensors))
+        fact = OwnedRows(rows, tiles, **fields, is_whole=text.endswith(WHOLE))
         # not in __post_init__: a tracer would take note of every length
         if len(tensors) > 1 and len(tensors[1]) != len(tensors[0]) - 1:
             sizes = f"pointers is {list(tensors[0].shape)} but order is {list(tensors[1].shape)}"
@@ -144,6 +146,8 @@ class OwnedRows(Fact):
 
     >>> str(OwnedRows("AM")), str(OwnedRows("ROW", "TILE")), OwnedRows("ROW", "TILE").names
     ('AM', 'ROW.TILE', ('ROW', 'TILE'))
+    >>> Fact.from_text("AM whole", []).is_whole
+    True
     """
 
     rows: str
@@ -152,6 +156,7 @@ class OwnedRows(Fact):
     order: Tensor | None = None  # [D]    the rows or tiles, those with the most groups first
     is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups
     rows_to_zero: Tensor | None = None  # [R]    rows with no group or with several
+    is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
 
     TENSORS = ("pointers", "order", "is_shared", "rows_to_zero")
 
@@ -185,10 +190,10 @@ class OwnedRows(Fact):
         return f"{self} {len(self.tensors)}"
 
     def __str__(self) -> str:
-        return f"{self.rows}.{self.tiles}" if self.tiles else self.rows
+        return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{WHOLE if self.is_whole else ''}"
 
     def without_tensors(self) -> OwnedRows:
-        return OwnedRows(self.rows, self.tiles)
+        return OwnedRows(self.rows, self.tiles, is_whole=self.is_whole)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

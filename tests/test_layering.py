@@ -26,7 +26,7 @@ WITHOUT_TORCH = {
 # the files that turn text into code: text that codegen, torch.fx and plans wrote
 LOADS_SOURCE = {
     "insum_ops.compiler.runtime.launch",
-    "insum_ops.compiler.reference.lower",
+    "insum_ops.compiler.reference.code",
     "insum_ops.compiler.runtime.plan",
 }
 # which holds the caches of all folders, and which finds close matches for the names of all: they import none of them

@@ -11,13 +11,14 @@ A file imports only from those above it.
 """
 
 from .flop_formula import flops
-from .functions import differentiable, unchecked
+from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain
+from .operators import implement, run_plain, run_several
 
 __all__ = [
+    "by_torch",
     "differentiable",
     "flops",
     "gradients_of",
@@ -25,6 +26,7 @@ __all__ = [
     "is_sum",
     "one_by_one",
     "run_plain",
+    "run_several",
     "transformed",
     "transformed_sparse",
     "unchecked",

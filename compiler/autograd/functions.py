@@ -6,22 +6,25 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_compiling, is_grad_enabled
+from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, owned, planned
-from .gradients import gradient_of, gradients_of, is_sum, winner_places
+from ..language import parse
+from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
+from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .legacy_vmap import one_by_one
 from .operators import run_plain, run_plain_with_winners
 
-__all__ = ["differentiable", "unchecked"]
+__all__ = ["by_torch", "differentiable", "unchecked"]
 
 Evaluate = Callable[..., Tensor]
+DENSE = 4096  # statements of which it is kept whether torch differentiates them
 
 
 class _Call(NamedTuple):
@@ -35,6 +38,7 @@ class _Call(NamedTuple):
     forward: Callable[[], Tensor] | None  # evaluates it without gradients; None: as any other statement
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
+    pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -49,19 +53,46 @@ def differentiable(
     size: Sequence[int] | None,
     fact: Fact | None = None,
     forward: Callable[[], Tensor] | None = None,
+    pattern: object = None,
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
-    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`.
+    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`; `pattern` is what
+    `pattern_of` says of its format, if the caller knows it.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
+    if fact is None and by_torch(None, expr, operands) is not None:
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            call = _Call(evaluate, expr, names, shape, fact, forward, form, name)
+            call = _Call(evaluate, expr, names, shape, fact, forward, form, name, pattern)
             dense = [operand for key, operand in operands.items() if key != name]
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+
+
+def by_torch(call_key: object, expr: str, operands: Mapping[str, Any]) -> object:
+    """Return the key of a call whose operations torch itself differentiates; None if statements do.
+
+    On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
+    and what is kept for them is no more than what the sum makes on its way. Where a tensor is empty, nothing would lead
+    to the others.
+    """
+    if INTERPRETED or not is_free() or not _is_dense(expr, tuple(operands)):
+        return None
+    for tensor in operands.values():
+        if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
+            return None
+    return "by torch", call_key
+
+
+@lru_cache(maxsize=DENSE)
+def _is_dense(expr: str, names: tuple[str, ...]) -> bool:
+    """Return whether a statement is a sum without index tensors that reads all tensors of these names."""
+    statement = parse(expr)
+    reads = {*statement.tensor_names, *((statement.output.name,) if statement.op == "+=" else ())}
+    return statement.is_sum and not statement.index_accesses and set(names) <= reads
 
 
 class _Sum(torch.autograd.Function):
@@ -122,12 +153,12 @@ def _gradients(
     grad_output: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each tensor that needs one; None for the others."""
-    return tuple(
-        [
-            gradient_of(evaluate, expr, name, operands, grad_output) if needs_grad else None
-            for name, needs_grad in zip(names, needs_grads)
-        ]
-    )
+    wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
+    grads: dict[str, Tensor] = joint_gradients(expr, wanted, operands, grad_output)
+    for name in wanted:
+        if name not in grads:
+            grads[name] = gradient_of(evaluate, expr, name, operands, grad_output)
+    return tuple([grads.get(name) for name in names])
 
 
 class _SparseSum(torch.autograd.Function):
@@ -136,7 +167,7 @@ class _SparseSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
         assert call.form is not None
-        ctx.call, ctx.pattern = call, pattern_of(call.form)
+        ctx.call, ctx.pattern = call, pattern_of(call.form) if call.pattern is None else call.pattern
         ctx.names = [name for name in call.names if name != call.name]
         ctx.save_for_backward(*tensors)
         if call.forward is not None:
@@ -148,9 +179,9 @@ class _SparseSum(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         call = ctx.call
-        check_pattern(call.form, ctx.pattern, call.name)
+        memory = check_pattern(call.form, ctx.pattern, call.name)
         statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
-        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads)
+        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads, memory)
 
 
 def _sparse_gradients(
@@ -162,10 +193,12 @@ def _sparse_gradients(
     saved: Sequence[Tensor],
     grad_output: Tensor,
     needs_grads: Sequence[bool],
+    memory: dict[Any, Any] | None,
 ) -> Sequence[Tensor | None]:
     """Return the gradients of a format's values and of the dense tensors `names`; None for those that need none.
 
-    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan.
+    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan,
+    which is in `memory`, or in the format's own if that is None.
     """
 
     def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
@@ -177,4 +210,5 @@ def _sparse_gradients(
     if is_compiling() or is_grad_enabled():
         return run(grad_output, *saved)
     call_key = "gradients", expr, name, *names, *needs_grads
-    return planned(form.memory, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]
+    cache = form.memory if memory is None else memory
+    return planned(cache, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

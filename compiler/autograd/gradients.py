@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...formats.facts import WrittenOnce
-from ...formats.torch_state import is_compiling, is_grad_enabled, is_watched
+from ...formats.torch_state import is_compiling, is_free, is_grad_enabled, is_watched
 from ..binding import Recipe, SparseFormat, recipe_for
+from ..joint import JointCall
 from ..language import Term, parse, tangent_terms, terms, winners
-from ..planning import beside_each_other, device_of
-from ..prepared import has_kernels, ways_of
+from ..planning import beside_each_other, device_of, holds_sums
+from ..prepared import has_kernels, prepare, ways_of
 from ..runtime import remember_range
-from .operators import run_plain
+from .operators import run_plain, run_several
 
-__all__ = ["gradient_of", "gradients_of", "is_sum", "tangent_of", "values_gradient", "winner_places"]
+__all__ = [
+    "gradient_of",
+    "gradients_of",
+    "is_sum",
+    "joint_gradients",
+    "tangent_of",
+    "values_gradient",
+    "winner_places",
+]
 
 Operand = Any  # a Tensor or a SparseFormat
 
@@ -78,6 +87,29 @@ def gradient_of(
         part = _as_type(evaluate(derived, needed, tuple(tensor.shape)), tensor.dtype)
         total = part if total is None else total + part
     return torch.zeros_like(tensor) if total is None else total
+
+
+def joint_gradients(
+    expr: str, names: Sequence[str], operands: Mapping[str, Tensor], grad_output: Tensor
+) -> dict[str, Tensor]:
+    """Return those of the gradients that one kernel may compute together, by the tensors' names.
+
+    There are none where torch watches, casts or differentiates them: then each is a statement by itself.
+    """
+    if len(names) < 2 or not is_free() or is_grad_enabled() or not has_kernels(grad_output.device):
+        return {}
+    calls: dict[str, JointCall] = {}
+    for name in names:
+        parts, is_seed = _terms(expr, name)
+        if len(parts) == 1 and not is_seed:
+            ((derived, grad_name, others),) = parts
+            size, tensors = tuple(operands[name].shape), [grad_output, *[operands[key] for key in others]]
+            call = JointCall(derived, ",".join([grad_name, *others]), size, tensors)
+            if holds_sums(prepare(*call).bound):
+                calls[name] = call
+    if len(calls) < 2:
+        return {}
+    return {name: _as_type(grad, operands[name].dtype) for name, grad in zip(calls, run_several([*calls.values()]))}
 
 
 def tangent_of(

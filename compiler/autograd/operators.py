@@ -16,10 +16,19 @@ from torch.autograd import forward_ad
 from ...formats.facts import Fact
 from ...formats.torch_state import PLAIN, is_forward_mode, is_grad_enabled, is_watched
 from ..binding import bind
+from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
 from ..runtime import resolved
 
-__all__ = ["batch_call", "call", "call_with_winners", "implement", "run_plain", "run_plain_with_winners"]
+__all__ = [
+    "batch_call",
+    "call",
+    "call_with_winners",
+    "implement",
+    "run_plain",
+    "run_plain_with_winners",
+    "run_several",
+]
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
 
@@ -164,6 +173,13 @@ def run_plain_with_winners(
     if _is_watched(tensors):
         return call_with_winners(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, True)  # type: ignore[no-any-return]
+
+
+def run_several(calls: Sequence[JointCall]) -> list[Tensor]:
+    """Return the values of several statements over plain tensors; one kernel computes them where that is faster."""
+    if any([_is_watched(call.tensors) for call in calls]):
+        return [run_plain(*call) for call in calls]
+    return run_jointly([call._replace(tensors=[resolved(tensor) for tensor in call.tensors]) for call in calls], _run)
 
 
 def _is_watched(tensors: Sequence[Tensor]) -> bool:

@@ -16,11 +16,12 @@ from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
-from .shape_class import bucket, known_divisor, power_of_two, shape_class
+from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
 from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, check_pattern, is_sparse, pattern_of, recipe
 
 __all__ = [
     "INDEX_DTYPES",
+    "SHORT_LENGTH",
     "Bound",
     "Kind",
     "Kinds",

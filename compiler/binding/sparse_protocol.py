@@ -69,7 +69,10 @@ class SparseFormat(Protocol):
 
 
 def is_sparse(operand: object) -> TypeGuard[SparseFormat]:
-    return not isinstance(operand, Tensor) and hasattr(operand, "coord_axes")
+    if isinstance(operand, Tensor):
+        return False
+    # its class is asked first: a property would be worked out only to see that it is there
+    return hasattr(type(operand), "coord_axes") or hasattr(operand, "coord_axes")
 
 
 def pattern_of(form: SparseFormat) -> object:
@@ -77,13 +80,20 @@ def pattern_of(form: SparseFormat) -> object:
     return form.memory if may_keep() else None
 
 
-def check_pattern(form: SparseFormat, before: object, name: str) -> None:
-    """Raise OperandError if the pattern is not the one that the forward pass had; `before` is its `pattern_of`."""
-    if before is not None and form.memory is not before:
+def check_pattern(form: SparseFormat, before: object, name: str) -> dict[Any, Any] | None:
+    """Return the pattern's plans; None if `before`, the `pattern_of` the forward pass, is.
+
+    Raises OperandError if the pattern is not the one that the forward pass had.
+    """
+    if before is None:
+        return None
+    memory = form.memory
+    if memory is not before:
         raise OperandError(
             f"the coordinates of {name} have changed since the call that is differentiated; "
             "change them after its backward, or change a copy"
         )
+    return memory
 
 
 Splits = tuple[tuple[int, int], ...]  # (a tensor's dimension, the format's dimension whose blocks it is split into)

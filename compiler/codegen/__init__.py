@@ -23,7 +23,7 @@ among them: read it first. The files in the order of their imports:
     body         the whole kernel
 """
 
-from .body import emit
+from .body import emit, emit_joint
 from .kernel import NUMBERS, Config, Flags, Kernel, Parameter
 
-__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit"]
+__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit", "emit_joint"]

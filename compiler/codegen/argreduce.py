@@ -165,7 +165,7 @@ def _store_winner(scope: Scope, axes: Axes, has_product: Value | None) -> None:
     masks += [scope.valid[access] for access in output.indirections if access in scope.valid]
     mask = conjunction(spec, masks, axes)
     guard = f", mask={mask}" if mask else ""
-    dtype = TYPES[spec.bound.dtype]
+    dtype = TYPES[spec.schedule.sum_dtype(None)]
     value = "acc" if dtype == spec.accumulate else f"acc.to({dtype})"
     scope.line(f"tl.store({pointer(scope, output, 'output', axes)}, {value}{guard})")
     if spec.flags.wants_winners:

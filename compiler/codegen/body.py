@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ..planning import Dot, Schedule, Strides
 from . import nan_recheck
 from .argreduce import write_extremum
@@ -9,7 +12,7 @@ from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_available
-from .loops import define_single_steps, loops_of, open_loops
+from .loops import define_single_steps, innermost, loops_of
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
 from .scope import Scope
@@ -17,7 +20,7 @@ from .spec import KernelSpec
 from .stores import early_seed, store_sum
 from .unrolled import write_unrolled
 
-__all__ = ["emit"]
+__all__ = ["emit", "emit_joint"]
 
 
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
@@ -34,7 +37,30 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
         _write_sum(scope)
     else:
         write_extremum(scope)
-    return _assemble(scope, grid)
+    return _assemble([scope], grid)
+
+
+def emit_joint(
+    schedules: Sequence[Schedule], strides: Sequence[Strides], config: Config, flags: Sequence[Flags]
+) -> Kernel:
+    """Return one kernel for the statements of `joint_schedules`: what several of them read is loaded once.
+
+    `strides` and `flags` are those of each statement. An output has the number of its statement for a name.
+    """
+    own = enumerate(zip(schedules, strides, flags))
+    specs = [KernelSpec.of(schedule, stride, config, flag, str(at)) for at, (schedule, stride, flag) in own]
+    scope = Scope(specs[0], loaded={})
+    grid = place_program(scope)
+    define_single_steps(scope)
+    scopes = [replace(scope.child(indent=0), spec=spec) for spec in specs]
+    for statement in scopes:
+        load_available(statement)
+    if schedules[0].tables:
+        write_unrolled(*scopes)
+    else:
+        for statement in scopes:
+            _write_sum(statement)
+    return _assemble(scopes, grid)
 
 
 def _write_sum(scope: Scope) -> None:
@@ -44,8 +70,9 @@ def _write_sum(scope: Scope) -> None:
     seed = early_seed(scope, acc.axes) if has_loops else None
     if has_loops:
         scope.line(f"acc = {zeros(spec, acc.axes)}")
-    body = open_loops(scope)
-    add_product(body, acc, has_loops)
+    body = scope
+    for body in innermost(scope):
+        add_product(body, acc, has_loops)
     result = spec.tile.result("acc", acc.axes)
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")
@@ -54,21 +81,21 @@ def _write_sum(scope: Scope) -> None:
         nan_recheck.recheck_tile(scope, acc)
 
 
-def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
+def _assemble(scopes: Sequence[Scope], grid: tuple[tuple[str, int], ...]) -> Kernel:
     """Return the source with its head, and how to call it."""
-    spec, statement, parameters = scope.spec, scope.spec.bound.statement, scope.symbols.parameters
+    scope, spec, parameters = scopes[0], scopes[0].spec, scopes[0].symbols.parameters
     ordered = sorted(parameters, key=lambda parameter: parameter.kind in NUMBERS)
-    extents = [parameters[parameter] for parameter in ordered if parameter.kind == "extent"]
+    varying = NUMBERS if spec.flags.strides_vary else ("extent", "copy")
+    lengths = [parameters[parameter] for parameter in ordered if parameter.kind in varying]
     name = "insum_kernel"
     head = [
         "import triton",
         "import triton.language as tl",
         "",
         "",
-        f"@triton.jit(do_not_specialize={extents!r})",
+        f"@triton.jit(do_not_specialize={lengths!r})",
         f"def {name}({', '.join(parameters[parameter] for parameter in ordered)}):",
-        f"    # {statement}",
-        f"    # {spec.schedule.strategy}: {_scheduled_statement(spec.schedule)}",
+        *[line for statement in scopes for line in _described(statement.spec.schedule)],
         f"    # {spec.config}",
     ]
     return Kernel(
@@ -79,7 +106,13 @@ def _assemble(scope: Scope, grid: tuple[tuple[str, int], ...]) -> Kernel:
         spec.config.num_warps,
         spec.config.num_stages,
         spec.config.parts,
+        spec.config.copies,
     )
+
+
+def _described(schedule: Schedule) -> tuple[str, str]:
+    """Return the comments that say which statement a kernel computes, and how it stores the result."""
+    return f"    # {schedule.bound.statement}", f"    # {schedule.strategy}: {_scheduled_statement(schedule)}"
 
 
 def _scheduled_statement(schedule: Schedule) -> str:

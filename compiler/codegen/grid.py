@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from ..binding import known_divisor
-from .scope import Scope
+from .scope import ALIGNED, Scope
 from .spec import KernelSpec
 
-__all__ = ["bound_index", "place_program", "split_merged", "wide_extent"]
+__all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]
+
+VECTOR_BYTES = 16  # that one thread loads or stores at once
 
 
 def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
@@ -20,18 +24,27 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     grid = tuple((name, _share(spec, name)) for name in order)
     # an index of which one program takes all values is no part of the program id
     varying = [(name, block) for name, block in grid if schedule.extents[name] > block]
+    if spec.config.copies > 1:
+        _choose_copy(scope)
     _divide_program_id(scope, varying)
     for name, block in grid:
         if (name, block) not in varying:
             _place(scope, name, block, "")
     for name, block in grid:
-        if not _is_persistent_row(spec, name):
+        if not _is_persistent_row(spec, name) and not _is_clamped(spec, name, block):
             bound_index(scope, name, block)
     if schedule.owner is not None and spec.config.longest_first:
         _sort_rows(scope)
     if schedule.merged is not None:
         split_merged(scope)
+    _split_flats(scope)
     return grid
+
+
+def _choose_copy(scope: Scope) -> None:
+    """Write the choice of the program's copy of the output; programs that share a sum have one each."""
+    output, copies = scope.parameter("output"), scope.spec.config.copies
+    scope.line(f"{output} += tl.program_id(0) % {copies} * {scope.parameter('copy')}")
 
 
 def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
@@ -74,7 +87,51 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
         scope.define(name, place or "0")
     else:
         start = f"tl.cast({place}, tl.int64)" if _is_long(scope.spec, name, block) else f"({place})"
-        scope.define(name, f"{f'{start} * {block} + ' if place else ''}{scope.spec.tile.arange(name)}", (name,))
+        start = f"{start} * {block} + " if place else ""
+        if _is_clamped(scope.spec, name, block):
+            text = f"tl.minimum({start}{scope.spec.tile.arange(name)}, {scope.extent(name)} - 1)"
+        else:
+            text = f"{start}{_unaligned(scope, name)}{scope.spec.tile.arange(name)}"
+        scope.define(name, text, (name,))
+
+
+def _is_clamped(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block ends with its last value again and again instead of under a mask.
+
+    What moves data stores such a value several times, the same each time. A mask over two axes is a few instructions
+    for every element, more than its load and its store take.
+    """
+    schedule = spec.schedule
+    may_repeat = schedule.strategy == "store" and not spec.bound.is_seeded and schedule.form not in ("", "turned")
+    return (
+        may_repeat
+        and name == schedule.names("tile")[0]
+        and not _is_aligned(spec, name)
+        and may_end_early(spec, name, block)
+    )
+
+
+def _is_aligned(spec: KernelSpec, name: str) -> bool:
+    """Whether threads may store several neighbours of a flattened axis at once, as far as its length goes."""
+    divisor = _divisor(spec, name)
+    is_along = name == spec.axes[-1] if spec.axes else False
+    return is_along and (divisor & -divisor) * spec.bound.dtype.itemsize >= VECTOR_BYTES
+
+
+def _unaligned(scope: Scope, name: str) -> str:
+    """Return a zero that keeps Triton from taking a flattened axis for aligned, "" if it may.
+
+    A thread would get neighbouring elements for one wide store, which the mask of an odd length then cuts into single
+    ones, far apart from those of the next thread. The compiler can't tell that no extent is below 0.
+    """
+    spec = scope.spec
+    if all(flat.name != name for flat in spec.schedule.flats):
+        return ""
+    if _is_aligned(spec, name):
+        return ""
+    divisor = _divisor(spec, name)
+    zero, aligned = f"tl.minimum({scope.extent(name)}, 0)", divisor & -divisor
+    return f"{zero}{f' * {aligned}' if aligned > 1 else ''} + "
 
 
 def _sort_rows(scope: Scope) -> None:
@@ -98,19 +155,54 @@ def split_merged(scope: Scope) -> None:
             scope.bounds[name] = scope.bounds[merged.name]
 
 
+def _split_flats(scope: Scope) -> None:
+    """Write the values of the index names that flattened axes hold; those of fixed length are divided by a number."""
+    for flat in scope.spec.schedule.flats:
+        if flat.name not in scope.indices:  # a loop runs over it
+            continue
+        rest = scope.indices[flat.name]
+        for name in flat.parts[:0:-1]:
+            extent = scope.spec.schedule.extents[name]
+            size = scope.extent(name) if scope.spec.is_varying(name) else extent
+            scope.define(name, f"{rest.text} % {size}", rest.axes)
+            rest = scope.let(f"{rest.text} // {size}", rest.axes, "rest")
+        scope.indices[flat.parts[0]] = rest
+        if flat.name in scope.bounds:
+            scope.bounds |= dict.fromkeys(flat.parts, scope.bounds[flat.name])
+
+
 def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
-    if block > 1 and _divisor(scope.spec, name) % block:
+    if may_end_early(scope.spec, name, block):
         value = scope.indices[name]
-        text = f"{value.text} < {scope.extent(name)}"
+        text = f"{value.text} < {_extent_with_divisor(scope, name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
+
+
+def may_end_early(spec: KernelSpec, name: str, block: int) -> bool:
+    """Whether the last block of an index may have values outside its extent."""
+    return block > 1 and bool(_divisor(spec, name) % block)
+
+
+def _extent_with_divisor(scope: Scope, name: str) -> str:
+    """Return an extent written as a multiple of the power of two that divides it.
+
+    A mask then holds for as many neighbours at once, and Triton loads and stores them together. It is not told about
+    extents as it is about strides: a kernel serves other lengths too.
+    """
+    divisor = math.gcd(_divisor(scope.spec, name), ALIGNED)
+    extent = scope.extent(name)
+    return f"{extent} // {divisor} * {divisor}" if divisor > 1 else extent
 
 
 def _divisor(spec: KernelSpec, name: str) -> int:
     """Return a divisor of an extent on which the source may rely, though it serves other lengths too."""
-    extent, owner = spec.schedule.extents[name], spec.schedule.owner
+    extents, owner = spec.schedule.extents, spec.schedule.owner
     is_row = owner is not None and name == owner.row
-    return known_divisor(extent) if is_row or spec.is_varying(name) else extent
+    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    return math.prod(
+        known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part] for part in parts
+    )
 
 
 def wide_extent(scope: Scope, name: str, block: int) -> str:

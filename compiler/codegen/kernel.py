@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
 
-NUMBERS = ("extent", "stride")  # parameters that are no tensors
+NUMBERS = ("extent", "stride", "copy")  # parameters that are no tensors
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Config:
     parts: int = 1  # programs that share one sum, each with a part of its longest loop
     rows: int = 1  # that a program owns, one after another
     longest_first: bool = False  # rows with the most groups come first, so that programs end together
+    copies: int = 1  # of the output, among which programs are divided; a second kernel sums them
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.blocks)
 
     def block(self, name: str) -> int:
         return dict(self.blocks)[name]
@@ -31,7 +36,7 @@ class Config:
     @property
     def kind(self) -> tuple[bool, ...]:
         """The choices that decide which lines a kernel has, without sizes."""
-        return self.swap, self.reverse, self.parts > 1, self.rows > 1, self.longest_first
+        return self.swap, self.reverse, self.parts > 1, self.rows > 1, self.longest_first, self.copies > 1
 
     def __str__(self) -> str:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
@@ -39,6 +44,7 @@ class Config:
         extra += f" parts={self.parts}" if self.parts > 1 else ""
         extra += f" rows={self.rows}" if self.rows > 1 else ""
         extra += " longest first" if self.longest_first else ""
+        extra += f" copies={self.copies}" if self.copies > 1 else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 
@@ -51,6 +57,7 @@ class Flags:
     interpreted: bool = False
     lazy: bool = True
     padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
+    strides_vary: bool = False  # from call to call, as lengths do, so that nothing is known of them
     wants_winners: bool = False  # a max or min also stores where each of its winners is
 
     def __str__(self) -> str:
@@ -63,7 +70,7 @@ class Flags:
 class Parameter:
     """An argument of the kernel: a tensor, an extent or a stride."""
 
-    kind: str  # tensor, output, winners, seed, pointers, is_shared, order, extent, stride
+    kind: str  # tensor, output, winners, seed, pointers, is_shared, order, extent, stride, copy (elements of one)
     name: str = ""
     dim: int = 0
 
@@ -79,6 +86,7 @@ class Kernel:
     num_warps: int
     num_stages: int
     parts: int = 1  # programs for each of the grid's
+    copies: int = 1  # of the output, one behind the other
 
     @cached_property
     def numbers(self) -> tuple[Parameter, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from .broadcast import Value
 from .scope import Scope
 from .spec import Axes, KernelSpec
 
-__all__ = ["axes_of", "conjunction", "load_available", "load_factor", "moving_axes", "pointer"]
+__all__ = ["axes_of", "conjunction", "hiding_masks", "load_available", "load_factor", "moving_axes", "pointer"]
 
 
 def load_available(scope: Scope) -> None:
@@ -36,8 +36,7 @@ def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
         position, index = scope.positions[factor.position], scope.indices[factor.name]
         text = f"{spec.tile.spread(position, axes)} == {spec.tile.spread(index, axes)}"
         return scope.let(text, axes, "one_hot", torch.bool)
-    hiding = [scope.valid[access] for access in _hiding(spec, factor) if access in scope.valid]
-    value = _load(scope, factor, axes, "0.0", f"v_{scope.identifier(factor.name)}", hiding)
+    value = _load(scope, factor, axes, "0.0", f"v_{scope.identifier(factor.name)}", hiding_masks(scope, factor))
     dtype = spec.bound.dtypes[factor.name]
     if spec.flags.interpreted and dtype == torch.bfloat16:
         return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)
@@ -55,7 +54,7 @@ def _load_position(scope: Scope, access: Access) -> None:
     position = _load(scope, access, axes_of(scope, access.names), "-1", f"at_{identifier}", [])
     scope.positions[access] = position
     if _may_be_negative(scope.spec, access):
-        scope.valid[access] = scope.let(f"{position.text} >= 0", position.axes, f"has_{identifier}")
+        scope.valid[access] = scope.let_once(f"{position.text} >= 0", position.axes, f"has_{identifier}")
 
 
 def _may_be_negative(spec: KernelSpec, access: Access) -> bool:
@@ -79,13 +78,18 @@ def _hiding(spec: KernelSpec, factor: Factor) -> list[Access]:
     return [access for access in _indirections(spec.schedule.factors) if set(access.names) <= set(factor.names)]
 
 
+def hiding_masks(scope: Scope, factor: Factor) -> tuple[Value, ...]:
+    """Return where the factors that this one is multiplied with have entries, as far as they may lack them."""
+    return tuple(scope.valid[access] for access in _hiding(scope.spec, factor) if access in scope.valid)
+
+
 def _load(scope: Scope, access: Access, axes: Axes, other: str, stem: str, hiding: Sequence[Value]) -> Value:
     address = pointer(scope, access, "tensor", axes)
     masks = [scope.bounds[name] for name in access.names if name in scope.bounds]
     masks += [scope.valid[index] for index in access.indirections if index in scope.valid] + list(hiding)
     mask = conjunction(scope.spec, masks, axes)
     guard = f", mask={mask}, other={other}" if mask else ""
-    return scope.let(f"tl.load({address}{guard})", axes, stem)
+    return scope.let_once(f"tl.load({address}{guard})", axes, stem)
 
 
 def conjunction(spec: KernelSpec, masks: Sequence[Value], axes: Axes) -> str:
@@ -104,16 +108,18 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     """Return the addresses of a tile over `axes`, of a tensor that is read or, by `kind`, of the output or its seed."""
     spec, bound = scope.spec, scope.spec.bound
     is_output = kind in ("output", "winners", "seed")
-    base = scope.parameter(kind, "" if is_output else access.name)
+    base = scope.parameter(kind, spec.output if is_output else access.name)
     shape = bound.size if is_output else bound.shapes[access.name]
-    key = {"output": "", "winners": "", "seed": " seed"}.get(kind, access.name)
+    key = {"output": spec.output, "winners": "", "seed": " seed"}.get(kind, access.name)
     strides = spec.strides[key]
     dtype = bound.dtype if is_output else bound.dtypes[access.name]
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
     is_wide = _span(shape, strides) * itemsize >= 2**31
     terms = []
-    for dim, index in enumerate(access.indices):
-        value = _index_value(scope, index)
+    addends = list(_addends(scope, access.indices, shape, strides))
+    # a result may be written to a place of other strides than it would be allocated with
+    is_vector = not is_output and any(value.axes and strides[dim] == 1 for dim, value in addends)
+    for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
         text = spec.tile.spread(value, axes)
@@ -123,8 +129,27 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
             continue
         if is_wide:
             text = f"tl.cast({text}, tl.int64)"
-        terms.append(text if strides[dim] == 1 else f"{text} * {scope.parameter('stride', key, dim)}")
+        terms.append(text if strides[dim] == 1 else f"{text} * {scope.stride(key, dim, strides[dim], is_vector)}")
     return " + ".join([base, *terms])
+
+
+def _addends(
+    scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]
+) -> Iterator[tuple[int, Value]]:
+    """Yield the values that an address is the sum of, each with the dimension by whose stride it is multiplied.
+
+    Dimensions over all names of a flattened axis, which lie in memory as they do in the axis, are one value.
+    """
+    dim = 0
+    while dim < len(indices):
+        end, value = dim + 1, _index_value(scope, indices[dim])
+        for flat in scope.spec.schedule.flats:
+            past = dim + len(flat.parts)
+            is_whole = tuple(map(str, indices[dim:past])) == flat.parts and min(shape[dim:past]) > 1
+            if is_whole and all(strides[at - 1] == strides[at] * shape[at] for at in range(dim + 1, past)):
+                end, value = past, scope.indices[flat.name]
+        yield end - 1, value
+        dim = end
 
 
 def moving_axes(scope: Scope, indices: Sequence[Index], shape: Sequence[int], strides: Sequence[int]) -> set[str]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..binding import power_of_two
+from ..language import Access
 from .broadcast import Value
-from .grid import bound_index, wide_extent
+from .grid import bound_index, may_end_early, wide_extent
 from .loads import load_available
 from .scope import Scope
 from .spec import KernelSpec
 
-__all__ = ["define_single_steps", "inner_turns", "is_fused", "loops_of", "open_loops", "row_segment"]
+__all__ = [
+    "define_single_steps",
+    "define_step",
+    "inner_turns",
+    "innermost",
+    "is_fused",
+    "loops_of",
+    "open_loops",
+    "row_segment",
+]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
+KNOWN_DIVISOR = 16  # the one that Triton knows of a stride
 UNROLLED = (
     16  # an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
 )
@@ -26,7 +37,7 @@ def define_single_steps(scope: Scope) -> None:
     """Write the values of summed indices that one tile holds whole, outside all loops."""
     for name in scope.spec.schedule.names("step"):
         if scope.spec.is_one_step(name):
-            _define_step(scope, name)
+            define_step(scope, name)
 
 
 def loops_of(spec: KernelSpec) -> tuple[str, ...]:
@@ -54,6 +65,44 @@ def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
         scope = _open_loop(scope, name, segment)
         load_available(scope)
     return scope
+
+
+def innermost(scope: Scope) -> Iterator[Scope]:
+    """Write all loops and yield the innermost scope, or two in turn: of whole blocks along memory, and of what is left.
+
+    Whole blocks need no mask, and so are read by as many bytes at once as there are. The caller writes to each scope
+    what belongs into it before it asks for the next.
+    """
+    loops = loops_of(scope.spec)
+    if not loops or not _has_whole_blocks(scope.spec, loops[-1]):
+        yield open_loops(scope)
+        return
+    for name in loops[:-1]:
+        scope = _open_loop(scope, name, row_segment)
+        load_available(scope)
+    name, block = loops[-1], scope.spec.block(loops[-1])
+    first, end = _range_of_blocks(scope, name)
+    end = scope.let(end, (), "end").text
+    whole = scope.let(f"{end} // {block} * {block}", (), "whole").text
+    for place, is_whole in ((f"{first}, {whole}", True), (f"tl.maximum({first}, {whole}), {end}", False)):
+        body = _open_range(scope, name, place, is_whole)
+        load_available(body)
+        yield body
+
+
+def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
+    """Whether a mask alone keeps a sum from reading several elements at once: all rows of its factors are aligned."""
+    schedule = spec.schedule
+    if name != schedule.along or schedule.roles[name] != "step" or not may_end_early(spec, name, spec.block(name)):
+        return False
+    parts = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
+    factors = [factor for factor in schedule.factors if isinstance(factor, Access)]
+    return all(
+        stride % KNOWN_DIVISOR == 0
+        for factor in factors
+        for index, stride in zip(factor.indices, spec.strides[factor.name])
+        if str(index) not in parts
+    )
 
 
 def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
@@ -96,26 +145,54 @@ def _open_single_values(scope: Scope, name: str) -> Scope:
 
 def _open_blocks(scope: Scope, name: str) -> Scope:
     """Open a loop that takes a block of an index at a time."""
+    return _open_range(scope, name, ", ".join(_range_of_blocks(scope, name)))
+
+
+def _range_of_blocks(scope: Scope, name: str) -> tuple[str, str]:
+    """Write the first value of an index that the program takes and the one after its last, those of its part."""
     block = scope.spec.block(name)
-    start, first, end = f"start_{scope.identifier(name)}", "0", wide_extent(scope, name, block)
-    if name == _shared_loop(scope.spec):
-        parts = scope.spec.config.parts
-        share = scope.let(f"tl.cdiv({end}, {block * parts}) * {block}", (), "share").text
-        first, end = f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"
-    scope.line(f"for {start} in range({first}, {end}, {block}):")
+    end = wide_extent(scope, name, block)
+    if name != _shared_loop(scope.spec):
+        return "0", end
+    parts = scope.spec.config.parts
+    share = scope.let(f"tl.cdiv({end}, {block * parts}) * {block}", (), "share").text
+    return f"part * {share}", f"tl.minimum((part + 1) * {share}, {end})"
+
+
+def _open_range(scope: Scope, name: str, place: str, is_whole: bool = False) -> Scope:
+    """Open the loop over the blocks of an index in a range; all of their values are inside if they are whole."""
+    start = f"start_{scope.identifier(name)}"
+    scope.line(f"for {start} in range({place}, {scope.spec.block(name)}):")
     body = scope.child()
-    _define_step(body, name, f"{start} + ")
+    define_step(body, name, f"{start} + ", is_whole)
     return body
 
 
-def _define_step(scope: Scope, name: str, start: str = "") -> None:
+def define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False) -> None:
     """Write the values of a block of a summed index, which begins at `start`."""
     block = scope.spec.block(name)
     if block > 1:
         scope.define(name, f"{start}{scope.spec.tile.arange(name)}", (name,))
     else:
         scope.define(name, f"{start}0")
-    bound_index(scope, name, block)
+    if not is_whole:
+        bound_index(scope, name, block)
+    _split_flat(scope, name)
+
+
+def _split_flat(scope: Scope, name: str) -> None:
+    """Define the index names that a flattened step holds, as expressions: addresses along it need none of them."""
+    spec, value = scope.spec, scope.indices[name]
+    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), ())
+    text = value.text
+    for part in parts[:0:-1]:
+        length = scope.extent(part) if spec.is_varying(part) else spec.schedule.extents[part]
+        scope.indices[part] = Value(f"({text} % {length})", value.axes)
+        text = f"({text} // {length})"
+    for part in parts:
+        scope.indices.setdefault(part, Value(text, value.axes))  # the first one
+        if name in scope.bounds:
+            scope.bounds[part] = scope.bounds[name]
 
 
 # programs that share a sum
@@ -185,6 +262,6 @@ def _open_fused_loop(scope: Scope, loops: tuple[str, ...], segment: Segment) -> 
 def _define_turn(scope: Scope, name: str, place: str) -> None:
     """Write the values of a loop's index in its turn number `place`."""
     if scope.spec.schedule.roles[name] == "step":
-        _define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
+        define_step(scope, name, f"({place}) * {scope.spec.block(name)} + ")
     else:
         scope.define(name, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 import torch
 
@@ -12,7 +13,9 @@ from .broadcast import Value
 from .kernel import Parameter
 from .spec import Axes, KernelSpec
 
-__all__ = ["Scope", "Symbols"]
+__all__ = ["ALIGNED", "Scope", "Symbols"]
+
+ALIGNED = 16  # elements or bytes: what Triton's launcher asks of a number, and the most that one load takes
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Symbols:
         identifier = self.identifier(name)
         text = {
             "tensor": f"{identifier}_ptr",
-            "output": "ptr_of_output",
+            "output": f"ptr_of_output_{identifier}" if name else "ptr_of_output",
             "winners": "ptr_of_winners",
             "seed": "ptr_of_seed",
             "pointers": f"ptr_of_{identifier}_segments",
@@ -48,6 +51,7 @@ class Symbols:
             "order": f"ptr_of_{identifier}_order",
             "extent": f"extent_{identifier}",
             "stride": f"stride_{identifier}_{dim}",
+            "copy": "elements_of_copy",
         }[kind]
         return self.parameters.setdefault(Parameter(kind, name, dim), text)
 
@@ -70,6 +74,7 @@ class Scope:
     positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it
     valid: dict[Access, Value] = field(default_factory=dict)  # indirection -> where it is not -1
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+    loaded: dict[str, Value] | None = None  # expression -> its value, where several statements share what is loaded
 
     # children
 
@@ -105,7 +110,7 @@ class Scope:
 
     def aside(self) -> Scope:
         """Return a scope with separate lines, which the caller inserts where they belong."""
-        return replace(self.child(indent=0), lines=[])
+        return replace(self.child(indent=0), lines=[], loaded=None)
 
     # text
 
@@ -117,6 +122,14 @@ class Scope:
         name = self.symbols.fresh(stem)
         self.line(f"{name} = {text}")
         return Value(name, axes, dtype)
+
+    def let_once(self, text: str, axes: Axes, stem: str) -> Value:
+        """Write what `let` does, unless another statement of the kernel has: then return the value that it got."""
+        if self.loaded is None:
+            return self.let(text, axes, stem)
+        if text not in self.loaded:
+            self.loaded[text] = self.let(text, axes, stem)
+        return self.loaded[text]
 
     def define(self, name: str, text: str, axes: Axes = ()) -> None:
         """Write the value of an index name."""
@@ -138,6 +151,14 @@ class Scope:
 
     def extent(self, name: str) -> str:
         return self.parameter("extent", name)
+
+    def stride(self, name: str, dim: int, stride: int, is_vector: bool) -> str:
+        """Return the parameter of a stride, written as a multiple of what divides it if whole vectors are loaded.
+
+        Triton's launcher tells the compiler about multiples of 16 alone, and rows of 24 floats start at multiples of 8.
+        """
+        text, divisor = self.parameter("stride", name, dim), gcd(stride, ALIGNED)
+        return f"({text} // {divisor} * {divisor})" if is_vector and 1 < divisor < ALIGNED else text
 
     def knows(self, names: Iterable[str]) -> bool:
         return all(name in self.indices for name in names)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
-from ..binding import Bound
+from ..binding import Bound, bucket
 from ..planning import Dot, Leaf, Merged, Node, Owner, Product, Schedule, Strides, Sum, is_varying
 from .broadcast import Eager, Lazy
 from .kernel import Config, Flags
@@ -37,11 +38,14 @@ class KernelSpec:
     flags: Flags
     axes: Axes  # of all tiles: those of the schedule that are longer than one element
     layouts: Mapping[int, Axes] = field(default_factory=dict)  # factor number -> the order in which its axes are loaded
+    output: str = ""  # its name among the outputs of a kernel that has several
 
     @staticmethod
-    def of(schedule: Schedule, strides: Strides, config: Config, flags: Flags) -> KernelSpec:
-        axes = tuple(axis for axis in schedule.axes if config.block(axis) > 1)
-        spec = KernelSpec(schedule, strides, config, flags, axes)
+    def of(schedule: Schedule, strides: Strides, config: Config, flags: Flags, output: str = "") -> KernelSpec:
+        # statements that share a kernel have the order of their axes in common, whatever the roles in each
+        order = [name for name, _ in config.blocks] if output else schedule.axes
+        axes = tuple(axis for axis in order if config.block(axis) > 1)
+        spec = KernelSpec(schedule, strides, config, flags, axes, output=output)
         return replace(spec, layouts=dict(spec._layouts(schedule.tree, spec.result_axes)))
 
     @property
@@ -59,6 +63,11 @@ class KernelSpec:
         """The merged axis, of a schedule that holds two index names on one tile axis."""
         assert self.schedule.merged is not None
         return self.schedule.merged
+
+    @cached_property
+    def is_seeded_here(self) -> bool:
+        """Whether the kernel adds the seed itself: it is not there before, nor added to the sum of all copies."""
+        return self.bound.is_seeded and not self.schedule.is_atomic and not self.schedule.has_copies
 
     @cached_property
     def tile(self) -> Lazy:
@@ -86,7 +95,11 @@ class KernelSpec:
 
     def is_one_step(self, name: str) -> bool:
         """Whether one tile holds all values of a summed index, so that it needs no loop."""
-        return self.schedule.extents[name] <= self.block(name)
+        extents = self.schedule.extents
+        parts = next((flat.parts for flat in self.schedule.flats if flat.name == name), ())
+        # lengths that vary are known by their power of two, and so is what several of them make together
+        lengths = [bucket(extents[part]) if self.is_varying(part) else extents[part] for part in parts]
+        return (math.prod(lengths) if parts else extents[name]) <= self.block(name)
 
     def is_varying(self, name: str) -> bool:
         return is_varying(self.bound, name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..binding import power_of_two
 from ..language import Access, Var
 from .broadcast import Value
 from .loads import conjunction, moving_axes, pointer
 from .scope import Scope
 from .spec import TYPES, Axes
 
-__all__ = ["early_seed", "output_masks", "store_sum"]
+__all__ = ["early_seed", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
 
 
 def early_seed(scope: Scope, axes: Axes) -> Value | None:
@@ -19,7 +20,7 @@ def early_seed(scope: Scope, axes: Axes) -> Value | None:
     None if there is no seed, or if it has all axes and is loaded where it is added.
     """
     spec = scope.spec
-    if not spec.bound.is_seeded or spec.schedule.is_atomic:
+    if not spec.is_seeded_here:
         return None
     kept = spec.kept(axes)
     return _load_seed(scope, kept) if _seed_axes(scope, kept) != kept else None
@@ -57,21 +58,16 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     """Write the sums in `acc` to the output by the schedule's strategy; `seed` is given if it is loaded already."""
     spec, schedule = scope.spec, scope.spec.schedule
     axes = spec.kept(acc.axes)
-    _finish_sum(scope, acc, axes)
-    masks, places = output_masks(scope), _exclusive_places(scope)
-    free = [access for access in scope.valid if set(access.names) <= set(schedule.free) and access not in places]
-    entries = [scope.valid[access] for access in free]
+    finish_sum(scope, acc)
+    masks = output_masks(scope)
     if schedule.strategy == "atomic":
-        masks += entries
-    elif entries:  # an element without an entry is written too, as zero, though other factors may be NaN there
-        scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, axes)}, {acc.text}, 0.0)")
+        masks += _entries(scope)
     mask = conjunction(spec, masks, axes)
     guard = f", mask={mask}" if mask else ""
-    if spec.bound.is_seeded and not schedule.is_atomic:
+    if spec.is_seeded_here:
         scope.line(f"{acc.text} += {spec.tile.spread(seed or _load_seed(scope, axes), axes)}")
-    dtype = TYPES[schedule.sum_dtype(spec.flags.sum_dtype)]
     address = pointer(scope, schedule.output, "output", axes)
-    value = acc.text if dtype == spec.accumulate else f"{acc.text}.to({dtype})"
+    value = _rounded(scope, acc.text)
     if schedule.strategy == "store-or-atomic":
         _store_or_add(scope, address, value, masks, axes)
     elif schedule.is_atomic:
@@ -80,9 +76,46 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
         scope.line(f"tl.store({address}, {value}{guard})")
 
 
-def _finish_sum(scope: Scope, acc: Value, kept: Axes) -> None:
-    """Write the sum over the axes that the output lacks, times the statement's number."""
-    spec, value = scope.spec, acc
+def store_interleaved(scope: Scope, rows: Sequence[str], start: int, step: int) -> None:
+    """Write rows of sums whose elements lie between each other: element x of row r at `start + r + x * step`.
+
+    One tile with the rows side by side is written to whole sectors, where each row alone would touch all of them.
+    """
+    spec, (axis,) = scope.spec, scope.spec.kept(scope.spec.axes)
+    output, width = scope.spec.schedule.output, power_of_two(len(rows))
+    (place,) = output.indirections
+    scope.positions[place] = Value(str(start))
+    along, beside = scope.indices[axis].text, scope.let(f"tl.arange(0, {width})", (), "beside").text
+    address = f"{pointer(scope, output, 'output', ())} + ({along}[:, None] * {step} + {beside}[None, :])"
+    masks = [f"({beside} < {len(rows)})[None, :]"] if width > len(rows) else []
+    masks += [mask.text if not mask.axes else f"{mask.text}[:, None]" for mask in output_masks(scope)]
+    guard = f", mask={' & '.join(masks)}" if masks else ""
+    joined = _joined([*rows, *[rows[-1]] * (width - len(rows))])
+    tile = scope.let(f"tl.reshape({joined}, ({spec.block(axis)}, {width}))", (), "beside")
+    scope.line(f"tl.store({address}, {_rounded(scope, tile.text)}{guard})")
+
+
+def _joined(rows: Sequence[str]) -> str:
+    """Return rows side by side along new last dimensions of two, which together count them in their order."""
+    return rows[0] if len(rows) == 1 else f"tl.join({_joined(rows[::2])}, {_joined(rows[1::2])})"
+
+
+def _rounded(scope: Scope, text: str) -> str:
+    """Return sums in the type in which they are written."""
+    dtype = TYPES[scope.spec.schedule.sum_dtype(scope.spec.flags.sum_dtype)]
+    return text if dtype == scope.spec.accumulate else f"{text}.to({dtype})"
+
+
+def _entries(scope: Scope) -> list[Value]:
+    """Return where the program's results have entries, by the indirections that stand for no place in the output."""
+    schedule, places = scope.spec.schedule, _exclusive_places(scope)
+    free = [access for access in scope.valid if set(access.names) <= set(schedule.free) and access not in places]
+    return [scope.valid[access] for access in free]
+
+
+def finish_sum(scope: Scope, acc: Value) -> None:
+    """Write the sum over the axes that the output lacks, times the statement's number, 0 where there is no entry."""
+    spec, value, kept = scope.spec, acc, scope.spec.kept(acc.axes)
     for axis in acc.axes:
         if axis not in kept:
             total = spec.tile.reduce("tl.sum", value, axis)
@@ -91,6 +124,10 @@ def _finish_sum(scope: Scope, acc: Value, kept: Axes) -> None:
     scale = spec.bound.statement.scale
     if scale != 1:
         scope.line(f"{acc.text} *= tl.full((), {float(scale)!r}, {spec.accumulate})")
+    entries = _entries(scope)
+    if entries and spec.schedule.strategy != "atomic":
+        # an element without an entry is written too, as zero, though other factors may be NaN there
+        scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, kept)}, {acc.text}, 0.0)")
 
 
 def _store_or_add(scope: Scope, address: str, value: str, masks: Sequence[Value], axes: Axes) -> None:

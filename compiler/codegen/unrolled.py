@@ -12,13 +12,14 @@ from itertools import product
 from typing import NamedTuple
 
 from ..language import Access, Var, walk
-from ..planning import line_at, number_at
+from ..planning import line_of_access, number_at
 from .broadcast import Value
-from .loads import axes_of, load_factor, pointer
+from .loads import axes_of, hiding_masks, load_factor, pointer
+from .loops import define_step
 from .products import widened, zeros
 from .scope import Scope
 from .spec import Axes, KernelSpec
-from .stores import store_sum
+from .stores import finish_sum, store_interleaved, store_sum
 
 __all__ = ["write_unrolled"]
 
@@ -37,30 +38,109 @@ class Load(NamedTuple):
     lines: list[str]
 
 
-def write_unrolled(scope: Scope) -> None:
-    """Write a program's rows, each a sum over the entries of its tables."""
-    spec, schedule = scope.spec, scope.spec.schedule
-    axes = spec.ordered({*schedule.names("tile", "step")})
-    rows = [name for name in schedule.names("unrolled") if name in schedule.free]
-    sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
-    loads: dict[str, Load] = {}  # by address
-    terms = [_terms_of_row(row, sums, loads) for row in _entries(scope, rows)]
-    large = _large_loads(terms, loads, axes)
+LoadKey = tuple[object, ...]  # an address, and the masks of the factors that it is multiplied with
+
+
+class Row(NamedTuple):
+    """A row of an output, and the products whose sum it is."""
+
+    scope: Scope
+    terms: list[Term]
+
+
+def write_unrolled(*scopes: Scope) -> None:
+    """Write a program's rows, each a sum over the entries of its tables, of one statement or of several in turn."""
+    scope, loads = scopes[0], dict[LoadKey, Load]()
+    axes = scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
+    rows_of = [list(_rows_of(statement, loads)) for statement in scopes]
+    rows = [row for own in rows_of for row in own]
+    large = _large_loads(rows, loads, axes)
     # all loads before the first store: a compiler moves no load before a store that it might alias
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
-    totals = _sum_by_tile(scope, terms, large, axes) if large else {}
-    for at, row in enumerate(_entries(scope, rows)):
-        for access in schedule.output.indirections:
-            if access.name in schedule.tables:
-                _look_up(row, access)
-        acc = Value("acc", spec.ordered(set(spec.kept(axes))) if large else axes)
-        if large:
-            row.line(f"acc = {totals.get(at) or zeros(spec, acc.axes)}")
+    totals = _sum_by_tile(rows, large, axes) if large else {}
+    first = 0
+    for statement, own in zip(scopes, rows_of):
+        is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
+        results = [totals.get(first + at, "") for at in range(len(own))] if is_summed else None
+        _store_rows(statement, own, results, axes)
+        first += len(own)
+
+
+def _rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
+    """Yield the rows of one statement's output, whose loads are added to `loads`."""
+    schedule = scope.spec.schedule
+    names = [name for name in schedule.names("unrolled") if name in schedule.free]
+    sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
+    in_pieces = zip(*[_entries(piece, names) for piece in _pieces(scope)])
+    for row, pieces in zip(_entries(scope, names), in_pieces):
+        yield Row(row, [term for piece in pieces for term in _terms_of_row(piece, sums, loads)])
+
+
+def _store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, axes: Axes) -> None:
+    """Write the stores of a statement's rows: of the sums `totals`, or if that is None of what is summed up here."""
+    spec, schedule = scope.spec, scope.spec.schedule
+    acc_axes = axes if totals is None else spec.ordered(set(spec.kept(axes)))
+    waiting: list[tuple[str, int, int]] = []  # rows that lie between each other in memory, and their lines
+    for at, (row, terms) in enumerate(rows):
+        places = [access for access in schedule.output.indirections if access.name in schedule.tables]
+        for access in places:
+            _look_up(row, access)
+        start, step = _line(row, places[0]) if _may_interleave(spec, acc_axes) else (0, 1)
+        acc = Value("acc" if step <= 1 else scope.symbols.fresh("sum"), acc_axes)
+        if totals is not None:
+            row.line(f"{acc.text} = {totals[at] or zeros(spec, acc.axes)}")
         else:
-            _sum_row(row, terms[at], acc)
-        store_sum(row, acc)
+            _sum_row(row, terms, acc)
+        if waiting and (step <= 1 or len(waiting) == step or start != waiting[-1][1] + 1 or step != waiting[-1][2]):
+            _store_waiting(scope, waiting)
+        if step <= 1:
+            store_sum(row, acc)
+        else:
+            finish_sum(row, acc)
+            waiting.append((acc.text, start, step))
+    if waiting:
+        _store_waiting(scope, waiting)
+
+
+def _may_interleave(spec: KernelSpec, axes: Axes) -> bool:
+    """Whether rows may be written several at a time: by a table, in one dimension of their own, to unit strides."""
+    schedule, strides = spec.schedule, spec.strides[""]
+    last = schedule.output.indices[-1]
+    return (
+        schedule.strategy == "store-once"
+        and isinstance(last, Access)
+        and last.name in schedule.tables
+        and len(schedule.output.indirections) == 1
+        and strides[-1] == 1
+        and len(axes) == len(spec.kept(spec.axes)) == 1
+        and not spec.bound.is_seeded
+    )
+
+
+def _store_waiting(scope: Scope, waiting: list[tuple[str, int, int]]) -> None:
+    """Write the store of rows that lie between each other, of which there are none afterwards."""
+    _, start, step = waiting[0]
+    store_interleaved(scope.child(indent=0), [text for text, *_ in waiting], start, step)
+    waiting.clear()
+
+
+def _pieces(scope: Scope) -> list[Scope]:
+    """Return a scope for every combination of blocks of the summed axes, in which they hold the values of those blocks.
+
+    An extent that is no power of two is covered by equal blocks more closely than by one.
+    """
+    spec = scope.spec
+    names = [name for name in spec.schedule.names("step") if not spec.is_one_step(name)]
+    counts = [range(-(-spec.schedule.extents[name] // spec.block(name))) for name in names]
+    pieces = []
+    for number, place in enumerate(product(*counts)):
+        piece = scope.child(indent=0, prefix=f"{scope.prefix}_{number}" if names else scope.prefix)
+        for name, at in zip(names, place):
+            define_step(piece, name, f"{at * spec.block(name)} + ")
+        pieces.append(piece)
+    return pieces
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
@@ -71,24 +151,33 @@ def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
         yield entry
 
 
-def _terms_of_row(row: Scope, sums: Sequence[str], loads: dict[str, Load]) -> list[Term]:
+def _terms_of_row(row: Scope, sums: Sequence[str], loads: dict[LoadKey, Load]) -> list[Term]:
     """Return the products of one row that are not 0."""
     terms = [_term(entry, loads) for entry in _entries(row, sums)]
     return [term for term in terms if term is not None]
 
 
-def _large_loads(rows: Sequence[Sequence[Term]], loads: dict[str, Load], axes: Axes) -> list[Load]:
-    """Return the loads of tiles that have all axes, the first one of each product; none if there is but one axis."""
-    if len(axes) < 2:
+def _large_loads(rows: Sequence[Row], loads: dict[LoadKey, Load], axes: Axes) -> list[Load]:
+    """Return the loads of tiles that have all axes, the first one of each product.
+
+    There are none if but one axis has a fixed length: its tiles are as small as a program's share of the others.
+    """
+    if not rows or sum(not rows[0].scope.spec.is_varying(axis) for axis in axes) < 2:
         return []
-    firsts = {next((tile for tile in term.tiles if tile.axes == axes), None) for terms in rows for term in terms}
+    firsts = {next((tile for tile in term.tiles if tile.axes == axes), None) for row in rows for term in row.terms}
     return [load for load in loads.values() if load.value in firsts]
+
+
+def _is_summed_by_tile(row: Row, large: Sequence[Load]) -> bool:
+    """Whether a row is summed while the large tiles are loaded one by one; a row without products is if any is."""
+    values = {load.value for load in large}
+    return bool(large) and all(any(tile in values for tile in term.tiles) for term in row.terms)
 
 
 # the product of one entry
 
 
-def _term(scope: Scope, loads: dict[str, Load]) -> Term | None:
+def _term(scope: Scope, loads: dict[LoadKey, Load]) -> Term | None:
     """Return the product of the entry in scope, or None if there is no entry or it is 0."""
     spec, tables, scale = scope.spec, scope.spec.schedule.tables, 1.0
     factors = [(at, factor) for at, factor in enumerate(spec.schedule.factors) if isinstance(factor, Access)]
@@ -121,12 +210,9 @@ def _look_up(scope: Scope, access: Access) -> bool:
     Return False if the table holds no position there.
     """
     schedule = scope.spec.schedule
-    names = [index.name for index in access.indices if isinstance(index, Var)]
-    place = [None if name in schedule.axes else int(scope.indices[name].text) for name in names]
-    line = line_at(schedule.tables[access.name], tuple(place))
-    assert line is not None
-    start, step = line
-    axis = scope.indices[names[place.index(None)]] if None in place else Value("")
+    start, step = _line(scope, access)
+    along_axes = [index.name for index in access.indices if isinstance(index, Var) and index.name in schedule.axes]
+    axis = scope.indices[along_axes[0]] if along_axes else Value("")
     if axis.axes:
         along = axis.text if step == 1 else f"{axis.text} * {step}"
         text = f"{start} + {along}" if start else along
@@ -136,13 +222,22 @@ def _look_up(scope: Scope, access: Access) -> bool:
     return bool(start >= 0)
 
 
-def _load_once(scope: Scope, at: int, factor: Access, loads: dict[str, Load]) -> Value:
-    """Return the tile of a factor, whose load is added to `loads` unless its address is there."""
-    address = pointer(scope, factor, "tensor", axes_of(scope, factor.names))
-    if address not in loads:
+def _line(scope: Scope, access: Access) -> tuple[int, int]:
+    """Return the position that a table holds for the entry in scope, and the step along an axis of tiles."""
+    schedule = scope.spec.schedule
+    at = {name: int(scope.indices[name].text) for name in access.names if name not in schedule.axes}
+    line = line_of_access(access, schedule.tables, at)
+    assert line is not None
+    return line
+
+
+def _load_once(scope: Scope, at: int, factor: Access, loads: dict[LoadKey, Load]) -> Value:
+    """Return the tile of a factor, whose load is added to `loads` unless its address and masks are there."""
+    key = pointer(scope, factor, "tensor", axes_of(scope, factor.names)), *hiding_masks(scope, factor)
+    if key not in loads:
         aside = scope.aside()
-        loads[address] = Load(load_factor(aside, at, factor), aside.lines)
-    return loads[address].value
+        loads[key] = Load(load_factor(aside, at, factor), aside.lines)
+    return loads[key].value
 
 
 # sums of products
@@ -153,27 +248,27 @@ def _sum_row(scope: Scope, terms: Sequence[Term], acc: Value) -> None:
     summands = _summands(scope.spec, terms)
     is_whole = bool(acc.axes) and bool(summands) and summands[0].axes == acc.axes
     if not is_whole:  # nothing has the axes of a result
-        scope.line(f"acc = {zeros(scope.spec, acc.axes)}")
+        scope.line(f"{acc.text} = {zeros(scope.spec, acc.axes)}")
     for at, value in enumerate(summands):
-        scope.line(f"acc {'=' if is_whole and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
+        scope.line(f"{acc.text} {'=' if is_whole and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
-def _sum_by_tile(scope: Scope, rows: Sequence[Sequence[Term]], large: Sequence[Load], axes: Axes) -> dict[int, str]:
+def _sum_by_tile(rows: Sequence[Row], large: Sequence[Load], axes: Axes) -> dict[int, str]:
     """Write the sums of all rows where a factor has every axis; return the variable of each row's result.
 
     Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
     is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time.
     """
-    spec = scope.spec
-    uses = _uses(rows, large)
+    scope, uses = rows[0].scope, _uses(rows, large)
     last = {row: at for at, terms_of in enumerate(uses) for row in terms_of}
     results: dict[int, str] = {}
     loaded = 0
     for at, terms_of in enumerate(uses):
-        while loaded < min(at + spec.config.num_stages, len(large)):
+        while loaded < min(at + scope.spec.config.num_stages, len(large)):
             scope.lines += large[loaded].lines
             loaded += 1
         for row, terms in terms_of.items():
+            spec = rows[row].scope.spec
             for value in _summands(spec, terms):
                 scope.line(f"acc_{row} {'+=' if row in results else '='} {spec.tile.spread(value, axes)}")
                 results[row] = f"acc_{row}"
@@ -182,13 +277,15 @@ def _sum_by_tile(scope: Scope, rows: Sequence[Sequence[Term]], large: Sequence[L
     return results
 
 
-def _uses(rows: Sequence[Sequence[Term]], large: Sequence[Load]) -> list[dict[int, list[Term]]]:
-    """Return for each large tile the products that it is in, by their rows."""
+def _uses(rows: Sequence[Row], large: Sequence[Load]) -> list[dict[int, list[Term]]]:
+    """Return for each large tile the products that wait for it, by their rows."""
     order = {load.value: at for at, load in enumerate(large)}
     uses: list[dict[int, list[Term]]] = [{} for _ in large]
-    for row, terms in enumerate(rows):
-        for term in terms:
-            uses[next(order[tile] for tile in term.tiles if tile in order)].setdefault(row, []).append(term)
+    for number, row in enumerate(rows):
+        if _is_summed_by_tile(row, large):
+            for term in row.terms:
+                last = max(order[tile] for tile in term.tiles if tile in order)
+                uses[last].setdefault(number, []).append(term)
     return uses
 
 

@@ -7,27 +7,40 @@ A file imports only from those above it.
     contraction      how the factors of one tile are multiplied and summed
     block_rows       how the rows of a block-sparse matrix are taken
     scatter          how a result may reach the output, and what the statement becomes for it
+    movement         tiles of statements that move data: flattened axes, transposes
+    stretches        long sums over memory as it lies
     schedule         a bound statement to its schedules
+    joint            several statements to schedules of one kernel
+    relayout         a tensor copied so that rows of it are picked instead of elements
+    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
+    grouping         a statement over tiles of equal index
 """
 
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
-from .constant_tables import line_at, number_at
+from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
-from .scatter import ON_CHIP_EXTENT, Factor, Merged, OneHot, Owner, is_varying, strategies
-from .schedule import LARGEST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
-from .split import Split, split
+from .grouping import Grouping, groupings
+from .joint import holds_sums, joint_schedules
+from .movement import block_along
+from .relayout import Split
+from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
+from .schedule import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
+from .split import split
 
 __all__ = [
     "DEVICES",
     "LARGEST_TILE",
+    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",
     "Device",
     "Dot",
     "Factor",
+    "Flat",
+    "Grouping",
     "Leaf",
     "Merged",
     "Node",
@@ -39,13 +52,17 @@ __all__ = [
     "Strides",
     "Sum",
     "beside_each_other",
+    "block_along",
     "described_as",
     "device_of",
     "dots",
+    "groupings",
+    "holds_sums",
     "is_varying",
+    "joint_schedules",
     "leaves",
-    "line_at",
     "line_of",
+    "line_of_access",
     "may_be_listed",
     "multiply",
     "number_at",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_permutation", "line_at", "number_at"]
+from ..language import Access, Var
+
+__all__ = ["is_permutation", "line_at", "line_of_access", "number_at"]
 
 
 def number_at(table: Any, place: tuple[int, ...]) -> Any:
@@ -35,6 +38,28 @@ def line_at(table: Any, place: tuple[int | None, ...]) -> tuple[Any, int] | None
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     is_line = numbers == [numbers[0] + step * at for at in range(len(numbers))]
     return (numbers[0], step) if is_line and (step == 0 or min(numbers[0], numbers[-1]) >= 0) else None
+
+
+def line_of_access(access: Access, tables: Mapping[str, Any], at: Mapping[str, int]) -> tuple[Any, int] | None:
+    """Return what `line_at` returns for an access to a table, where `at` has the values of all names but an axis.
+
+    A table may be read at the positions that another holds, `COLUMN[PART[i],u]`. No position is -1, and a line of them
+    along the axis, inside another table, has no answer.
+    """
+    place: list[int | None] = []
+    for index in access.indices:
+        if isinstance(index, Var):
+            place.append(at.get(index.name))
+        elif isinstance(index, Access):
+            inner = line_of_access(index, tables, at)
+            if inner is None or inner[1] != 0:
+                return None
+            if inner[0] < 0:
+                return -1, 0
+            place.append(inner[0])
+        else:
+            return None
+    return line_at(tables[access.name], tuple(place))
 
 
 def is_permutation(table: Any, length: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -16,6 +16,7 @@ from .device import device_of
 __all__ = [
     "ON_CHIP_EXTENT",
     "Factor",
+    "Flat",
     "Merged",
     "OneHot",
     "Owner",
@@ -71,6 +72,14 @@ class Merged:
     width: int
 
 
+@dataclass(frozen=True)
+class Flat:
+    """Tile axis `name` runs over all values of several index names, `parts`, the last of which is the fastest."""
+
+    name: str
+    parts: tuple[str, ...]
+
+
 def is_varying(bound: Bound, name: str) -> bool:
     """Whether an index runs over a tensor's first dimension (entries, groups, batch), whose length varies by call."""
     roots = (bound.statement.output, *bound.statement.accesses)
@@ -124,7 +133,8 @@ def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[st
         if owns_tiles(fact):
             return ("owner",)
         preferred.append("owner")
-        if is_sum and not deterministic and not bound.is_seeded:
+        tells_shared = isinstance(fact, OwnedRows) and not fact.is_whole
+        if is_sum and not deterministic and not bound.is_seeded and tells_shared:
             preferred.append("store-or-atomic")
     if is_sum and not deterministic and "store-or-atomic" not in preferred:
         preferred.append("atomic")
@@ -192,6 +202,7 @@ class Start:
     owner: Owner | None
     shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     merged: Merged | None = None
+    flats: tuple[Flat, ...] = ()
 
     @staticmethod
     def of(bound: Bound, strategy: str, fact: Fact | None) -> Start:
@@ -230,6 +241,13 @@ class Start:
         extents = {**self.extents, merged.name: self.extents[outer] * merged.width}
         return replace(self, extents=extents, merged=merged)
 
+    def with_axes(self, groups: Collection[tuple[str, ...]]) -> tuple[Start, tuple[str, ...]]:
+        """Return the statement with one axis for all values of each group of names, and the names of the axes."""
+        flats = {group: Flat(self.fresh("_".join(group)), group) for group in groups if len(group) > 1}
+        lengths = {flat.name: math.prod(self.extents[part] for part in flat.parts) for flat in flats.values()}
+        start = replace(self, extents={**self.extents, **lengths}, flats=tuple(flats.values()))
+        return start, tuple(flats[group].name if group in flats else group[0] for group in groups)
+
     def on_chip(self) -> Start:
         """Return the statement with `Z[b,s,w]` for `Z[b,I[p,q],w]` and one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
@@ -255,6 +273,7 @@ class Start:
             names.add(self.owner.row)
         if self.merged is not None and names & {self.merged.outer, self.merged.inner}:
             names.add(self.merged.name)
+        names.update(flat.name for flat in self.flats if names.intersection(flat.parts))
         return names
 
     @property

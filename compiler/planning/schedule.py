@@ -7,7 +7,7 @@
 | loop    | a serial loop over single values                                          |
 | step    | a serial loop over blocks, an axis of the tiles                           |
 | segment | a serial loop over the groups of the program's output row (owner)         |
-| merged  | one of two names that one tile axis holds side by side                    |
+| merged  | one of several names that one tile axis holds side by side                |
 | unrolled | its values are numbers in the source, as those of the tables it runs over |
 """
 
@@ -24,10 +24,12 @@ import torch
 from ...formats.facts import ConstantTables, Fact, Tables
 from ..binding import Bound, power_of_two
 from ..language import Access, Var, walk
-from .constant_tables import line_at
+from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .scatter import Factor, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+from .movement import Tiling, contiguity, tilings, widened
+from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+from .stretches import is_crowded, reads_stretches, stretch
 
 __all__ = [
     "LARGEST_TILE",
@@ -38,6 +40,7 @@ __all__ = [
     "other_schedules",
     "resized",
     "schedules",
+    "unrolled_schedule",
 ]
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -48,9 +51,7 @@ DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 SHARED_TILE = 64
 MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
 SHARED_LOOP = 2 * 4 * 128
-# A sum is cut over programs that add atomically where results, one to a thread, are fewer than this many warps for each
-# multiprocessor, and the sum is longer than there are results; estimated, not measured.
-SPLIT_WARPS = 2
+LINE = 32  # results side by side along memory, of 4 bytes each: the narrowest tile whose loads fill a line
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
 # Elements of tiles over known tables, and along an axis that is not summed: 16 registers of each thread of a program
@@ -72,8 +73,12 @@ class Schedule:
     owner: Owner | None = None
     shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
+    has_copies: bool = False  # programs write to copies of the output, which a second kernel sums
     merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
+    flats: tuple[Flat, ...] = ()
+    along: str = ""  # the axis along memory of a sum that reads stretches of it
+    form: str = ""  # of a statement that moves data: rows, flat, turned, looped
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -142,13 +147,28 @@ class Schedule:
 
     @cached_property
     def may_be_shared(self) -> bool:
-        """Whether several programs could each add a part of a sum to the output."""
-        has_sum = self.is_sum and bool(self.names("loop", "step"))
-        return has_sum and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+        """Whether several programs could each take a part of a sum; of a max or min if every part has a product."""
+        has_loop = bool(self.along or self.is_sum) and bool(self.names("loop", "step"))
+        return (
+            has_loop and not self.is_shared and not self.tables and self.strategy in ("store", "store-once", "atomic")
+        )
 
     def shared(self) -> Schedule:
         """Return the schedule with its sum cut over programs that add their parts atomically."""
         return replace(self, strategy="atomic", is_shared=True)
+
+    def in_copies(self) -> Schedule | None:
+        """Return the schedule with copies of the output, None if it can have none.
+
+        Programs that share a sum, or a max, store their parts in a copy each, in a fixed order; those that scatter add
+        atomically to one of several copies, where fewer of them meet at one place.
+        """
+        if self.has_copies or self.tables or self.merged is not None or self.owner is not None:
+            return None
+        if self.strategy == "store" and self.may_be_shared:
+            return replace(self, is_shared=True, has_copies=True)
+        is_scatter = self.is_sum and self.strategy == "atomic" and not self.is_shared
+        return replace(self, has_copies=True) if is_scatter else None
 
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """Return the type in which partial sums are added in memory.
@@ -156,7 +176,8 @@ class Schedule:
         It is `wanted` for atomic sums, and float32 where programs share a sum in half precision.
         """
         dtype = self.bound.dtype
-        if self.is_shared and dtype.itemsize == 2:  # hundreds of parts for a few results: a wider type costs nothing
+        # hundreds of parts for a few results: a wider type costs nothing
+        if (self.is_shared or self.has_copies) and dtype.itemsize == 2:
             return torch.float32
         return wanted if self.is_atomic and wanted is not None else dtype
 
@@ -166,7 +187,9 @@ class Schedule:
 
     def is_kept(self, axis: str) -> bool:
         """Whether the output has a tile axis, so that nothing is summed over it."""
-        return axis in self.free or (self.merged is not None and axis == self.merged.name)
+        parts = next((flat.parts for flat in self.flats if flat.name == axis), ())
+        is_merged = self.merged is not None and axis == self.merged.name
+        return axis in self.free or is_merged or bool(parts and parts[0] in self.free)
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -176,6 +199,7 @@ class Schedule:
         rows += [f"{name:10}{self.extents[name]:>10}  {role}" for name, role in self.roles.items()]
         kind = "tl.dot" if self.uses_dot else "multiply-add" if self.is_sum else f"multiply-{self.reduction}"
         shared = ", sums shared by programs" if self.is_shared else ""
+        shared += ", copies of the output" if self.has_copies else ""
         return "\n".join([f"scatter: {self.strategy}, product: {kind}{shared}", *rows])
 
 
@@ -199,13 +223,16 @@ def schedules(
         merged = _merged_schedules(start, dotted)
         candidates += merged if any(way.holds_set for way in merged) else (*merged, dotted)
     if not candidates:
-        candidates.append(_plain_schedule(start, strides, not deterministic))
-        deep = _deep_schedule(start, candidates[0])
-        candidates += [deep] if deep is not None else []
-    if not deterministic and _is_worth_sharing(candidates[0]):
-        candidates.insert(0, candidates[0].shared())
+        candidates += [_tiled(start, tiling) for tiling in tilings(start, strides)]
+    if not candidates:
+        candidates = _without_dot(start, strides)
+    if _is_worth_sharing(candidates[0]):
+        candidates = [*_shared(candidates[0], deterministic), *candidates]
+    if is_crowded(start, device_of(bound.device).l2_bytes):
+        crowded = [way.in_copies() for way in candidates[:2]]
+        candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
-    unrolled = _unrolled_schedule(start, strides, tables) if use_dot is None else None
+    unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
     return (
@@ -219,19 +246,15 @@ def other_schedules(
     """Return the schedules with one scatter strategy that `schedules` leaves out, for a search that has the time.
 
     They are dots however short their sides, with other tiles and with neighbours however wide; multiply-adds with
-    several summands at once however few there are; and sums that are cut over programs, or not.
+    several summands at once however few there are; and sums that are shared by programs.
     """
     start, preferred = Start.of(bound, strategy, fact), schedules(bound, strides, strategy, fact, deterministic)
     candidates = list(preferred)
     dotted = _dot_schedules(start, strides)[:MOST_DOTS] if bound.statement.is_sum else []
     for schedule in dotted:
         candidates += [schedule, *_merged_schedules(start, schedule, full=True)]
-    for may_cut in (False, not deterministic):
-        plain = _plain_schedule(start, strides, may_cut)
-        deep = _deep_schedule(start, plain, 2)
-        candidates += [plain, *([deep] if deep is not None else [])]
-    if not deterministic:
-        candidates += [schedule.shared() for schedule in candidates if schedule.may_be_shared]
+    candidates += _without_dot(start, strides, 2)
+    candidates += [way for schedule in candidates if schedule.may_be_shared for way in _shared(schedule, deterministic)]
     is_new = [all(not _is_same(schedule, other) for other in candidates[:at]) for at, schedule in enumerate(candidates)]
     return tuple(schedule for schedule, is_other in zip(candidates, is_new) if is_other)[len(preferred) :]
 
@@ -261,10 +284,12 @@ def resized_extents(schedule: Schedule, lengths: Mapping[str, int]) -> dict[str,
     extents = {**schedule.extents, **lengths}
     if schedule.merged is not None:
         extents[schedule.merged.name] = extents[schedule.merged.outer] * schedule.merged.width
+    for flat in schedule.flats:
+        extents[flat.name] = math.prod(extents[part] for part in flat.parts)
     return extents
 
 
-def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
     """Return a schedule with constant tables as numbers in the source, over one or two axes of tiles.
 
     None if the tables are not all read by index names, have too many entries, or tiles would be too large.
@@ -277,7 +302,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
         return None
     if start.strategy != "store-once" and any(access in reads for access in walk(start.output)):
         return None
-    if not all(isinstance(index, Var) for access in reads for index in access.indices):
+    if not all(isinstance(index, Var) or index in reads for access in reads for index in access.indices):
         return None
     # each number of a table that is a factor is an entry; along other names positions may lie on a line
     numbers = [access for access in reads if access in start.factors] or reads
@@ -306,7 +331,7 @@ def _unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedu
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
     """Return the tile axes: the name along memory, and before it one more of fixed length, such as channels."""
-    contiguous, fixed = _contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
+    contiguous, fixed = contiguity(start, strides), [name for name in names if not is_varying(start.bound, name)]
     rank = lambda name: (contiguous.get(name, 0), name in fixed, start.extents[name])
     by_memory = sorted(names, key=rank, reverse=True)
     if not by_memory or by_memory[0] not in fixed:
@@ -321,7 +346,7 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
         at = dict(zip(names, place))
         starts = []
         for access in reads:
-            line = line_at(tables[access.name], tuple([at.get(str(index)) for index in access.indices]))
+            line = line_of_access(access, tables, at)
             if line is None:
                 return 0
             starts.append(line[0])
@@ -330,11 +355,17 @@ def _entries(reads: list[Access], extents: Mapping[str, int], names: list[str], 
 
 
 def _finish(
-    start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], tree: Node | None, strategy: str = ""
+    start: Start,
+    tiles: tuple[str, ...],
+    steps: tuple[str, ...],
+    tree: Node | None,
+    along: str = "",
+    form: str = "",
 ) -> Schedule:
     """Return a schedule in which other names of the output are grid positions, and other summed names are loops."""
     roles: dict[str, str] = {}
-    together = (start.merged.outer, start.merged.inner) if start.merged is not None else ()
+    together = [part for flat in start.flats for part in flat.parts]
+    together += [start.merged.outer, start.merged.inner] if start.merged is not None else []
     for name in start.free:
         if name not in tiles:
             roles[name] = "merged" if name in together else "grid"
@@ -343,11 +374,11 @@ def _finish(
         roles[start.segment] = "segment"
     for name in start.summed:
         if name not in roles and name not in steps:
-            roles[name] = "loop"
+            roles[name] = "merged" if name in together else "loop"
     roles.update(dict.fromkeys(steps, "step"))
     return Schedule(
         start.bound,
-        strategy or start.strategy,
+        start.strategy,
         start.output,
         start.factors,
         start.extents,
@@ -356,6 +387,9 @@ def _finish(
         start.owner,
         start.shared_index,
         merged=start.merged,
+        flats=start.flats,
+        along=along,
+        form=form,
     )
 
 
@@ -484,53 +518,76 @@ def _is_worth_a_dot(schedule: Schedule) -> bool:
 
 
 def _is_worth_sharing(schedule: Schedule) -> bool:
-    """Whether results are too few to keep a GPU busy and each is a long sum, as in the gradient of shared weights."""
+    """Whether results are too few to keep a GPU busy and each is a long sum, as in the gradient of shared weights.
+
+    A sum that reads stretches of memory has tiles as narrow as a line where they lie along it, else of one result.
+    """
     if not schedule.may_be_shared:
         return False
     longest = max(schedule.extents[name] for name in schedule.names("loop", "step"))
+    along = schedule.along
     programs = math.prod(
-        -(-schedule.extents[name] // SHARED_TILE) if role == "tile" else schedule.extents[name]
+        -(-schedule.extents[name] // (SHARED_TILE if not along else LINE if name == along else 1))
+        if role == "tile"
+        else schedule.extents[name]
         for name, role in schedule.roles.items()
         if role in ("grid", "tile")
     )
     return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
-def _contiguity(start: Start, strides: Strides) -> dict[str, int]:
-    """Return for each name how many elements are read or written along a unit stride of it."""
-    elements_along: dict[str, int] = {}
-    for factor in (start.output, *start.factors):
-        if isinstance(factor, Access):
-            elements = math.prod(start.extents[name] for name in factor.names)
-            # the output is allocated contiguous: its last dimension has unit stride
-            steps = strides.get(factor.name) if factor is not start.output else None
-            for dim, index in enumerate(factor.indices):
-                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
-                if isinstance(index, Var) and unit:
-                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
-    return elements_along
+def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:
+    """Return a schedule with its sum shared by programs: with parts added atomically, or in copies of the output.
+
+    Copies are added up in a fixed order. Of dots, whose tiles are large, they are tried only where that is asked for.
+    """
+    copies = schedule.in_copies() if deterministic or not schedule.uses_dot else None
+    atomic = [schedule.shared()] if schedule.is_sum and not deterministic else []
+    return [*atomic, *([copies] if copies is not None else [])]
 
 
-def _deep_schedule(start: Start, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
-    """Return a schedule with several summands side by side instead of results: many gathers are then in flight.
+def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> list[Schedule]:
+    """Return the schedules without a dot; a sum that reads stretches of memory first has several summands at once."""
+    plain = _plain_schedule(start, strides)
+    deep = _deep_schedule(start, strides, plain, least)
+    if deep is None:
+        return [plain]
+    if not deep.along:
+        return [plain, deep]
+    # a long loop over single summands would have too few loads in flight
+    return [deep] if deep.extents[deep.names("step")[0]] >= SHARED_LOOP else [deep, plain]
+
+
+def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
+    """Return a schedule with several summands side by side instead of results: many loads are then in flight.
 
     None if no loop has `least` summands, or if summands are side by side already.
     """
     sums = [name for name in plain.names("loop") if start.extents[name] >= least]
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
-    if plain.strategy != start.strategy:  # its last tile axis is a sum that is cut over programs
-        return None
-    tiles, steps = plain.names("tile")[-1:], (max(sums, key=lambda name: start.extents[name]),)
-    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
+    tiles = plain.names("tile")[-1:]
+    start, step = _joined(start, strides, max(sums, key=lambda name: start.extents[name]))
+    along = tiles[0] if reads_stretches(start) and start.owner is None else ""
+    return _finish(start, tiles, (step,), _tree(start, tiles, (step,), use_dot=False), along)
 
 
-def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
-    """Return the schedule without a dot: one axis along memory, one more over results, everything else serial.
+def _joined(start: Start, strides: Strides, name: str) -> tuple[Start, str]:
+    """Return the statement with one axis for a summed name and those that go on with it in memory, and the axis."""
+    start, (axis,) = start.with_axes([stretch(start, strides, name)])
+    return start, axis
 
-    If `may_cut`, a long sum for few results may be cut over programs that add their parts atomically.
-    """
-    contiguous = _contiguity(start, strides)
+
+def _tiled(start: Start, tiling: Tiling) -> Schedule:
+    """Return the schedule of a statement that moves data, with these tiles."""
+    start, tiles = start.with_axes(tiling.tiles)
+    tree = _tree(start, tiles, tiling.steps, use_dot=False)
+    return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
+
+
+def _plain_schedule(start: Start, strides: Strides) -> Schedule:
+    """Return the schedule without a dot: one axis along memory, one more over results, everything else serial."""
+    contiguous = contiguity(start, strides)
     row = start.owner.row if start.owner is not None else None
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
     vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
@@ -540,12 +597,10 @@ def _plain_schedule(start: Start, strides: Strides, may_cut: bool) -> Schedule:
     if isinstance(scatter, OneHot) and vector != scatter.name:
         other = scatter.name
     tiles = tuple(name for name in (other, vector) if name is not None and name in start.free)
-    steps = (vector,) if vector is not None and vector not in start.free else ()
-    strategy = start.strategy
-    results = math.prod(start.extents[name] for name in start.free)
-    device = device_of(start.bound.device)
-    few = SPLIT_WARPS * device.warp_width * device.wave
-    is_long = any(start.extents[name] >= few >= results for name in steps)
-    if strategy == "store" and start.bound.statement.is_sum and may_cut and is_long:
-        tiles, steps, strategy = (*tiles, *steps), (), "atomic"
-    return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False), strategy)
+    if vector is None or vector in start.free:
+        if start.owner is not None and vector in tiles and start.bound.statement.is_sum:
+            start, tiles = start.with_axes(((start.owner.row,), widened(start, str(vector))))
+        return _finish(start, tiles, (), _tree(start, tiles, (), use_dot=False))
+    start, step = _joined(start, strides, vector)
+    along = step if reads_stretches(start) and start.owner is None else ""
+    return _finish(start, tiles, (step,), _tree(start, tiles, (step,), use_dot=False), along)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 
 from ..binding import Bound, contraction_path
 from ..language import Access, Number, Statement, Var, fresh_name
 from .device import Device
+from .layouts import laid_out
+from .relayout import Split, relaid
 
 __all__ = ["Split", "split"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Statements to be evaluated in turn; each but the last computes a tensor that a later one reads."""
-
-    steps: tuple[Statement, ...]
-    gain: float  # the estimated time of one kernel over that of all steps, by work and bytes
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.steps))
 
 
 def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
     """Return the steps of a bound sum over positions that all exist, or None if one kernel takes no longer.
 
     A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
-    together. The rest is contracted two by two, in the order that opt_einsum finds.
+    together. The rest is contracted two by two, in the order that opt_einsum finds. A statement of fewer factors may
+    copy a tensor of which it picks single elements, see `relaid`.
 
     >>> import torch
     >>> from insum_ops.compiler.binding import bind
@@ -43,26 +35,44 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     statement, extents = bound.statement, bound.extents
     groups = _together(statement.accesses)
     if len(groups) < 3 or not statement.is_sum or bound.is_empty:
-        return None
-    steps, taken = list[Statement](), {*statement.tensor_names, statement.output.name}
-    for pair in contraction_path([group[0].names for group in groups], statement.free, extents)[:-1]:
-        chosen = [groups[at] for at in pair]
-        groups = [group for at, group in enumerate(groups) if at not in pair]
-        needed = set(statement.free).union(*(_names(group) for group in groups))
-        together = [factor for group in chosen for factor in group]
-        kept = [name for name in statement.names if name in needed & _names(together)]  # those of the output first
-        name = fresh_name("T", taken)
-        taken.add(name)
-        result = Access(name, tuple(map(Var, kept)))
-        steps.append(Statement(result, tuple(together)))
-        groups.append((result,))
-    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
-    rest = tuple(factor for group in groups for factor in group)
-    steps.append(Statement(statement.output, (*rest, *numbers), statement.op))
+        return relaid(bound, device)
+    taken = {*statement.tensor_names, statement.output.name}
+    parts = list(groups)  # and the results, by number
+    waiting, products = list(range(len(parts))), list[tuple[int, int, int]]()
+    for pair in contraction_path([group[0].names for group in groups], statement.free, extents):
+        left, right = (waiting[at] for at in pair)
+        waiting = [at for at in waiting if at not in (left, right)]
+        needed = set(statement.free).union(*(_names(parts[at]) for at in waiting))
+        kept = [name for name in statement.names if name in needed & _names((*parts[left], *parts[right]))]
+        result = Access(fresh_name("T", taken), tuple(map(Var, kept))) if waiting else statement.output
+        taken.add(result.name)
+        products.append((left, right, len(parts)))
+        waiting.append(len(parts))
+        parts.append((result,))
+    steps = _steps(statement, parts, products, extents)
     itemsize = bound.dtype.itemsize
     seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
     gain = seconds[0] / sum(seconds[1:])
-    return Split(tuple(steps), gain) if gain > 1 else None
+    sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
+    return Split(tuple(steps), sizes, gain) if gain > 1 else None
+
+
+def _steps(
+    statement: Statement,
+    parts: Sequence[tuple[Access, ...]],
+    products: Sequence[tuple[int, int, int]],
+    extents: Mapping[str, int],
+) -> list[Statement]:
+    """Return a statement for each product of two parts; what lies on the way is laid out for plain matrix products."""
+    orders = laid_out([factors[0].names for factors in parts], products, extents)
+    made = {result for _, _, result in products[:-1]}
+    placed = [
+        (replace(factors[0], indices=tuple(map(Var, orders[at]))),) if at in made else factors
+        for at, factors in enumerate(parts)
+    ]
+    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
+    *first, last = [Statement(placed[result][0], placed[left] + placed[right]) for left, right, result in products]
+    return [*first, replace(last, factors=(*last.factors, *numbers), op=statement.op)]
 
 
 def _together(factors: Sequence[Access]) -> list[tuple[Access, ...]]:

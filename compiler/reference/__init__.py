@@ -2,15 +2,25 @@
 
 A file imports only from those above it.
 
+    demands   what a statement's program takes of memory, and how it rounds
     gathers   what a statement reads, as nodes of a `torch.fx` graph
     extremes  `C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph
-    lower     a bound statement to its `torch.fx` graph
+    lower     a bound statement to its `torch.fx` graph, which says what it means
+    rows      sums by row on a CPU, by row offsets that are remembered with index tensors
+    faster    the same graph in faster operations
+    code      a `torch.fx` graph as a Python function
+    groups    a contraction group by group, where an index tensor chooses a matrix for each row
+    program   the fastest of these graphs as a function of tensors of any lengths
 """
 
-from .lower import lower, placeholders, program_for
+from .demands import numbers_held, sums_in_float32
+from .lower import lower, placeholders
+from .program import program_for
 
 __all__ = [
     "lower",
+    "numbers_held",
     "placeholders",
     "program_for",
+    "sums_in_float32",
 ]

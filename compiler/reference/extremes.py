@@ -161,11 +161,11 @@ class Extremes(Gathers):
     def put(self, result: Value, elsewhere: int) -> fx.Node:
         """Return the result at its positions, each of which is met once, and `elsewhere` at all others."""
         output, free = self.bound.statement.output, self.bound.statement.free
-        result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), self.sizes(free)), free)
+        if {*result.axes} != {*free}:
+            result = Value(self.call(torch.Tensor.expand, self.expand_to(result, free), self.sizes(free)), free)
         indirect_dims = self.indirect_dims(output.indices)
         if not indirect_dims:
-            node = self.permute(result, tuple(map(str, output.indices)))
-            return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+            return self.contiguous(self.permute(result, tuple(map(str, output.indices))))
         direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
         size = [self.size[dim] for dim in (*indirect_dims, *direct_dims)]
@@ -176,7 +176,8 @@ class Extremes(Gathers):
     def restored(self, node: fx.Node, order: tuple[int, ...]) -> fx.Node:
         """Return a tensor with its dimensions, which are the output's in this order, in the output's own order."""
         back = tuple(order.index(dim) for dim in range(len(order)))
-        return self.call(torch.Tensor.contiguous, self.call(torch.permute, node, back))
+        node = node if back == tuple(range(len(order))) else self.call(torch.permute, node, back)
+        return self.call(torch.Tensor.contiguous, node)
 
     def compete(self, best: Competing) -> tuple[fx.Node, fx.Node | None]:
         """Return the best of the products that indirections on the left send to one element, and their positions.
@@ -190,27 +191,32 @@ class Extremes(Gathers):
         axes = joint + tuple(str(output.indices[dim]) for dim in direct_dims)
         rows, columns = [self.size[dim] for dim in indirect_dims], [self.size[dim] for dim in direct_dims]
         shape, num_rows = (self.product(self.sizes(joint)), *columns), self.product(rows)
-        rows_and_hidden = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
+        all_rows = num_rows
+        if best.entries is not None:  # of a product that is hidden
+            all_rows = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
 
         def laid_out(value: Value) -> fx.Node:
             expanded = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
-            return self.call(torch.reshape, expanded, shape)
+            return expanded if len(joint) == 1 else self.call(torch.reshape, expanded, shape)
 
         def finished(node: fx.Node) -> fx.Node:
-            node = self.call(torch.narrow, node, 0, 0, num_rows)
-            return self.restored(self.call(torch.reshape, node, (*rows, *columns)), (*indirect_dims, *direct_dims))
+            if best.entries is not None:
+                node = self.call(torch.narrow, node, 0, 0, num_rows)
+            if len(rows) > 1:
+                node = self.call(torch.reshape, node, (*rows, *columns))
+            return self.restored(node, (*indirect_dims, *direct_dims))
 
         index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
         source = laid_out(best.value)
-        zeros = self.filled(0, self.compute_dtype, (rows_and_hidden, *columns))
+        zeros = self.filled(0, self.compute_dtype, (all_rows, *columns))
         kind = "amax" if self.is_max else "amin"
-        result = self.call(torch.scatter_reduce, zeros, 0, index, source, kind, include_self=False)
+        result = self.call(torch.Tensor.scatter_reduce_, zeros, 0, index, source, kind, include_self=False)
         if best.place is None:
             return finished(result), None
         is_best = self.is_best(source, self.call(torch.gather, result, 0, index))
         place = self.call(torch.where, is_best, laid_out(best.place), self.last)
-        none = self.filled(self.last, self.bound.winner_dtype, (rows_and_hidden, *columns))
-        first = finished(self.call(torch.scatter_reduce, none, 0, index, place, "amin"))
+        none = self.filled(self.last, self.bound.winner_dtype, (all_rows, *columns))
+        first = finished(self.call(torch.Tensor.scatter_reduce_, none, 0, index, place, "amin"))
         return finished(result), self.call(torch.where, self.call(torch.lt, first, self.last), first, -1)
 
     def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.functional import embedding_bag
 
 from ..binding import Bound
 from ..language import Access, Const, Index, Var, fresh_name
@@ -28,6 +29,13 @@ RESERVED = (
     "fx_pytree",
     "pytree",
 )  # names that FX's code uses itself
+
+VIEWS = (torch.permute, torch.reshape, torch.squeeze, torch.unflatten)  # of one tensor, or a copy of it
+# of memory of their own
+MAKERS = (
+    *(torch.mul, torch.sum, torch.where, torch.amax, torch.amin),
+    *(torch.index_select, torch.ops.aten.index.Tensor, embedding_bag),
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,12 @@ def large_gathers(bound: Bound) -> frozenset[Access]:
 def _rounds_twice(bound: Bound) -> bool:
     """Return whether torch's operations would round half precision more than once if they were given it as it is.
 
-    A lone factor is only moved, and the product of two is rounded once, so that nothing has to be made float32.
+    A lone factor is only moved, whether or not its numbers compete, and the product of two is rounded once, so that
+    nothing has to be made float32.
     """
     statement = bound.statement
-    is_summed = bound.is_seeded or bool(statement.reduced)
+    is_lone = len(statement.accesses) == 1 and statement.scale == 1
+    is_summed = bound.is_seeded or (bool(statement.reduced) and (statement.is_sum or not is_lone))
     return is_summed or len(statement.accesses) > 2 or (statement.scale != 1 and len(statement.accesses) > 1)
 
 
@@ -138,18 +148,13 @@ class Gathers:
                 node = self.call(torch.select, node, dim, index.value)
             else:
                 indices.insert(0, index)
+        node, indices = self.diagonals(node, indices)
         indirect_dims = self.indirect_dims(indices)
         if not indirect_dims:
             return Value(node, tuple(map(str, indices)))
         if len(indirect_dims) == 1:
             (dim,) = indirect_dims
-            index, without = indices[dim], frozenset[fx.Node]()
-            if isinstance(index, Access) and self.is_worth_a_zero(access, index):
-                node, position, mask = self.with_a_zero(node, dim, index)
-                without = frozenset({mask.node})
-            else:
-                position = self.position(index)
-            node = self.call(torch.index_select, node, dim, self.flat(position))
+            node, position, without = self.chosen(node, dim, access, indices[dim])
             if len(position.axes) != 1:
                 node = (
                     self.call(torch.unflatten, node, dim, self.sizes(position.axes))
@@ -158,12 +163,39 @@ class Gathers:
                 )
             axes = tuple(map(str, indices))
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
+        return self.read_jointly(node, access, indices, indirect_dims)
+
+    def chosen(
+        self, node: fx.Node, dim: int, access: Access, index: Index
+    ) -> tuple[fx.Node, Value, frozenset[fx.Node]]:
+        """Return what an index chooses along a dimension of a tensor, the positions, and the masks that it obeys."""
+        without = frozenset[fx.Node]()
+        if isinstance(index, Access) and self.is_worth_a_zero(access, index):
+            node, position, mask = self.with_a_zero(node, dim, index)
+            without = frozenset({mask.node})
+        else:
+            position = self.position(index)
+        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
+
+    def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
+        """Return the elements of the tensor `node` at positions in several dimensions."""
         direct_dims = [dim for dim in range(len(indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
         if indirect_dims != list(range(len(indirect_dims))):
             node = self.call(torch.permute, node, (*indirect_dims, *direct_dims))
         node = self.call(torch.ops.aten.index.Tensor, node, positions)
         return Value(node, joint + tuple(str(indices[dim]) for dim in direct_dims))
+
+    def diagonals(self, node: fx.Node, indices: list[Index]) -> tuple[fx.Node, list[Index]]:
+        """Return a tensor with one dimension, its last, for a name that stands twice: a view, with nothing gathered."""
+        inside = {name for index in indices if isinstance(index, Access) for name in index.names}
+        names = [index.name for index in indices if isinstance(index, Var) and index.name not in inside]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            while len(places := [dim for dim, index in enumerate(indices) if str(index) == name]) > 1:
+                first, second, *_ = places
+                node = self.call(torch.diagonal, node, 0, first, second)
+                indices = [index for dim, index in enumerate(indices) if dim not in (first, second)] + [Var(name)]
+        return node, indices
 
     def is_worth_a_zero(self, access: Access, index: Access) -> bool:
         """Return True if -1 is better read as one more row, of zeros, than masked.
@@ -226,6 +258,21 @@ class Gathers:
         if value.axes == axes:
             return value.node
         return self.call(torch.permute, value.node, tuple(map(value.axes.index, axes)))
+
+    def contiguous(self, node: fx.Node) -> fx.Node:
+        """Return a value laid out row by row in memory of its own."""
+        if self.makes_memory(node):
+            return self.call(torch.Tensor.contiguous, node)
+        return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+
+    def makes_memory(self, node: fx.Node) -> bool:
+        """Return whether a value lies in memory of its own, as a product does; a view lies in an operand's."""
+        while node.target in VIEWS:
+            node = node.all_input_nodes[0]  # after it come lengths
+        if node.target is torch.einsum:
+            read, _, kept = str(node.args[0]).partition("->")
+            return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view
+        return node.target in MAKERS
 
     def flat(self, value: Value) -> fx.Node:
         return value.node if len(value.axes) == 1 else self.call(torch.reshape, value.node, (-1,))

@@ -6,27 +6,20 @@ This is the meaning of a statement in plain torch. It runs anywhere, and every o
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial, reduce
-from typing import Any
 
 import torch
 from torch import fx
 from torch.nn.functional import embedding_bag
 
-from ...lru_cache import LRUCache
-from ..binding import Bound, contraction_path
+from ..binding import Bound
 from ..language import Access, UnsupportedError, Var
+from .demands import path_of
 from .extremes import Extremes
-from .gathers import Value, large_gathers, lengths_of, placeholders
+from .gathers import Value, placeholders
 
-__all__ = ["Program", "lower", "placeholders", "program_for"]
-
-PROGRAMS = 512  # a program is a few kB of byte code
-VIEWS = (torch.permute, torch.reshape)  # of one tensor, or a copy of it
-
-_programs: LRUCache[Program] = LRUCache(PROGRAMS)
+__all__ = ["Lowering", "lower", "placeholders"]
 
 
 def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: bool = False) -> fx.GraphModule:
@@ -36,53 +29,8 @@ def lower(bound: Bound, padded: frozenset[str] | None = None, wants_winners: boo
     """
     if padded is None:
         padded = frozenset(access.name for access in bound.statement.index_accesses)
-    graph = _Lowering(bound, padded).finished_graph(wants_winners)
+    graph = Lowering(bound, padded).finished_graph(wants_winners)
     return fx.GraphModule(torch.nn.Module(), graph, "Insum")
-
-
-@dataclass(frozen=True)
-class Program:
-    """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
-
-    function: Callable[..., Any]
-    lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
-
-    def lengths_in(self, bound: Bound) -> list[int]:
-        """Return the lengths that the function takes when it runs this bound statement."""
-        lengths = lengths_of(bound)
-        return [lengths[key] for key in self.lengths]
-
-
-def program_for(
-    bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
-) -> Program:
-    """Return the program of a bound statement; statements that differ only in lengths share one.
-
-    With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
-
-    Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted, which of them get a row of zeros for -1, and the type of winners' positions. The key holds these.
-    """
-    winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), _contraction_path(bound)
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
-    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
-    program = _programs.get(key)
-    if program is None:
-        lowering = _Lowering(bound, padded, True, bound.dtype if sums_in_half else None)
-        code = lowering.finished_graph(wants_winners).python_code("self")
-        # not a GraphModule, of which torch.fx would keep the text for as long as the process lives
-        exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
-        program = _programs[key] = Program(partial(code.globals["forward"], None), lowering.length_arguments)
-    return program
-
-
-def _contraction_path(bound: Bound) -> tuple[tuple[int, ...], ...]:
-    """Return which factors are contracted with each other, in order; nothing for one or two factors."""
-    statement = bound.statement
-    if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
-        return ()
-    return contraction_path([access.names for access in statement.accesses], statement.free, bound.extents)
 
 
 def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str:
@@ -102,7 +50,7 @@ def _equation(operands: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> str
     return f"{','.join(terms)}->{''.join(letter[name] for name in axes)}"
 
 
-class _Lowering(Extremes):
+class Lowering(Extremes):
     """The graph of one bound statement under construction: gathers, a contraction or a max, and a scatter."""
 
     @property
@@ -113,7 +61,7 @@ class _Lowering(Extremes):
     def finished_graph(self, wants_winners: bool) -> fx.Graph:
         """Return the complete graph, without arguments for lengths that nothing in it needs."""
         if self.bound.statement.is_sum:
-            result, winners = self.start() if self.bound.is_empty else self.scatter(self.contract()), None
+            result, winners = self.start() if self.bound.is_empty else self.total(), None
         else:
             result, winners = self.extremum(wants_winners)
         if self.compute_dtype != self.bound.dtype:
@@ -125,6 +73,10 @@ class _Lowering(Extremes):
                 del self.lengths[key]
         self.graph.lint()
         return self.graph
+
+    def total(self) -> fx.Node:
+        """Return the statement's sums, in the output's order."""
+        return self.scatter(self.contract())
 
     # contract
 
@@ -228,7 +180,7 @@ class _Lowering(Extremes):
 
     def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
         """Return the operands contracted to `axes`, pair by pair in the order that opt_einsum finds."""
-        for chosen in _contraction_path(self.bound)[:-1]:
+        for chosen in path_of(self.bound)[:-1]:
             pair = [operands[at] for at in chosen]
             operands = [operand for at, operand in enumerate(operands) if at not in chosen]
             needed = set(axes).union(*(operand.axes for operand in operands))
@@ -249,6 +201,9 @@ class _Lowering(Extremes):
             kept_axes = tuple(name for name in large.axes if name in axes)
             total = self.call(torch.sum, product, dims) if dims else product
             return Value(self.permute(Value(total, kept_axes), axes), axes)
+        # torch writes the names of the first operand first: then the result need not be laid out anew
+        own = [name for name in axes if sum(name in operand.axes for operand in operands) == 1]
+        operands = sorted(operands, key=lambda operand: bool(own) and own[0] not in operand.axes)
         equation = _equation([operand.axes for operand in operands], axes)
         return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
 
@@ -262,12 +217,16 @@ class _Lowering(Extremes):
 
     # scatter
 
-    def start(self) -> fx.Node:
-        """Return what the sums are added to: a copy of the output tensor, or zeros."""
+    def start(self, order: Sequence[int] = ()) -> fx.Node:
+        """Return what the sums are added to, in new memory: the output tensor, or zeros; its dimensions in an order."""
         if self.bound.is_seeded:
             seed = self.tensors[self.bound.statement.output.name]
-            return self.call(torch.Tensor.to, seed, self.compute_dtype, copy=True)
-        return self.call(torch.zeros, self.size, dtype=self.compute_dtype, device=self.bound.device)
+            if not order:
+                return self.call(torch.Tensor.to, seed, self.compute_dtype, copy=True)
+            laid_out, kind = self.call(torch.permute, seed, tuple(order)), torch.contiguous_format
+            return self.call(torch.Tensor.to, laid_out, self.compute_dtype, copy=True, memory_format=kind)
+        size = [self.size[dim] for dim in order] if order else self.size
+        return self.call(torch.zeros, size, dtype=self.compute_dtype, device=self.bound.device)
 
     def scatter(self, result: Value) -> fx.Node:
         """Return the start with the result added at the positions on the left."""
@@ -277,9 +236,7 @@ class _Lowering(Extremes):
             node = self.permute(result, tuple(map(str, output.indices)))
             if self.bound.is_seeded:
                 return self.call(torch.add, self.start(), node)
-            if self.makes_memory(node):
-                return self.call(torch.Tensor.contiguous, node)
-            return self.call(torch.Tensor.clone, node, memory_format=torch.contiguous_format)
+            return self.contiguous(node)
         source = Value(self.hide(result, self.masks(output)), result.axes)
         if len(indirect_dims) == 1 and isinstance(output.indices[indirect_dims[0]], Access):
             (dim,) = indirect_dims
@@ -293,24 +250,19 @@ class _Lowering(Extremes):
                     if position.axes
                     else self.call(torch.unsqueeze, ordered, dim)
                 )
-            return self.call(torch.index_add, self.start(), dim, self.flat(position), ordered)
+            return self.call(torch.Tensor.index_add_, self.start(), dim, self.flat(position), ordered)
         direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
-        order = (*indirect_dims, *direct_dims)
-        start = self.call(torch.permute, self.start(), order)
+        # one position among the elements of all these dimensions: torch sorts by several, and adds by one
+        rows, columns = ([self.size[dim] for dim in dims] for dims in (indirect_dims, direct_dims))
         ordered = self.permute(source, joint + tuple(str(output.indices[dim]) for dim in direct_dims))
-        summed = self.call(torch.index_put, start, positions, ordered, accumulate=True)
-        back = tuple(order.index(dim) for dim in range(len(order)))
-        return self.call(torch.Tensor.contiguous, self.call(torch.permute, summed, back))
-
-    def makes_memory(self, node: fx.Node) -> bool:
-        """Return whether a value lies in memory of its own, as a product does; a view lies in an operand's."""
-        while node.target in VIEWS:
-            (node,) = node.all_input_nodes
-        if node.target is torch.einsum:
-            read, _, kept = str(node.args[0]).partition("->")
-            return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view
-        return node.target in (torch.mul, torch.sum)
+        start = self.start((*indirect_dims, *direct_dims))
+        flat = [
+            self.call(torch.reshape, node, (-1, *shape))
+            for node, shape in ((start, columns), (ordered, columns), (self.joined(positions, rows), ()))
+        ]
+        summed = self.call(torch.Tensor.index_add_, flat[0], 0, flat[2], flat[1])
+        return self.restored(self.call(torch.reshape, summed, (*rows, *columns)), (*indirect_dims, *direct_dims))
 
     def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
         """Return the result with zeros where a mask has no entry."""

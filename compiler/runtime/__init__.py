@@ -8,8 +8,12 @@ A file imports only from those above it.
     recording     one run of a function, noted step by step
     tensor_guard  whether tensors are laid out like others, asked in one call
     launch        Triton source to a loaded kernel, and its launch
+    copies        the sum of copies of an output, as a kernel of its own
+    joint         the launch of a kernel with several outputs
     plan          a recorded run to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
+    group_kernels  the kernels that put positions into tiles of equal value
+    group_tables  the positions of an index tensor in tiles of equal value, remembered with the tensor
     tracing       what a call does about torch's state: leave transforms, follow a tracer
     plan_cache    `planned`: a call replayed from its plan, or run and recorded
     tensor_views  operands as kernels and tracers take them: cast, with signs applied, no views
@@ -17,6 +21,9 @@ A file imports only from those above it.
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
+from .copies import sum_of_copies
+from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
+from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
@@ -30,6 +37,8 @@ __all__ = [
     "INTERPRETED",
     "PLAIN_CALLS",
     "TRITON_VERSION",
+    "GroupTables",
+    "JointLauncher",
     "Launcher",
     "active",
     "arguments",
@@ -40,7 +49,12 @@ __all__ = [
     "cast_operands",
     "check_ranges",
     "followed",
+    "group_tables",
+    "has_met",
+    "joint_launcher",
     "launcher",
+    "meet",
+    "new_group_tables",
     "on_device",
     "outside_transforms",
     "owned",
@@ -54,6 +68,7 @@ __all__ = [
     "replace_file",
     "resolved",
     "segment_lengths",
+    "sum_of_copies",
     "warn_damaged",
     "warn_unusable",
 ]

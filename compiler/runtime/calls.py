@@ -19,14 +19,12 @@ CALLS = 4096  # over plain tensors that are kept, with what tells that a call ca
 PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
 
 
-def arguments(
-    expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None
-) -> tuple[dict[Any, Any], object, tuple[Tensor | None, ...] | None, list[Tensor], tuple[int, ...], bool] | None:
-    """Return (cache of plans, key of the call, pattern, tensors, size, whether a tensor wants a gradient).
+def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...] | None:
+    """Return (cache of plans, key of the call, whether a tensor wants a gradient), then what `planned` takes.
 
-    The pattern is the coordinates of its format, None for a call over plain tensors. The tensors are the operands in
-    the caller's order, a format's values in its place. The result is None if an operand is no tensor or format, or if
-    `size` holds no integers.
+    That is (tensors, size, whether lengths may vary, pattern). The tensors are the operands in the caller's order, a
+    format's values in its place. The pattern is the coordinates of the format, and a call over plain tensors has none:
+    its lengths may vary. The result is None if an operand is no tensor or format, or if `size` holds no integers.
     """
     form: SparseFormat | None = None
     place = -1
@@ -41,10 +39,10 @@ def arguments(
         learns = wants_gradient(tensors)
         if form is not None:
             call_key = (expr, numbers is None, place, *operands)
-            return form.memory, call_key, form.coords, tensors, numbers or (), learns
+            return form.memory, call_key, learns, tensors, numbers or (), False, form.coords
     except (AttributeError, TypeError):
         return None
-    return PLAIN_CALLS, _plain_key(expr, tuple(operands), numbers), None, tensors, numbers or (), learns
+    return PLAIN_CALLS, _plain_key(expr, tuple(operands), numbers), learns, tensors, numbers or (), True, ()
 
 
 def _plain_key(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:

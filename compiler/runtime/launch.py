@@ -144,6 +144,7 @@ class Launcher:
     refused: set[int] = field(default_factory=set)  # which pointers were not aligned where it could not be built
     # what takes its place while a graph is captured: faster on the device, where the host does not count
     captured: Launcher | None = None
+    total: Launcher | None = None  # sums the copies of the output that the kernel writes to
 
     def __post_init__(self) -> None:
         self.programs = self.kernel.parts * math.prod([-(-extent // block) for extent, block in self.grid])
@@ -151,7 +152,9 @@ class Launcher:
             raise UnsupportedError(
                 f"{self.bound.statement} needs {self.programs} programs, more than one launch can have"
             )
-        self.is_covered, self.is_wide = self.schedule.covers_output, self.sum_dtype != self.bound.dtype
+        self.is_covered = self.schedule.covers_output
+        # one more operation makes the result of what the kernel leaves: a conversion, or the sum over copies
+        self.is_wide = self.sum_dtype != self.bound.dtype or self.kernel.copies > 1
         # what sums start from could be the output itself
         self.adds_in_place = self.bound.is_seeded and self.schedule.strategy == "atomic" and not self.is_wide
         # all it takes is memory for one output, which may be a part of another tensor
@@ -172,7 +175,7 @@ class Launcher:
         """Return a launcher of the same kernel for tensors of other lengths and equal strides."""
         numbers = tuple(
             [
-                extents[number.name] if number.kind == "extent" else value
+                value if number.kind == "stride" else _number(number, bound, extents)
                 for number, value in zip(self.kernel.numbers, self.numbers)
             ]
         )
@@ -204,6 +207,8 @@ class Launcher:
             recording = active()
             if recording is not None:
                 recording.is_for_eager_calls = True
+        if self.total is not None:
+            return self.sum_copies(self.total, tensors, fact)
         if self.is_covered:
             output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
         else:
@@ -215,6 +220,19 @@ class Launcher:
             return output, winners
         self.launch((*passed, output))
         return output.to(self.bound.dtype) if self.is_wide else output
+
+    def sum_copies(self, total: Launcher, tensors: Sequence[Tensor], fact: Fact | None) -> Tensor:
+        """Run the kernel on copies of the output, and add them up, to the seed if there is one."""
+        elements = math.prod(self.size)
+        shape = (self.kernel.copies, elements)
+        copies = torch.empty_strided(shape, (elements, 1), dtype=self.sum_dtype, device=self.device)
+        if not self.is_covered:
+            copies.zero_()
+        self.launch((*tensors, *(() if fact is None else fact.tensors), copies))
+        seed = [tensors[self.seed].contiguous()] if self.bound.is_seeded else []
+        output = torch.empty_strided(self.size, self.strides, dtype=self.bound.dtype, device=self.device)
+        total.launch((copies, *seed, output))
+        return output
 
     def allocate(self, tensors: Sequence[Tensor], fact: Fact | None) -> Tensor:
         """Return the output with everything in it that the kernel will not write itself."""
@@ -283,14 +301,21 @@ class Launcher:
                 self.captured.build(tensors, fact)
             except UnsupportedError:  # captured graphs get the same as all others
                 self.captured = None
-        passed = (*tensors, *(() if fact is None else fact.tensors))
-        # what the kernel writes is a new tensor, and aligned
+        if self.total is not None:
+            self.total.build_for_sums(self.sum_dtype, [tensors[self.seed]] if self.bound.is_seeded else [])
+        winners = [self.bound.winner_dtype] * self.wants_winners
+        self.build_for((*tensors, *(() if fact is None else fact.tensors)), (*winners, self.sum_dtype))
+
+    def build_for(self, passed: Sequence[Tensor], written: Sequence[torch.dtype]) -> None:
+        """Compile for tensors that are passed and those that the kernel writes, which are new ones, and aligned."""
         unaligned = misaligned([0 if position < 0 else passed[position].data_ptr() for position in self.order])
         if unaligned not in self.runners:
-            output = torch.empty(0, dtype=self.sum_dtype, device=self.bound.device)
-            winners = [torch.empty(0, dtype=self.bound.winner_dtype, device=self.bound.device)] * self.wants_winners
-            pool = (*passed, *winners, output)
+            pool = (*passed, *[torch.empty(0, dtype=dtype, device=self.bound.device) for dtype in written])
             self.built(unaligned, [pool[position] for position in self.order])
+
+    def build_for_sums(self, dtype: torch.dtype, seed: list[Tensor]) -> None:
+        """Compile a kernel that sums copies of this type."""
+        self.build([torch.empty(0, dtype=dtype, device=self.device), *seed], None)
 
     def built(self, unaligned: int, tensors: list[Tensor]) -> Runner | None:
         """Return the kernel for tensors of which these are not aligned, built now if it was not yet.
@@ -354,13 +379,18 @@ def launcher(
     pointers = [parameter for parameter in kernel.parameters if parameter.kind not in NUMBERS]
     order = tuple(_position(parameter, bound, names) for parameter in pointers)
     numbers = tuple(
-        schedule.extents[number.name] if number.kind == "extent" else strides[number.name][number.dim]
+        strides[number.name][number.dim] if number.kind == "stride" else _number(number, bound, schedule.extents)
         for number in kernel.numbers
     )
     grid = _grid(kernel, schedule.extents)
     seed = names.index(bound.statement.output.name) if bound.is_seeded else -1
     fields = order, numbers, grid, bound.statement.scatter_dim, seed, wants_winners
     return Launcher(bound, schedule, kernel, sum_dtype, *fields)
+
+
+def _number(number: Parameter, bound: Bound, extents: Mapping[str, int]) -> int:
+    """Return a length that is passed to a kernel: an extent, or the elements of a copy of the output."""
+    return math.prod(bound.size) if number.kind == "copy" else extents[number.name]
 
 
 def _grid(kernel: Kernel, extents: Mapping[str, int]) -> tuple[tuple[int, int], ...]:

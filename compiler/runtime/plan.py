@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import address_expression, address_of, change_expression
-from .recording import Call, Launch, Range, Recording, Slice, Slot, Step, slots_in
+from .recording import Call, Check, Launch, Range, Recording, Slice, Slot, Step, slots_in
 
 __all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_of"]
 
@@ -80,6 +80,7 @@ class Steps:
     inputs: int
     steps: tuple[Step, ...]
     ranges: tuple[Range, ...]
+    checks: tuple[Check, ...]
     pinned: Mapping[int, Tensor]
     result: Any
     dtypes: frozenset[torch.dtype]  # of half precision, whose sums torch's flags may round
@@ -107,7 +108,8 @@ class Steps:
         eager = recording.is_for_eager_calls
         ranged_inputs = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
         ranged = {at: (index.dtype, tuple(index.shape), index.stride()) for at, index in ranged_inputs.items()}
-        return cls(count, steps, ranges, pinned, result, dtypes, device, eager, filled, ranged, guarded)
+        checks = tuple(dict.fromkeys(recording.checks))
+        return cls(count, steps, ranges, checks, pinned, result, dtypes, device, eager, filled, ranged, guarded)
 
 
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
@@ -283,6 +285,8 @@ class _Writer:
                 by_text = services.range_expression(name, slow, self.constant(dtype), shape, strides)
                 self.lines.append(f"low, high = {f'{slow}({name})' if lengths else by_text}")
                 self.miss_if(f"high >= {checked.extent} or (low < 0) is not {checked.is_padded}")
+        for check in plan.checks:
+            self.miss_if(f"{self.constant(check.function)}(x{check.slot.number}) is not {check.answer}")
         return True
 
     def _view_only(self) -> set[int]:
@@ -436,7 +440,7 @@ def generalised(
     pairs = list(zip(lengths, other_lengths))
     if first.inputs != second.inputs or len(first.steps) != len(second.steps):
         return None
-    if len(first.ranges) != len(second.ranges):
+    if len(first.ranges) != len(second.ranges) or first.checks != second.checks:
         return None
     if any(first.pinned.get(at) is not tensor for at, tensor in second.pinned.items()):
         return None

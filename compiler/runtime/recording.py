@@ -20,7 +20,20 @@ from torch.overrides import TorchFunctionMode
 
 from ...formats.guard import offset_in_memory, versions_of
 
-__all__ = ["Call", "Launch", "Range", "Recording", "Slice", "Slot", "Step", "View", "active", "paused", "slots_in"]
+__all__ = [
+    "Call",
+    "Check",
+    "Launch",
+    "Range",
+    "Recording",
+    "Slice",
+    "Slot",
+    "Step",
+    "View",
+    "active",
+    "paused",
+    "slots_in",
+]
 
 # what reads numbers out of tensors, or makes tensors whose shapes depend on numbers
 READS = {
@@ -125,6 +138,15 @@ class Range:
     is_padded: bool
 
 
+@dataclass(frozen=True)
+class Check:
+    """A question about an index tensor, whose answer a replay must get too."""
+
+    function: Callable[[Tensor], bool]
+    slot: Slot
+    answer: bool
+
+
 @dataclass
 class Recording(TorchFunctionMode):
     """The steps of one run over `inputs`, and what a replay has to check."""
@@ -132,6 +154,7 @@ class Recording(TorchFunctionMode):
     inputs: Sequence[Tensor]
     steps: list[Step] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     pinned: dict[int, Tensor] = field(default_factory=dict)  # by slot
     refusal: str = ""  # why no plan can be made of this run
     is_postponed: bool = False
@@ -216,6 +239,12 @@ class Recording(TorchFunctionMode):
             maker = self.maker_of(slot)
         if maker is None:  # an input or pinned; what a step makes is in range by how it is made
             self.ranges.append(Range(slot, extent, is_padded))
+
+    def check(self, function: Callable[[Tensor], bool], index: Tensor, answer: bool) -> None:
+        """Note what a function says of an index tensor; of one that a step makes it always says the same."""
+        slot = self._slot(index)
+        if slot.number < len(self.inputs):
+            self.checks.append(Check(function, slot, answer))
 
     def maker_of(self, slot: Slot) -> Step | None:
         """Return the step that made a tensor; None for inputs and pinned tensors."""

@@ -6,23 +6,33 @@ A file imports only from those above it.
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
+    streams       tiles of long sums that read stretches of memory, by the bytes in flight
+    cost          how long a candidate takes, about, and the statement at least, by the device model
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it
+    search        which candidates are built, and when it is enough
     tuning_file   all tuned configs as one file for another machine, and such a file read
     captured      a graph of several calls, for timing; torch is as it was where that fails
     autotune      which strategy, schedule and config runs a statement fastest
+    joint         the same of several statements in one kernel
 """
 
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
+from .cost import NEAR, floor_milliseconds, predicted_milliseconds
+from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
+from .search import FIRST
 from .settings import tuning_mode
 from .tuning_cache import Key
 from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
+    "FIRST",
+    "NEAR",
     "Candidate",
     "Imported",
+    "JointProblem",
     "Key",
     "Problem",
     "Timing",
@@ -33,11 +43,14 @@ __all__ = [
     "device_name",
     "export_tuned",
     "fastest",
+    "floor_milliseconds",
     "generator_version",
     "host_milliseconds",
     "import_tuned",
     "is_uneven",
+    "joint_problem",
     "known_launcher",
+    "predicted_milliseconds",
     "recall",
     "refusals",
     "tune",

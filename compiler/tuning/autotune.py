@@ -22,21 +22,33 @@ from ..planning import device_of
 from ..runtime import INTERPRETED, Launcher, cache_dir, on_device, paused, reason_of
 from .captured import captured
 from .problem import Candidate, Problem, candidates, device_name, resize
+from .search import BUILDERS, Search
 from .settings import tuning_mode
 from .tuning_cache import Config as Choices
 from .tuning_cache import Entry, Key, TuningCache
 
-__all__ = ["Timing", "choose", "fastest", "host_milliseconds", "known_launcher", "recall", "refusals", "tune"]
+__all__ = [
+    "BUILDERS",
+    "Timing",
+    "choose",
+    "fastest",
+    "host_milliseconds",
+    "known_launcher",
+    "recall",
+    "refusals",
+    "tune",
+]
 
 
-BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
+LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
 # filling picked rows, which is an estimate. Tiny problems wait for the host, so one launch is best for them.
 OPERATIONS = {"": 1, "zero": 2, "fill": 5}
+ALIKE = 1.03  # times the least: calls that the device finds equally good, by what two runs of one differ
 CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
@@ -76,10 +88,13 @@ def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | N
     return None if kept is None else resize(kept, bound, fact)
 
 
-def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None) -> Launcher:
+def choose(
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: object = None, goal: float = 0.0
+) -> Launcher:
     """Return the fastest launcher of a problem: cached, recalled from disk, or timed now if that is allowed.
 
-    Afterwards `known_launcher` finds it by `key`. Raises UnsupportedError if no candidate can be built.
+    Afterwards `known_launcher` finds it by `key`. `goal` is how many milliseconds the device takes to evaluate the
+    statement without a kernel; 0: nothing else evaluates it. Raises UnsupportedError if no candidate can be built.
     """
     cached = _launchers.get(problem.signature)
     if cached is not None:
@@ -90,7 +105,7 @@ def choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, key: 
             raise UnsupportedError(hopeless)
         captures = problem.bound.device.type == "cuda" and is_capturing()
         try:
-            launcher = _choose(problem, tensors, fact, captures)
+            launcher = _choose(problem, tensors, fact, captures, goal)
         except UnsupportedError as error:
             if not captures and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
@@ -108,7 +123,9 @@ def _forget() -> None:
         memory.clear()
 
 
-def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool) -> Launcher:
+def _choose(
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool, goal: float
+) -> Launcher:
     """Return the launcher that was tuned, now or earlier, or the most promising one where nothing may be timed."""
     recalled = _recalled(problem, tensors, fact)
     if recalled is not None:
@@ -119,7 +136,8 @@ def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_c
         recalled = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
         if recalled is not None:
             return recalled
-        return _measure(problem, tensors, fact, full=tuning_mode() == "full")[1]
+        is_full = tuning_mode() == "full"
+        return _measure(problem, tensors, fact, is_full, None if is_full else goal)[1]
 
 
 def _first(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None) -> Launcher:
@@ -255,46 +273,41 @@ def tune(
 
 
 def _measure(
-    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool, goal: float | None = None
 ) -> tuple[tuple[Timing, ...], Launcher]:
     with paused():  # a launch plan of the caller must not record the timed launches
-        return _timed(problem, tensors, fact, full)
+        return _timed(problem, tensors, fact, full, goal)
 
 
 def _timed(
-    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool
+    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, full: bool, goal: float | None
 ) -> tuple[tuple[Timing, ...], Launcher]:
-    """Build and time every candidate, put the result into the tuning cache, and return what `tune` returns.
+    """Build and time candidates, put the result into the tuning cache, and return what `tune` returns.
 
+    All of them are built if `goal` is None; else those that may be faster than what was found before (`Search`).
     Candidates that spill registers are not timed if another does not. Raises UnsupportedError if none can be built.
     """
     ways = candidates(problem, full)
-    built = list(_build_all(problem, ways, tensors, fact))
-    is_clean_known = any(way is not None and not way.spills for way, _ in built)
-    measured = []
-    best_so_far = float("inf")
-    for candidate, (way, reason) in zip(ways, built):
-        if way is not None and way.spills and is_clean_known:
-            way, reason = None, "spills"
-        milliseconds = None
-        if way is not None:
-            try:
-                with on_device(problem.bound.device):
-                    milliseconds = _time(partial(way, tensors, fact), HOPELESS * best_so_far)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                reason = OUT_OF_MEMORY
-        best_so_far = min(best_so_far, milliseconds or best_so_far)
-        measured.append((Timing(candidate, milliseconds, reason), way, candidate.choices))
+    search, built = Search(problem, ways, goal), dict[int, tuple[Launcher | None, str]]()
+    runs, times, reasons = dict[int, Launcher | None](), dict[int, float | None](), dict[int, str]()
+    while batch := search.batch(times):
+        built |= zip(batch, _build_all(problem, [ways[at] for at in batch], tensors, fact))
+        is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
+        for at in batch:
+            way, reason = built[at]
+            if way is not None and way.spills and is_clean_known:
+                way, reason = None, "spills"
+            hopeless = HOPELESS * min([ms for ms in times.values() if ms is not None], default=float("inf"))
+            runs[at], (times[at], reasons[at]) = way, _time_one(problem, way, reason, tensors, fact, hopeless)
+    measured = [(Timing(ways[at], times[at], reasons[at]), runs[at], ways[at].choices) for at in sorted(runs)]
     measured.sort(key=lambda timed: _rank(*timed[:2]))
     timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
     if winner is None:
         raise _none_built(problem, [timing.reason for timing in timings])
     all_times = ((choices, timing.milliseconds) for timing, _, choices in measured)
-    times = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
-    refused = tuple((way.choices, reason) for way, (launcher, reason) in zip(ways, built) if launcher is None)
-    entry = Entry(best, times, refused)
+    ranked = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
+    refused = tuple((ways[at].choices, reason) for at, (way, reason) in sorted(built.items()) if way is None)
+    entry = Entry(best, ranked, refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else a later call tunes again
         _cache(str(cache_dir())).put(problem.key, entry)
     quickest = _for_captures(entry)
@@ -304,40 +317,68 @@ def _timed(
     return timings, winner
 
 
+def _time_one(
+    problem: Problem,
+    way: Launcher | None,
+    reason: str,
+    tensors: Sequence[Tensor],
+    fact: Fact | None,
+    hopeless: float,
+) -> tuple[float | None, str]:
+    """Return the milliseconds of a candidate that was built; None and the reason if it has no time."""
+    if way is None:
+        return None, reason
+    try:
+        with on_device(problem.bound.device):
+            return _time(partial(way, tensors, fact), hopeless), reason
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        return None, OUT_OF_MEMORY
+
+
 def fastest(
     key: Key,
     ways: Collection[str],
     first: Sequence[str],
     others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
-    start: Callable[[str], tuple[Callable[[], object], float]],
+    start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
+    is_new: bool = False,
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
     `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
-    and for how many milliseconds it keeps the host busy. If the GPU has no memory for one of them, the choice is not
-    remembered. If `times` is given, the cache is not read and `times` is filled.
+    and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides, since
+    the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
+    host busy the least wins. If the GPU has no memory for one of them, the choice is not remembered. `times` is filled
+    as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
-    entry = tuned_ways.get(key) if times is None else None
+    entry = None if is_new else tuned_ways.get(key)
     way = None if entry is None else entry.config.get("way")
     if way in ways:
         return str(way)
-    times = {} if times is None else times
+    times, hosts = {} if times is None else times, dict[str, float]()
     names, best, has_room = first, first[0], True
     while names:
         for name in names:
             try:
-                call, host = start(name)
+                started = start(name)
+                if started is None:
+                    continue
+                call, hosts[name] = started
                 call()  # compiles and tunes
                 with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = max(_time(call, limit), host)  # a captured graph needs memory of its own
+                    times[name] = _time(call, limit)  # a captured graph needs memory of its own
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
                 has_room = False  # the calls that were timed still serve this caller
-        best = min(times, key=lambda name: times[name], default=best)
+        about = ALIKE * min(times.values(), default=0.0)
+        equals = [name for name, ms in times.items() if ms <= about]
+        best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
         names = [name for name in others.get(best, ()) if name not in times and has_room]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])
@@ -402,12 +443,14 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 def _time(call: Callable[[], object], hopeless: float) -> float:
     """Return the milliseconds of one call on the device, by replaying a graph of several.
 
-    A call that takes longer than `hopeless` is timed once, without a graph.
+    A call that takes longer than `hopeless` is timed once, without a graph, and one that takes long twice.
     """
     call()
     single = _elapsed(call)
     if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
         return single
+    if single > LONG_CALL:
+        return min(single, _elapsed(call))
     graph = captured(call, TIMED_CALLS)
     graph.replay()
     torch.cuda.synchronize()

@@ -51,6 +51,11 @@ def _exemplars() -> tuple[Exemplar, ...]:
     pairs = {"AM": (64, 2), "AT": (700,), "AS": (700, 2), "AK": (700,)}
     group_spmm, group_max = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
     table = ConstantTables({"I": [[0, 2], [1, -1], [3, 3]], "V": [[0.5, 2.0], [1.0, 0.0], [3.0, -1.0]]})
+    columns = {
+        "R": [[2 * w + i for w in range(20)] for i in range(2)],
+        "L": [[3 * u + j for u in range(24)] for j in range(3)],
+    }
+    columns_of_parts = ConstantTables({"I": [[0, 2], [1, -1]], "V": [[0.5, 2.0], [1.0, 0.0]], **columns})
     rows = OwnedRows("AM")
     return (
         Exemplar("C[i,j] += A[i,k] * B[k,j]", dense),
@@ -111,8 +116,30 @@ def _exemplars() -> tuple[Exemplar, ...]:
             HALF,
             flags=_flags("CGI", "CGJ", "CGK"),
         ),
+        Exemplar(
+            "C[b,R[i,w]] += V[i,r] * A[b,L[I[i,r],u]] * B[b,I[i,r],u,w]",
+            {"R": (2, 20), "V": (2, 2), "L": (3, 24), "I": (2, 2), "A": (4000, 72), "B": (4000, 3, 24, 20)}
+            | {"": (4000, 40)},
+            SINGLE,
+            columns_of_parts,
+        ),
         Exemplar("C[i] += A[k,i,j]", {"A": (5000, 3, 3)}, SINGLE),
+        Exemplar("C[()] += A[i,j] * B[i,j]", dict.fromkeys("AB", (3001, 33))),
+        Exemplar("C[()] = max(A[i,j,k])", {"A": (301, 33, 7)}, SINGLE),
+        Exemplar("C[j] += A[i,j]", {"A": (3001, 33), "C": (33,)}),
+        Exemplar("C[E[p]] += A[p]", {"A": (10_000,), "E": (10_000,), "": (30,)}, SINGLE),
         Exemplar("C[i] += 2", {"C": (50,)}, SINGLE),
+        Exemplar("C[k,j,i] = A[i,j,k]", {"A": (70, 9, 90)}, SINGLE),
+        Exemplar("C[b,i,j] = A[b,i] * B[b,j]", {"A": (300, 7), "B": (300, 99)}, HALF),
+        Exemplar("C[P[q],n] += A[q,n]", {"P": (300,), "A": (300, 33), "": (50, 33)}, SINGLE),
+        Exemplar("C[q,n] = A[P[q],n]", {"P": (300,), "A": (300, 40)}, HALF),
+        Exemplar("C[e,h] += A[P[e],h,d] * B[e,h,d]", {"P": (300,), "A": (90, 3, 11), "B": (300, 3, 11)}, SINGLE),
+        Exemplar(
+            "C[AM[e],h,d] += A[e,h] * B[e,h,d]",
+            {"AM": (300,), "A": (300, 3), "B": (300, 3, 11), "": (50, 3, 11)},
+            SINGLE,
+            rows,
+        ),
         Exemplar("C[i] = min(0.5 * A[i,E[k]])", {"A": (100_000, 30_000), "E": (20,)}, SINGLE, flags=_flags("E")),
         Exemplar(
             "C[P[q],n] += A[q,n]", {"P": (3,), "A": (3, 70), "": (3, 70)}, SINGLE, ConstantTables({"P": [2, 0, 1]})

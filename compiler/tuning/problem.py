@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
@@ -15,11 +15,12 @@ from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
-from ..runtime import TRITON_VERSION, Launcher, launcher
+from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
+from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
-from .space import configs
+from .space import configs, spread
 from .tuning_cache import Config as Choices
 from .tuning_cache import Key
 
@@ -28,11 +29,13 @@ __all__ = [
     "Problem",
     "candidates",
     "device_name",
+    "digest",
     "generator_version",
     "is_uneven",
     "resize",
 ]
 
+PREDICTED = 4  # configs of a schedule that the cost model adds to those of the measured tables
 EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
@@ -54,7 +57,8 @@ class Problem:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
-        return launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        made = launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        return _with_total(made)
 
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
@@ -90,22 +94,26 @@ class Problem:
         return self.has_order and is_uneven(self.bound, self.fact, self.rows)
 
     @cached_property
+    def lengths(self) -> dict[str, int]:
+        """The extents as a key counts them: those that vary from call to call, and long ones, by their power of two."""
+        bound, statement = self.bound, self.bound.statement
+        accesses = *statement.index_accesses, *statement.accesses
+        varying = {str(access.indices[0]) for access in accesses if access.indices}
+        return {n: bucket(e) if n in varying or e > 4096 else e for n, e in sorted(bound.extents.items())}
+
+    @cached_property
     def key(self) -> Key:
         """The key of a tuned config; lengths that vary from call to call count by their power of two."""
         bound, statement = self.bound, self.bound.statement
-        varying = {
-            str(access.indices[0]) for access in (*statement.index_accesses, *statement.accesses) if access.indices
-        }
-        extents = ((n, bucket(e) if n in varying or e > 4096 else e) for n, e in sorted(bound.extents.items()))
         layout = ";".join(
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
         return Key(
             f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
-            f"{generator_version()} {_digest(str(way.choices) for way in self.ways)}",
+            f"{generator_version()} {digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
-                *extents,
+                *self.lengths.items(),
                 *self.pointed_sizes,
                 *zip((" rows", " longest"), map(bucket, self.rows)),
                 (" uneven", int(self.is_uneven)),
@@ -133,10 +141,18 @@ class Problem:
 
 def resize(launcher: Launcher, bound: Bound, fact: Fact | None) -> Launcher:
     """Return a launcher for tensors of other lengths, with the one that it has for captures."""
-    result = launcher.resized(bound, resized(launcher.schedule, bound, fact))
+    result = _with_total(launcher.resized(bound, resized(launcher.schedule, bound, fact)))
     if launcher.captured is not None:
         result.captured = resize(launcher.captured, bound, fact)
     return result
+
+
+def _with_total(launcher: Launcher) -> Launcher:
+    """Return a launcher with the one that sums the copies of its output, if it has any."""
+    copies = launcher.kernel.copies
+    if copies > 1:
+        launcher.total = sum_of_copies(launcher.bound, copies, launcher.sum_dtype)
+    return launcher
 
 
 def is_uneven(bound: Bound, fact: Fact | None, rows: tuple[int, int]) -> bool:
@@ -175,6 +191,7 @@ class Candidate:
             "parts": config.parts,
             "rows": config.rows,
             "longest_first": config.longest_first,
+            "copies": config.copies,
         }
 
     def __str__(self) -> str:
@@ -200,8 +217,39 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
         for arguments in [(problem.bound, problem.strides, strategy, problem.fact, problem.deterministic)]
         for preferred in [schedules(*arguments)]
         for schedule in (*preferred, *(other_schedules(*arguments) if full else ()))
-        for config in configs(schedule, full and schedule in preferred, problem.has_order)
+        if not (schedule.has_copies and problem.flags.wants_winners)  # copies hold no positions
+        for config in _configs(problem, schedule, full, schedule in preferred)
     )
+
+
+def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: bool) -> Iterable[Config]:
+    """Return the configs of a schedule: a handful, and of a full search all if rules prefer the schedule."""
+    listed = configs(schedule, False, problem.has_order)
+    if not is_preferred:
+        return listed
+    others = configs(schedule, True, problem.has_order) if full else ()
+    return dict.fromkeys((*listed, *_predicted(problem, schedule, listed), *others))
+
+
+def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config]) -> list[Config]:
+    """Return configs that are not among those listed, and of all others are predicted to be the fastest.
+
+    What was measured is at even sizes mostly: at odd ones four of ten tiles that are best there spill registers.
+    """
+    if problem.fact is not None:  # about rows, whose lengths the cost model does not know
+        return []
+    if schedule.along or schedule.has_copies:  # those listed come from a model of their own
+        return []
+    device, precision = device_of(problem.bound.device), problem.flags.precision
+    lengths = {**schedule.extents, **problem.lengths}
+    costs = [
+        (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
+        for at, config in enumerate(spread(schedule, device))
+        if config not in listed
+    ]
+    others = [(cost.milliseconds, at, config) for cost, at, config in costs if not cost.spills]
+    by_tile = {config.blocks: config for *_, config in sorted(others, reverse=True)}  # each with its best warps
+    return [config for *_, config in sorted(others) if by_tile[config.blocks] is config][:PREDICTED]
 
 
 def _fitted(problem: Problem, ways: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -230,7 +278,7 @@ def generator_version() -> str:
     candidates are in its key as well. Code that no exemplar reaches would not count, so a test compares the functions
     that exemplars call with those that the kernels of all other tests do.
     """
-    return _digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
+    return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 
 
 def _texts(exemplar: Exemplar) -> Iterator[str]:
@@ -250,5 +298,6 @@ def _texts(exemplar: Exemplar) -> Iterator[str]:
             yield emit(way.schedule, strides, way.config, problem.flags).source
 
 
-def _digest(texts: Iterable[str]) -> str:
+def digest(texts: Iterable[str]) -> str:
+    """Return a short digest of texts."""
     return sha256("\0".join(texts).encode()).hexdigest()[:16]

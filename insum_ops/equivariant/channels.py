@@ -6,20 +6,24 @@
 Each of the four is made from the others by such a line, with the coefficients in rows of its own: no entry is
 scattered, and gradients have gradients. The tables are known when the kernel is written, so it has a product for each
 entry, loads what several entries read once, and reads no table.
+
+X and Z may be flat, columns in the order of their irreps: `X[b,COLX[CGJ[i,r],u]]` reads the channels of a component
+wherever they lie, so that nothing has to be put in order before and after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_transforms, owned
+from ..compiler import JointCall, one_by_one, outside_transforms, owned, planned, run_several
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import (
@@ -27,6 +31,7 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_compiling,
+    is_free,
     is_grad_enabled,
     is_watched,
     may_autocast,
@@ -61,35 +66,49 @@ class Side(NamedTuple):
         return cache
 
 
+Sides = dict[tuple[str, str], Side]
+
+
 @dataclass(frozen=True)
 class Channels:
     """X, Y, W to Z, and any of the four from the others."""
 
     CG: ELL  # [i, j, k, l]
     along: Along
-    copies: dict[tuple[torch.device, torch.dtype], dict[str, Side]] = field(default_factory=Memory, repr=False)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # of X and Z where they may be flat: [component, u]
+    copies: dict[tuple[torch.device, torch.dtype], Sides] = field(default_factory=Memory, repr=False)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Side] | None:
+    def on(self, device: torch.device, dtype: torch.dtype) -> Sides | None:
         """Return the coefficients for each of Z, X, Y and W on a device, copied there by the first call.
 
-        None if the first call comes while torch traces or transforms it: tensors made then may hold no numbers.
+        A key is the one of the four that is made, and those that are flat: "", "X", "Z" or "XZ". The result is None if
+        the first call comes while torch traces or transforms it: tensors made then may hold no numbers.
         """
         sides = self.copies.get((device, dtype))
         if sides is None and not is_watched():
             with outside_transforms():
                 for cast_dtype in cast_from(dtype):
-                    copies = {name: self.side(dim, device, cast_dtype) for dim, name in enumerate(LETTERS)}
+                    copies = dict(
+                        chain.from_iterable(self.sides(dim, device, cast_dtype) for dim in range(len(LETTERS)))
+                    )
                     self.copies.setdefault((device, cast_dtype), copies)
             sides = self.copies[device, dtype]
         return sides
 
-    def side(self, dim: int, device: torch.device, dtype: torch.dtype) -> Side:
-        """Return the coefficients with one row for each component along `dim`, copied to a device."""
-        form = self.CG.regroup(dim)
+    def sides(self, dim: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[tuple[str, str], Side]]:
+        """Yield the coefficients with one row for each component along `dim`, for all choices of what is flat."""
+        form, name = self.CG.regroup(dim), list(LETTERS)[dim]
         tables = {f"CG{letter.upper()}": at for letter, at in zip(LETTERS.values(), form.coords) if at is not None}
         tables["CGV"] = form.values.to(dtype)
-        fixed = {name: table.to(device) for name, table in tables.items()}
-        return Side(fixed, ConstantTables.of(tables), LRUCache(NUMBERS_OF_ROWS))
+        fixed = {table_name: table.to(device) for table_name, table in tables.items()}
+        columns = {f"COL{flat}": at for flat, at in self.columns.items()}
+        fixed_columns = {column_name: at.to(device) for column_name, at in columns.items()}
+        for flat in ("", "X", "Z", "XZ"):
+            if all(tensor in self.columns for tensor in flat):
+                read = [f"COL{tensor}" for tensor in flat]
+                fact = ConstantTables.of(tables | {column: columns[column] for column in read})
+                own = fixed | {column: fixed_columns[column] for column in read}
+                yield (name, flat), Side(own, fact, LRUCache(NUMBERS_OF_ROWS))
 
     def __call__(
         self, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
@@ -117,19 +136,47 @@ class Channels:
     def run(
         self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
-        """Return what `contract` returns, without a graph."""
-        first = next(iter(tensors.values()))
-        sides = self.on(first.device, first.dtype)
-        assert sides is not None
-        operands, side = dict(tensors), sides[name]
-        if SRC is not None:
-            operands["SRC"] = SRC
-        if DST is not None:
-            operands["DST"] = DST
-        text = _statement(name, self.along, SRC is not None, DST is not None)
+        """Return what `contract` returns, without a graph. X and Z are flat where they have two dimensions."""
+        flat = "".join([one for one in "XZ" if len(size if one == name else tensors[one].shape) == 2])
+        side, operands = self.side_for(tensors, name, flat), _with_rows(tensors, SRC, DST)
+        text = _statement(name, self.along, SRC is not None, DST is not None, flat)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
         return insum_pinned(memory, text, side.fixed, size, side.fact, **operands)
+
+    def run_several(
+        self, names: Sequence[str], tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None
+    ) -> list[Tensor]:
+        """Return several of Z, X, Y and W without a graph, each contracted from the other three of `tensors`.
+
+        The one of a name in `tensors` gives the size of the result.
+        """
+        flat, rows = "".join([one for one in "XZ" if tensors[one].dim() == 2]), (SRC is not None, DST is not None)
+        sides, operands = [self.side_for(tensors, name, flat) for name in names], _with_rows(tensors, SRC, DST)
+
+        def run(*_: Tensor) -> tuple[Tensor, ...]:
+            calls = []
+            for name, side in zip(names, sides):
+                read = {**{key: tensor for key, tensor in operands.items() if key != name}, **side.fixed}
+                text, size = _statement(name, self.along, *rows, flat), tuple(tensors[name].shape)
+                calls.append(JointCall(text, ",".join(read), size, list(read.values()), side.fact))
+            return tuple(run_several(calls))
+
+        marks = "several", self.along, tuple(names), *operands
+        return list(planned(sides[0].memory(-1), marks, run, list(operands.values()), varies=True))
+
+    def side_for(self, tensors: Mapping[str, Tensor], name: str, flat: str) -> Side:
+        """Return the coefficients in rows of one tensor's components, where the tensors are; `flat` are flat."""
+        first = next(iter(tensors.values()))
+        sides = self.on(first.device, first.dtype)
+        assert sides is not None
+        return sides[name, flat]
+
+
+def _with_rows(tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors of a statement, with those that name rows."""
+    rows = {"SRC": SRC, "DST": DST}
+    return {**tensors, **{name: index for name, index in rows.items() if index is not None}}
 
 
 class _Contraction(torch.autograd.Function):
@@ -156,32 +203,38 @@ class _Contraction(torch.autograd.Function):
         SRC, DST, *tensors = ctx.saved_tensors
         channels, target, names = ctx.rest
         operands = {target: upstream, **dict(zip(names, tensors))}
-        grads: list[Tensor | None] = []
+        grads: dict[str, Tensor] = {}
+        wanted = [name for name, is_wanted in zip(names, ctx.needs_input_grad[6:]) if is_wanted]
         # backward computes in the dtypes of forward, whatever autocast says where it is called
         is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
-            for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
-                others = {other: operands[other] for other in LETTERS if other != name}
-                size = tuple(operands[name].shape)
-                grads.append(channels.contract(name, others, SRC, DST, size) if is_wanted else None)
-        return None, None, None, None, None, None, *grads
+            if len(wanted) > 1 and is_free() and not is_grad_enabled():
+                grads.update(zip(wanted, channels.run_several(wanted, operands, SRC, DST)))
+            for name in wanted:
+                if name not in grads:
+                    others = {other: operands[other] for other in LETTERS if other != name}
+                    grads[name] = channels.contract(name, others, SRC, DST, tuple(operands[name].shape))
+        return None, None, None, None, None, None, *[grads.get(name) for name in names]
 
 
 @cache
-def statement(target: str, along: Along, is_gathered: bool, is_scattered: bool) -> str:
-    """Return the statement that computes `target` of the other three.
+def statement(target: str, along: Along, is_gathered: bool, is_scattered: bool, flat: str = "") -> str:
+    """Return the statement that computes `target` of the other three; of X and Z those in `flat` are flat.
 
     >>> statement("Z", APART, True, False)
     'Z[b,i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
     >>> statement("X", MIXED, True, False)
     'X[SRC[b],j,u] += CGV[j,r] * Z[b,CGI[j,r],w] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u,w]'
+    >>> statement("Z", APART, False, False, "XZ")
+    'Z[b,COLZ[i,u]] += CGV[i,r] * X[b,COLX[CGJ[i,r],u]] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
     """
     row = {"Z": "DST[b]" if is_scattered else "b", "X": "SRC[b]" if is_gathered else "b"}
     row_letter = LETTERS[target]
     accesses = {}
     for (name, letter), channels in zip(LETTERS.items(), along):
         at = letter if name == target else f"CG{letter.upper()}[{row_letter},r]"
-        accesses[name] = f"{name}[{','.join([row.get(name, 'b'), at, *channels])}]"
+        place = ",".join([at, *channels])
+        accesses[name] = f"{name}[{row.get(name, 'b')},{f'COL{name}[{place}]' if name in flat else place}]"
     others = " * ".join(access for name, access in accesses.items() if name != target)
     return f"{accesses[target]} += CGV[{row_letter},r] * {others}"
 

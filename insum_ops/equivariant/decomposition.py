@@ -184,10 +184,14 @@ class Decomposition:
         if is_compiling():
             x, y, weight = followed(x), followed(y), followed(weight)
         if self.channels is not None:
-            (X,) = first.split(x)
+            # rows that edges gather or scatter are fewer than edges, and are put in order before or after
+            reads = src is None and self.channels.takes_columns("X", x, weight)
+            writes = dst is None and self.channels.takes_columns("Z", x, weight)
+            X = x if reads else first.split(x)[0]
             Y = y if second is None else second.split(y)[0]
-            rows = (num_rows, out.counts[0], out.widths[0])
-            return out.join([self.channels(X, Y, weight, rows, src, dst)])
+            rows = (num_rows, out.sizes[0]) if writes else out.shape(num_rows, 0)
+            Z = self.channels(X, Y, weight, rows, src, dst, reads)
+            return Z if writes else out.join([Z])
         Xs = first.split(x)
         Ys = [] if y.dim() == 1 or second is None else second.split(y)
         Zs: list[Tensor | None] = [None] * len(out.widths)

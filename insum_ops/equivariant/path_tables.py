@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import device_of, one_by_one, owned, power_of_two
+from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, one_by_one, owned, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may_autocast
@@ -32,15 +32,18 @@ from .constants import Constants, Memory, cast_from
 __all__ = [
     "HELD_PARTS",
     "MEASURED_HELD",
+    "MEASURED_PADDED",
     "TEXTS",
     "InMemory",
     "MeasuredHeld",
+    "MeasuredPadded",
     "PathTables",
     "Side",
     "Tables",
     "contract",
     "held_bytes",
     "held_texts",
+    "padding",
     "product_texts",
 ]
 
@@ -75,11 +78,48 @@ MEASURED_HELD = (
     MeasuredHeld(3, 32, Z=(0.361, 0.329), X=(0.386, 0.757), Y=(0.917, 0.533), W=(0.256, 0.644)),
     MeasuredHeld(3, 64, Z=(1.419, 1.121), X=(1.963, 2.757), Y=(5.556, 1.664), W=(1.062, 1.454)),
 )
+
+
+class MeasuredPadded(NamedTuple):
+    """Milliseconds of Z by a kernel that holds the coefficients, and by tables in memory and dots in tf32."""
+
+    lmax: int
+    channels: int
+    held: float
+    in_memory: float
+
+
+# One H200, 4,000 samples, as above. A dot's tiles are powers of two; sums in a kernel that holds the coefficients are
+# walked in blocks that cover the channels closely.
+MEASURED_PADDED = (
+    MeasuredPadded(1, 40, held=0.031, in_memory=0.056),
+    MeasuredPadded(1, 48, held=0.046, in_memory=0.058),
+    MeasuredPadded(1, 64, held=0.078, in_memory=0.071),
+    MeasuredPadded(1, 80, held=0.119, in_memory=0.150),
+    MeasuredPadded(1, 96, held=0.165, in_memory=0.152),
+    MeasuredPadded(2, 24, held=0.035, in_memory=0.107),
+    MeasuredPadded(2, 48, held=0.123, in_memory=0.220),
+)
 # A kernel holds the coefficients where a path's weights take at most this part of a multiprocessor's registers, so that
 # enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to make so at every size.
 HELD_PARTS = {"Z": 1 / 64, "X": 1 / 16, "Y": 1 / 64, "W": math.inf}
 # With more coefficients than this, sums for Y take registers as well, and leave its weights so small a part of them.
 HELD_ENTRIES, PART_OF_MANY = 128, 1 / 256
+
+
+# Z and X may take so many times that part where tiles of a dot that are long enough to be fast would have more elements
+# than this many times the weights, and the coefficients are few; fitted to `MEASURED_PADDED`.
+DOT_TILE, MOST_PADDING, PARTS_IF_PADDED = 32, 1.4, 16
+
+
+def padding(u: int, w: int) -> float:
+    """Return how many times the elements of a path's weights the tiles have that cover them in a dot.
+
+    >>> padding(64, 96), padding(48, 64)
+    (1.0, 1.3333333333333333)
+    """
+    covered = [-(-side // DOT_TILE) * DOT_TILE / side for side in (u, w)]
+    return covered[0] * covered[1]
 
 
 def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
@@ -237,6 +277,10 @@ class PathTables:
         _, u, w = self.shapes["W"]
         is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
         part = min(HELD_PARTS[name], PART_OF_MANY) if is_many else HELD_PARTS[name]
+        summed = {"Z": u, "X": w}.get(name)  # walked in blocks; a tile could hold all of it
+        is_short = summed is not None and power_of_two(summed) * LEAST_TILE <= LARGEST_TILE
+        if is_short and self.known.CG.nnz <= HELD_ENTRIES and padding(u, w) > MOST_PADDING:
+            part *= PARTS_IF_PADDED
         return held_bytes(u, w, dtype) <= part * _register_bytes(device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:

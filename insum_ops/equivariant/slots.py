@@ -39,6 +39,12 @@ class Slots:
     def sizes(self) -> list[int]:
         return [width * count for width, count in zip(self.widths, self.counts)]
 
+    @property
+    def columns(self) -> Tensor:
+        """The column [component, channel] of each element of the one slot that there is."""
+        order = torch.arange(self.sizes[0]) if self.order is None else self.order.tensors["columns"]
+        return order.int().view(self.counts[0], self.widths[0])
+
     def shape(self, rows: int, at: int) -> tuple[int, ...]:
         """Return the shape of a slot's tensor."""
         return (rows, self.counts[at]) if self.is_flat else (rows, self.counts[at], self.widths[at])

@@ -187,7 +187,7 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None, is_held: 
     A None means that columns are in order. If `is_held`, a kernel's source holds the coefficients, else tables do.
     """
     sides = {"CGJ": first, "ROW": out}
-    columns = {name: _columns(slots) for name, slots in sides.items() if slots is not None}
+    columns = {name: slots.columns for name, slots in sides.items() if slots is not None}
     row = term.tables.shapes["Z"] if out is None else (columns["ROW"].numel(),)
     if is_held:
         assert term.tables.known is not None
@@ -203,12 +203,6 @@ def by_column(term: TableTerm, first: Slots | None, out: Slots | None, is_held: 
     side = Side(Constants(_at(term.tables.in_memory.forward.constants.tensors, columns)))
     texts = product_texts(first is not None, out is not None)
     return ColumnTerm(term.plain, side, texts, row, first is not None)
-
-
-def _columns(slots: Slots) -> Tensor:
-    """Return the column [component, channel] of each element of a slot."""
-    columns = torch.arange(slots.sizes[0]) if slots.order is None else slots.order.tensors["columns"]
-    return columns.int().view(slots.counts[0], slots.widths[0])
 
 
 def _at(tables: dict[str, Tensor], columns: dict[str, Tensor]) -> dict[str, Tensor]:

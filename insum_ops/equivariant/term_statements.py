@@ -170,7 +170,7 @@ def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) ->
     sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
     if sides is not None and tables.is_held(name, x.dtype, x.device):
         reads = (*((other, place) for other, place in PLACES.items() if other != name), *row)
-        return Statement(statement(name, MIXED, bool(row), False), reads, sides[name].fixed, sides[name].fact)
+        return Statement(statement(name, MIXED, bool(row), False), reads, *sides[name, ""][:2])
     assert tables.in_memory is not None
     forward, swapped, as_weights = (side.on(x.device, x.dtype) for side in tables.in_memory)
     if name == "Z":

@@ -200,14 +200,15 @@ class ChannelTerm:
 
     def __call__(
         self,
-        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1
+        X: Tensor,  # [b, j, u], [n, j, u] with SRC; without u if that is 1, or columns [b, c] if `takes_columns`
         Y: Tensor,  # [b, k], or [b, k, u] without u if that is 1
         W: Tensor | None,  # flat, [l * u] or [b, l * u]
-        size: tuple[int, ...],  # of Z: [b, i, u], [n, i, u] with DST
+        size: tuple[int, ...],  # of Z: [b, i, u], [n, i, u] with DST; or [b, c] if `takes_columns`
         SRC: Tensor | None,  # [b]
         DST: Tensor | None,  # [b]
+        is_flat: bool = False,  # X is [b, c]
     ) -> Tensor:
-        X = X.unsqueeze(2) if X.dim() == 2 else X
+        X = X.unsqueeze(2) if X.dim() == 2 and not is_flat else X
         Y = Y.unsqueeze(2) if self.has_u and Y.dim() == 2 else Y
         if W is not None and self.is_weighted:
             W = W.view(*W.shape[:-1], W.shape[-1] // self.width, self.width)
@@ -215,6 +216,12 @@ class ChannelTerm:
                 assert self.channels is not None
                 return self.channels({"X": X, "Y": Y, "W": W}, SRC, DST, size)
         return self.plain(X, Y, W, size, SRC, DST)
+
+    def takes_columns(self, name: str, x: Tensor, W: Tensor | None) -> bool:
+        """Whether X or Z may be columns as they are, which a kernel finds by the numbers in its source."""
+        if W is None or W.dim() != 2 or not self.is_weighted or self.channels is None:
+            return False
+        return name in self.channels.columns and self.unrolls(x)
 
     def unrolls(self, X: Tensor) -> bool:
         """Whether a kernel whose source holds the coefficients computes the term."""
@@ -284,7 +291,8 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
     CG = ELL.from_coo(torch.cat(entries, 1)[:dims], torch.cat(values), shape, group_dim=0)
     has_u = second is not None
     along = ALL_APART if has_u else APART
-    channels = Channels(CG, along) if is_weighted and len(CG.values) and CG.nnz <= MOST_ENTRIES else None
+    columns = {name: slot.columns for name, slot in (("X", first), ("Z", out)) if slot.order is not None}
+    channels = Channels(CG, along, columns) if is_weighted and len(CG.values) and CG.nnz <= MOST_ENTRIES else None
     return ChannelTerm(CG, width, has_u, is_weighted, channels)
 
 

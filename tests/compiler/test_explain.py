@@ -71,8 +71,8 @@ FX program
         reshape_1 = torch.reshape(where_1, (-1, 2))
         embedding_bag = torch.nn.functional.embedding_bag(reshape, cat, per_sample_weights = reshape_1, mode = 'sum')
         zeros = torch.zeros((5, 40), dtype = torch.float32, device = device(type='cpu'))
-        index_add = torch.index_add(zeros, 0, AM, embedding_bag)
-        return index_add
+        index_add_ = zeros.index_add_(0, AM, embedding_bag)
+        return index_add_
 
 schedule
 {indent(str(found.schedule), "    ")}

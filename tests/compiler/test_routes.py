@@ -86,9 +86,9 @@ def test_explain_shows_the_steps(tensors, slow):
     explained = explain(CHAIN, **{name: tensor.to("meta") for name, tensor in tensors.items()})
     assert explained.route == STATEMENTS
     assert explained.source is None
-    assert [str(step) for step in explained.split.steps] == ["T[l,j] += B[j,k] * C[k,l]", "Y[i,l] += A[i,j] * T[l,j]"]
+    assert [str(step) for step in explained.split.steps] == ["T[j,l] += B[j,k] * C[k,l]", "Y[i,l] += A[i,j] * T[j,l]"]
     assert (
-        "several statements\n    T[l,j] += B[j,k] * C[k,l]\n    Y[i,l] += A[i,j] * T[l,j]\n\n"
+        "several statements\n    T[j,l] += B[j,k] * C[k,l]\n    Y[i,l] += A[i,j] * T[j,l]\n\n"
         "kernel\n    none: it is evaluated as several statements in turn; explain each for its kernel"
     ) in str(explained)
 
@@ -109,13 +109,13 @@ def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeyp
     monkeypatch.setenv("INSUM_TUNE", "default")
     monkeypatch.setattr(routes, "_choices", LRUCache(16))
     monkeypatch.setattr(routes, "INTERPRETED", False)
-    monkeypatch.setattr(routes, "_fits_in_memory", lambda bound: next(room))
-    monkeypatch.setattr(routes, "_timed", lambda statement, tensors, makers, times: timed.append(1) or TORCH)
+    monkeypatch.setattr(routes, "_fits_in_memory", lambda bound, wants_winners: next(room))
+    monkeypatch.setattr(routes, "_timed", lambda call, makers, times: timed.append(1) or TORCH)
     B = torch.rand(7, 3, dtype=torch.float64)
     for rows, is_torch in ((501, True), (502, has_room)):
         tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
         statement = prepare(text, "A,B", None, tensors, None)
-        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda: "kernel")
+        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
         assert (runner != "kernel") == is_torch
         if is_torch:
             torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)

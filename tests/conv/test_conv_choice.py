@@ -38,13 +38,13 @@ def key_of(statement="a"):
     return Key(statement, "", (), (), "", "cpu", "", "", False)
 
 
-def contest(times, first, others=None, host=0.0, statement="a", more=()):
+def contest(times, first, others=None, hosts=None, statement="a", more=()):
     """The winner and the names that were started, in their order."""
     started = []
 
     def start(name):
         started.append(name)
-        return lambda: times[name], host
+        return lambda: times[name], (hosts or {}).get(name, 0.0)
 
     others = others or {}
     ways = {*first, *more, *[name for added in others.values() for name in added]}
@@ -65,8 +65,10 @@ def test_others_are_timed_only_after_the_one_that_they_vary():
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_waits_for_the_host_anyway_is_as_good_as_any_and_the_first_wins():
-    assert contest({"a": 3.0, "b": 1.0}, "ab", host=5.0) == ("a", ["a", "b"])
+def test_the_host_decides_between_those_that_the_device_finds_equally_good_alone():
+    hosts = {"a": 5.0, "b": 9.0, "c": 1.0}
+    assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc", hosts=hosts)[0] == "b"
+    assert contest({"a": 1.01, "b": 1.0, "c": 1.02}, "abc", hosts=hosts, statement="b")[0] == "c"
 
 
 def test_a_winner_is_remembered_with_the_times_of_all(folder):

@@ -13,8 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, second_gradients  # noqa: E402
+from joint_kernels import share_kernels  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
+from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
 from insum_ops.equivariant.decomposition import decompose  # noqa: E402
@@ -72,6 +74,9 @@ def made(monkeypatch):
     found, original = [], channels_module.Channels.run
     run = lambda self, name, *given: (found.append(name), original(self, name, *given))[1]
     monkeypatch.setattr(channels_module.Channels, "run", run)
+    several = channels_module.Channels.run_several
+    together = lambda self, names, *given: (found.extend(names), several(self, names, *given))[1]
+    monkeypatch.setattr(channels_module.Channels, "run_several", together)
     return found
 
 
@@ -110,6 +115,38 @@ def test_edges(made):
         expected = torch.zeros(nodes, messages.shape[1], dtype=torch.float64).index_add(0, dst, messages)
         assert_same(ours(*tensors, **edges, num_nodes=nodes), tensors, expected, wide)
         assert made == ["Z", "X", "Y", "W"]
+
+
+@pytest.mark.parametrize("irreps", [UVU, UUU], ids=["uvu", "uuu"])
+@pytest.mark.parametrize("config", [0, 2, -1])
+@pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="no kernels here")
+def test_gradients_in_one_kernel(monkeypatch, config, irreps):
+    """Of X, Y and W together, with edges that may be absent and without edges, replayed from the third call on."""
+    outputs, ours = share_kernels(monkeypatch, config), product(irreps)
+    src, dst = torch.tensor([2, 0, 2, -1, 1]), torch.tensor([1, 1, 0, 2, -1])
+    edges = {"src": src.to(DEVICE), "dst": dst.to(DEVICE)}
+    is_there = ((src >= 0) & (dst >= 0))[:, None]
+    for rows in (5, 5, 5, 5):
+        tensors = operands(ours, rows, 3)
+        wide = doubles(tensors)
+        messages = torch.where(is_there, dense_product(ours, wide[0][src.clamp(min=0)], *wide[1:]), 0)
+        expected = torch.zeros(4, messages.shape[1], dtype=torch.float64).index_add(0, dst.clamp(min=0), messages)
+        assert_same(ours(*tensors, **edges, num_nodes=4), tensors, expected, wide)
+    assert outputs == [("X", "Y", "W")] * 2
+    for rows in (1, 3):
+        tensors = operands(ours, rows)
+        wide = doubles(tensors)
+        assert_same(ours(*tensors), tensors, dense_product(ours, *wide), wide)
+    x, y, weight = operands(ours, 3)
+    wide = doubles([x, y, weight])
+    upstream = torch.randn(3, ours.irreps_out.dim)
+    grads = torch.autograd.grad(ours(x.detach(), y, weight), (weight, y), upstream.to(DEVICE))
+    wanted = torch.autograd.grad(dense_product(ours, *wide), (wide[2], wide[1]), upstream.double())
+    for got, reference in zip(grads, wanted, strict=True):
+        assert_matches(got, reference)
+    assert outputs[2:] == [("X", "Y", "W"), ("X", "Y", "W"), ("Y", "W")]
+    for got, reference in second_gradients(ours, operands(ours, 2)):
+        assert_matches(got, reference)
 
 
 def test_edges_that_change_before_backward_are_refused():

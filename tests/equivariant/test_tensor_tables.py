@@ -357,11 +357,25 @@ def test_coefficients_are_held_where_that_was_measured_to_take_less(row, are_hel
         assert (held if is_held else by_tables) < 7 / 6 * min(held, by_tables)
 
 
+@pytest.mark.parametrize(
+    "row", path_tables.MEASURED_PADDED, ids=lambda row: f"lmax {row.lmax}, {row.channels} channels"
+)
+def test_coefficients_are_held_where_a_dot_would_be_padded(row, are_held):
+    if not are_held:
+        pytest.skip("the rule is switched off")
+    degrees = [f"{degree}{'eo'[degree % 2]}" for degree in range(row.lmax + 1)]
+    irreps = " + ".join(f"{row.channels}x{degree}" for degree in degrees)
+    (term,) = terms_of(product((irreps, " + ".join(degrees), irreps)))
+    with described_as(H200):
+        is_held = term.tables.is_held("Z", torch.float32, torch.device("cpu"))
+    assert is_held == (row.held < row.in_memory)
+
+
 def test_a_gpu_with_more_registers_holds_more(are_held):
     """Columns of such paths are found by the kernel that a device would take."""
     if not are_held:
         pytest.skip("the rule is switched off")
-    ours = product(("48x0e + 48x1o", "0e + 1o", "48x1o + 48x0e"))
+    ours = product(("64x0e + 64x1o", "0e + 1o", "64x1o + 64x0e"))
     (term,) = terms_of(ours)
     cpu = torch.device("cpu")
     for registers, holds_all in ((65536, False), (4 * 65536, True)):

@@ -14,6 +14,7 @@ from tolerances import assert_matches
 
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.planning import schedule
+from insum_ops.compiler.tuning import problem as problem_of_tuning
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import ELL
 from insum_ops.formats.facts import ConstantTables
@@ -278,8 +279,9 @@ def test_a_line_of_positions_is_an_axis_and_anything_else_is_not():
     own, found = ways()
     assert found[0].schedule.strategy == "store-once"
     source = own.launcher(found[0]).kernel.source
-    assert "tl.load(X_ptr + i_b * stride_X_0 + (5 + i_u * -1), mask=in_u_0, other=0.0)" in source
-    assert "tl.store(ptr_of_output + i_b * stride__0 + (1 + i_u * 2), acc, mask=in_u_0)" in source
+    assert "tl.load(X_ptr + i_b * (stride_X_0 // 2 * 2) + (5 + i_u * -1), mask=in_u_0, other=0.0)" in source
+    assert source.count("tl.store") == 1  # of both rows, whose elements lie between each other
+    assert "(i_u[:, None] * 2 + " in source
     bent = fixed["CGJ"].clone()
     bent[0, 0] = torch.tensor([0, 1, 5])
     assert not any(way.schedule.tables for way in ways(CGJ=bent)[1])
@@ -364,6 +366,31 @@ def test_values_of_channels_that_mix(made, u, w, dtype, monkeypatch):
     start = draw(shapes[made])
     found = insum_pinned(memory, expr, fixed, shapes[made], fact, **moving, **{made: start})
     assert_matches(found, start.double().cpu() + expected)
+
+
+@kernels
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("made", ["Z", "X", "Y"])
+def test_values_of_sums_in_pieces(made, number, monkeypatch):
+    """The summed channels, 24 or 20, are walked in blocks that are shorter, some of which are not full."""
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    all_of = problem_of_tuning.configs
+    some_of = lambda own, *given: _in_pieces(own, *all_of(own, *given))[number:]
+    monkeypatch.setattr(problem_of_tuning, "configs", some_of)
+    shapes = mixed_shapes(2 + number, 24, 20)
+    fixed = {name: t.to(DEVICE) for name, t in mixed_tables(made).items()}
+    moving = {name: torch.randn(size).to(DEVICE) for name, size in shapes.items() if name != made}
+    expected = LoopNest(MIXED[made][0], {name: t.cpu() for name, t in {**moving, **fixed}.items()}, shapes[made])
+    found = insum_pinned({}, MIXED[made][0], fixed, shapes[made], ConstantTables.of(fixed), **moving)
+    assert_matches(found, expected.result().value)
+
+
+def _in_pieces(own, *configs):
+    """Those configs in which a block holds a part of a summed name, and one that leaves the last block half empty."""
+    steps = own.names("step")
+    found = [config for config in configs if any(config.block(name) < own.extents[name] for name in steps)]
+    blocks = tuple((name, 16 if name in steps else size) for name, size in found[0].blocks)
+    return [replace(found[0], blocks=blocks), *found]
 
 
 @kernels
@@ -457,6 +484,28 @@ NEAR = {
         {"P": [1, 1]},
         (4, 2, 5),
     ),
+    "known columns of known parts": (
+        "Z[b,ROW[i,u]] += CGV[i,r] * X[b,COL[CGJ[i,r],u]]",
+        {"CGV": V, "CGJ": [[1, -1], [2, 1]], "ROW": ROW, "COL": [[0, 3, 6], [1, 4, 7], [2, 5, 8]]},
+        {},
+        (4, 6),
+    ),
+    "columns of known parts that are no line": (
+        "Z[b,ROW[i,u]] += CGV[i,r] * X[b,COL[CGJ[i,r],u]]",
+        {"CGV": V, "CGJ": J, "ROW": ROW, "COL": [[0, 3, 6], [1, 4, 7], [2, 8, 5]]},
+        {},
+        (4, 6),
+    ),
+    "a row between others and rows that lie backwards": (
+        "Z[b,ROW[i,u]] += CGV[i,r] * X[b,CGJ[i,r]]",
+        {
+            "CGV": [[0.5], [1.5], [0.25], [2.0], [3.0]],
+            "CGJ": [[0], [1], [2], [0], [1]],
+            "ROW": [[1, 4, 7], [0, 3, 6], [2, 5, 8], [11, 10, 9], [14, 13, 12]],
+        },
+        {},
+        (4, 15),
+    ),
     "no axis": ("Z[i] += CGV[i,r] * X[CGJ[i,r]]", {"CGV": V, "CGJ": J}, {}, (2,)),
     "nothing but a table": ("Z[i] += CGV[i,r]", {"CGV": V}, {}, (2,)),
     "a table over two axes": (
@@ -469,6 +518,7 @@ NEAR = {
 SIZES = {
     "X[b,p]": (4, 5),
     "X[b,CGJ[i,r]]": (4, 3),
+    "X[b,COL[CGJ[i,r],u]]": (4, 9),
     "X[b,CGJ[i,r,u]]": (4, 9),
     "X[b,CGJ[i,r,u],w]": (4, 9, 5),
     "X[b,CGJ[i,r],u,w]": (4, 3, 3, 5),

@@ -78,14 +78,18 @@ def test_only_deterministic_ways_when_asked() -> None:
     assert ways(spmm(fact=None, deterministic=True)) == ()
 
 
-def test_a_long_sum_over_few_outputs_is_cut_unless_its_order_matters() -> None:
+def test_a_long_sum_over_few_outputs_is_shared_in_a_fixed_order_if_that_matters() -> None:
     tensors = {"A": values(10000), "B": values(10000)}
     loose = problem("C[()] += A[i] * B[i]", tensors)
     strict = problem("C[()] += A[i] * B[i]", tensors, deterministic=True)
-    assert scheduled(loose, "store").strategy == "atomic"
-    assert scheduled(strict, "store").strategy == "store"
-    assert dict(scheduled(loose, "store").roles) == {"i": "tile"}
-    assert dict(scheduled(strict, "store").roles) == {"i": "step"}
+    ways = schedules(loose.bound, loose.strides, "store")
+    assert [(way.strategy, way.is_shared, way.has_copies) for way in ways] == [
+        ("atomic", True, False),
+        ("store", True, True),
+        ("store", False, False),
+    ]
+    assert all(dict(way.roles) == {"i": "step"} for way in ways)
+    assert schedules(strict.bound, strict.strides, "store", deterministic=True) == ways[1:]
 
 
 @pytest.mark.parametrize("expr", ["C[()] += A[r,p] * W[r]", "C[i] += B[i,r,p] * W[r]", "C[i] += B[i,r,p]"])
@@ -108,7 +112,8 @@ def test_programs_share_sums_where_results_are_few() -> None:
     assert shared.sum_dtype(None) == torch.float32  # hundreds of parts would lose too much in float16
     assert alone.sum_dtype(torch.float32) == torch.float16
     strict = problem(expr, tensors, deterministic=True)
-    assert [way.is_shared for way in schedules(strict.bound, strict.strides, "store", deterministic=True)] == [False]
+    strict_ways = schedules(strict.bound, strict.strides, "store", deterministic=True)
+    assert [(way.strategy, way.has_copies) for way in strict_ways] == [("store", True), ("store", False)]
     many = problem(expr, {"T": values(50_000, 1024), "dZ": values(50_000, 1024)})
     assert [way.is_shared for way in schedules(many.bound, many.strides, "store")] == [False]
     short = problem(expr, {"T": values(1000, 64), "dZ": values(1000, 64)})
@@ -662,8 +667,8 @@ def test_what_no_other_factor_shares_is_no_side_of_a_dot() -> None:
     separate = problem("C[d] += X[b,a] * Y[d,e]", {"X": values(32, 32), "Y": values(32, 32)})
     plain = scheduled(separate, "store", use_dot=True)
     assert not plain.uses_dot
-    assert dict(plain.roles) == {"d": "tile", "b": "loop", "e": "loop", "a": "step"}
-    assert plain.tree == Product(Leaf(1, frozenset("d")), Sum(Leaf(0, frozenset("a")), "a"))
+    assert dict(plain.roles) == {"d": "tile", "b": "merged", "a": "merged", "e": "loop", "b_a": "step"}
+    assert plain.tree == Product(Leaf(1, frozenset("d")), Sum(Leaf(0, frozenset({"b_a"})), "b_a"))
     tensors = {"X": values(128, 128), "Y": values(128, 64), "Z": values(64, 64)}
     beside = scheduled(problem("C[b,f] += X[e,b] * Y[e,f] * Z[a,d]", tensors), "store")
     assert dict(beside.roles) == {"b": "tile", "f": "tile", "a": "loop", "d": "loop", "e": "step"}
@@ -767,8 +772,8 @@ def test_rows_are_an_axis_however_few_they_are() -> None:
 
 def test_the_longest_of_the_others_is_an_axis() -> None:
     for a, z, roles in ((100, 10, dict(z="grid", a="tile", n="tile")), (10, 100, dict(a="grid", z="tile", n="tile"))):
-        own = problem("C[a,z,n] = A[a,z,n]", {"A": values(a, z, 64)})
-        assert dict(scheduled(own, "store").roles) == roles
+        own = problem("C[a,z,n] = max(A[a,z,k,n])", {"A": values(a, z, 3, 64)})
+        assert {name: role for name, role in scheduled(own, "store").roles.items() if name != "k"} == roles
 
 
 def test_what_is_held_on_chip_is_an_axis() -> None:
@@ -804,7 +809,7 @@ def test_several_summands_at_once_are_those_of_the_longest_loop() -> None:
     assert dict(deep.roles) == {"r": "grid", "n": "tile", "p": "segment", "q": "loop", "k": "step"}
     assert deep.tree is not None
     columns = problem("C[n] += A[q,n] * B[q]", {"A": values(100, 64), "B": values(100)})
-    plain, deep = schedules(columns.bound, columns.strides, "store")
+    deep, plain = schedules(columns.bound, columns.strides, "store")
     assert dict(plain.roles) == {"n": "tile", "q": "loop"}
     assert dict(deep.roles) == {"n": "tile", "q": "step"}
 
@@ -815,11 +820,31 @@ def test_summands_along_memory_are_taken_at_once_already() -> None:
     assert dict(way.roles) == {"i": "tile", "r": "loop", "p": "step"}
 
 
-def test_a_sum_is_cut_from_a_length_on() -> None:
-    for length, rows, strategy in ((8192, 8192, "atomic"), (8191, 1, "store"), (8192, 8193, "store")):
-        own = problem("C[i] += A[i,k]", {"A": values(rows, length)})
-        alone = [way for way in schedules(own.bound, own.strides, "store") if not way.is_shared]
-        assert [way.strategy for way in alone] == [strategy]
+def test_summed_names_that_memory_goes_on_along_are_one_axis() -> None:
+    own = problem("C[()] += A[i,j,k] * B[i,j,k]", dict.fromkeys("AB", values(30, 40, 50)))
+    assert scheduled(own, "store").names("step") == ("i_j_k",)
+    gap = {"A": values(30, 40, 60)[..., :50], "B": values(30, 40, 60)[..., :50]}
+    assert scheduled(problem("C[()] += A[i,j,k] * B[i,j,k]", gap), "store").names("step") == ("k",)
+    assert scheduled(problem("C[k] += A[i,j,k]", {"A": values(30, 40, 50)}), "store").names("step") == ("i_j",)
+    assert scheduled(problem("C[j] += A[i,j,k]", {"A": values(30, 40, 50)}), "store").names("step") == ("k",)
+    weighted = problem("C[()] += A[i,j] * W[j]", {"A": values(30, 40), "W": values(40)})
+    assert scheduled(weighted, "store").names("step") == ("j",)
+    traced = problem("C[()] += A[i,i,j]", {"A": values(30, 30, 40)})
+    assert scheduled(traced, "store").names("step") == ("j",)
+    pointed = {"A": values(30, 40), "E": positions(30), "B": values(9)}
+    assert scheduled(problem("C[()] += A[i,j] * B[E[i]]", pointed), "store").names("step") == ("j",)
+
+
+def test_scatters_into_few_places_have_copies_of_them() -> None:
+    def has_copies(numbers: int, places: int, **options: bool) -> bool:
+        own = problem("C[E[p]] += A[p]", {"E": positions(numbers), "A": values(numbers)}, (places,))
+        return schedules(own.bound, own.strides, "atomic", **options)[0].has_copies
+
+    assert has_copies(64_000, 1000)
+    assert not has_copies(63_999, 1000)
+    assert not has_copies(10**9, 2**22)  # two copies would not stay in the cache
+    own = problem("C[E[p]] += A[p]", {"E": positions(64_000), "A": values(64_000)}, (1000,), deterministic=True)
+    assert ways(own) == ()
 
 
 def is_shared(expr: str, strategy: str, size: tuple[int, ...] | None = None, **tensors: torch.Tensor) -> bool:
@@ -834,12 +859,14 @@ def test_loops_and_scattered_sums_are_shared_too() -> None:
 
 
 def test_programs_that_are_enough_share_nothing() -> None:
-    """128 of them, each with a tile of up to 64 x 64."""
+    """128 of them, each with a tile of up to 64 x 64 of a dot, or of 32 columns, or of one row."""
     for g, n, is_few in ((127, 64, True), (128, 64, False), (31, 65, True), (32, 65, False)):
         tensors = {"T": values(2000, g, n), "dZ": values(2000, n)}
         assert is_shared("dW[g,u,w] += T[b,g,u] * dZ[b,w]", "store", **tensors) == is_few
-    for columns in (8128, 8192):
-        assert is_shared("C[u] += T[b,u]", "store", T=values(2000, columns)) == (columns < 8192)
+    for columns in (4064, 4096):
+        assert is_shared("C[u] += T[b,u]", "store", T=values(2000, columns)) == (columns < 4096)
+    for rows in (127, 128):
+        assert is_shared("C[b] += T[b,u]", "store", T=values(rows, 2000)) == (rows < 128)
 
 
 # tables whose numbers the source holds

@@ -26,7 +26,7 @@ CHAIN = "Y[i,l] += A[i,j] * B[j,k] * C[k,l]"
 
 @pytest.mark.parametrize(
     ("sizes", "first"),
-    [((5000, 200, 5000, 200), "T[l,j] += B[j,k] * C[k,l]"), ((200, 5000, 200, 5000), "T[i,k] += A[i,j] * B[j,k]")],
+    [((5000, 200, 5000, 200), "T[j,l] += B[j,k] * C[k,l]"), ((200, 5000, 200, 5000), "T[i,k] += A[i,j] * B[j,k]")],
 )
 def test_the_cheaper_pair_of_a_chain_comes_first(sizes, first):
     rows, j, k, columns = sizes

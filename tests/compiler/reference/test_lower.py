@@ -95,12 +95,12 @@ def test_what_is_no_product_is_a_copy_and_no_view_of_an_operand() -> None:
 
 def test_a_gather_is_one_index_select() -> None:
     found = program("C[p,j] = A[E[p],j]", NONE, A=A, E=E)
-    assert operations(found) == ["index_select", "clone"]
+    assert operations(found) == ["index_select", "contiguous"]
 
 
 def test_a_scatter_is_one_index_add() -> None:
     found = program("C[E[p]] += V[p]", NONE, V=V, E=E, size=(3,))
-    assert operations(found) == ["zeros", "index_add"]
+    assert operations(found) == ["zeros", "index_add_"]
 
 
 def test_only_index_tensors_that_may_hold_a_negative_value_are_masked() -> None:
@@ -233,3 +233,52 @@ def test_weighted_rows_and_what_only_looks_like_them(expr: str, size: tuple[int,
     tensors = {"V": V, "B": B, "K": K}
     expected = LoopNest(expr, tensors, size).result().value
     torch.testing.assert_close(insum(expr, size=size, **tensors), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_a_scattered_outer_product_that_is_summed_by_columns():
+    G, A, B = torch.tensor([2, 0, 2]), torch.randn(3).requires_grad_(), torch.randn(5).requires_grad_()
+    Y = insum("Y[G[i],j] += A[i] * B[j]", G=G, A=A, B=B, size=(4, 5))
+    upstream = torch.randn(4, 5)
+    dA, dB = torch.autograd.grad(Y, (A, B), upstream)
+    torch.testing.assert_close(dA, upstream[G] @ B)
+    torch.testing.assert_close(dB, A @ upstream[G])
+
+
+def test_a_name_that_stands_twice_is_a_view_of_the_diagonal() -> None:
+    X = torch.randn(3, 4, 4, dtype=torch.float64)
+    traces = program("Y[b] += X[b,i,i]", NONE, X=X)
+    assert "index" not in " ".join(operations(traces))
+    assert torch.allclose(traces(X), X.diagonal(dim1=1, dim2=2).sum(1))
+    copied = program("Y[b,i] = X[i,b,b,i]", NONE, X=X.new_ones(4, 3, 3, 4).cumsum(0).cumsum(3))
+    tensor = X.new_ones(4, 3, 3, 4).cumsum(0).cumsum(3)
+    assert torch.equal(copied(tensor), torch.einsum("ibbi->bi", tensor))
+    kept = tensor.clone()
+    copied(tensor).zero_()
+    assert torch.equal(tensor, kept)
+
+
+def test_places_in_several_dimensions_are_added_by_one_position() -> None:
+    torch.manual_seed(0)
+    G, H, V = torch.randint(0, 4, (50,)), torch.randint(0, 3, (50,)), torch.randn(50, 5, dtype=torch.float64)
+    expected = torch.zeros(4, 3, 5, dtype=torch.float64).index_put((G, H), V, accumulate=True).permute(2, 0, 1)
+    found = lower(bind(parse("Y[c,G[p],H[p]] += V[p,c]"), {"V": V, "G": G, "H": H}, (5, 4, 3)), NONE)
+    assert "index_add_" in operations(found)
+    torch.testing.assert_close(found(G, H, V), expected)
+    Y = torch.randn(5, 3, 4, dtype=torch.float64).transpose(1, 2)
+    kept = Y.clone()
+    seeded = lower(bind(parse("Y[c,G[p],H[p]] += V[p,c]"), {"V": V, "G": G, "H": H, "Y": Y}), NONE)
+    torch.testing.assert_close(seeded(G, H, V, Y), kept + expected)
+    assert torch.equal(Y, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_maximum_of_one_factor_is_one_operation_in_its_own_precision(dtype: torch.dtype) -> None:
+    X = torch.randn(6, 7, dtype=dtype)
+    X[2, 3] = torch.nan
+    found = program("Y[i] = max(X[i,j])", NONE, X=X)
+    assert "to" not in operations(found)
+    assert torch.equal(found(X).nan_to_num(9), X.amax(1).nan_to_num(9))
+    G = torch.tensor([0, 2, 2, 0, 3, 3])
+    scattered = lower(bind(parse("Y[G[p],c] = min(X[p,c])"), {"X": X, "G": G}, (5, 7)), NONE)
+    expected = torch.zeros(5, 7, dtype=dtype).scatter_reduce(0, G[:, None].expand(6, 7), X, "amin", include_self=False)
+    torch.testing.assert_close(scattered(G, X), expected, equal_nan=True)

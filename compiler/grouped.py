@@ -1,0 +1,94 @@
+"""The runner of a statement whose products are grouped by an index tensor, and of one for index tensors that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..formats.facts import Fact, OwnedRows, WrittenOnce
+from ..formats.torch_state import is_capturing, uses_tensor_cores
+from .binding import row_major
+from .planning import Grouping, device_of, groupings
+from .prepared import PreparedStatement, Result, Runner, prepare
+from .runtime import GroupTables, active, group_tables, has_met, meet, new_group_tables
+
+__all__ = ["GroupedRunner", "Kernel", "RunnerByIndex", "groupings_of"]
+
+# by a statement, its variant, its tensors, a fact about them and the milliseconds of another route, or 0
+Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
+
+
+def groupings_of(statement: PreparedStatement, tensors: list[Tensor]) -> tuple[Grouping, ...]:
+    """Return the ways to group the products of a statement by an index tensor, the most promising first."""
+    bound = statement.bound
+    strides = {name: tensor.stride() for name, tensor in zip(statement.names, tensors)}
+    strides[""] = row_major(bound.size)
+    return groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype))
+
+
+@dataclass(eq=False)
+class GroupedRunner:
+    """Evaluates a statement over tiles of equal index; `kernel` returns the runner of one as one kernel."""
+
+    statement: PreparedStatement
+    way: Grouping
+    kernel: Kernel
+    text: str = field(init=False)
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text, self.names = str(self.way.statement), self.way.statement.tensor_names
+
+    @property
+    def at(self) -> int:
+        """The index tensor's number among the statement's tensors."""
+        return self.statement.names.index(self.way.index)
+
+    def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
+        return self.over(group_tables(tensors[self.at], self.way.count, self.way.tile), tensors)
+
+    def anew(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
+        """Evaluate the statement with tables that are made now, as those of an index that changes are."""
+        return self.over(new_group_tables(tensors[self.at], self.way.count, self.way.tile), tensors)
+
+    def over(self, tables: GroupTables, tensors: list[Tensor]) -> Result:
+        """Evaluate the statement with tables of its index tensor."""
+        way, named = self.way, dict(zip(self.statement.names, tensors))
+        named[way.positions], named[way.values], _ = tables
+        passed = [named[name] for name in self.names]
+        grouped_fact = self._fact(tables)
+        grouped = prepare(self.text, ",".join(self.names), self.statement.bound.size, passed, grouped_fact)
+        variant = grouped.variant(passed)
+        runner = grouped.runners.get(variant)
+        if runner is None:
+            runner = self.kernel(grouped, variant, passed, grouped_fact, 0.0)
+            if grouped.bound.device.type != "cuda" or not is_capturing():
+                grouped.runners[variant] = runner
+        return runner(passed, grouped_fact)
+
+    def _fact(self, tables: GroupTables) -> Fact | None:
+        """Return what the tables say about rows of the output."""
+        if self.way.is_scattered:
+            return OwnedRows(self.way.values, "", tables[2], is_whole=True)
+        return WrittenOnce(self.way.positions) if self.way.is_stored_once else None
+
+
+@dataclass(eq=False)
+class RunnerByIndex:
+    """Takes one runner for an index tensor that was used before and has not changed, and another for a new one."""
+
+    at: int  # the index tensor among the statement's tensors
+    known: Runner
+    new: Runner
+
+    def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
+        index = tensors[self.at]
+        is_known, recording = has_met(index), active()
+        if recording is not None:
+            recording.check(has_met, index, is_known)
+        if not is_known:
+            meet(index)
+        return (self.known if is_known else self.new)(tensors, fact)

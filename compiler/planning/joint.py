@@ -1,0 +1,86 @@
+"""Several statements -> schedules with one grid: one kernel loads what they read once, and stores all of their results.
+
+The gradients of a statement are such: a factor and the output trade places, so that all of them run over the same index
+names and read the same tensors. Every program takes some values of the names that are in every output, and all values
+of the names that some statement sums over, so that each sum is complete where it is stored. What is scattered is added
+atomically, as it would be by a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...formats.facts import ConstantTables, Fact
+from ..binding import Bound, power_of_two
+from .contraction import multiply
+from .movement import contiguity
+from .scatter import Start, is_varying, strategies
+from .schedule import LARGEST_TILE, Schedule, Strides, unrolled_schedule
+
+__all__ = ["holds_sums", "joint_schedules"]
+
+
+def holds_sums(bound: Bound) -> bool:
+    """Whether one program can hold all that a statement sums over: no first dimension of a tensor, and not too much."""
+    summed = bound.statement.summed
+    return not any(is_varying(bound, name) for name in summed) and _tile(bound.extents, summed) <= LARGEST_TILE
+
+
+def joint_schedules(
+    bounds: Sequence[Bound], strides: Sequence[Strides], facts: Sequence[Fact | None], deterministic: bool = False
+) -> tuple[Schedule, ...] | None:
+    """Return a schedule for each of several sums, such that one kernel runs them all; None if no kernel does.
+
+    In all of them a shared index name has the same role: "step" if one of the sums is over it, else "tile". They have
+    the order of axes in memory, the fastest last. Sums share a kernel if they run over the same names, if none is over
+    the first dimension of a tensor, which may be long, and if a tile holds all that is summed over.
+    """
+    own = [_alone(*part, deterministic) for part in zip(bounds, strides, facts)]
+    parts = [schedule for schedule in own if schedule is not None]
+    if len(parts) < len(own) or len({_shared(part) for part in parts}) > 1:
+        return None
+    first, names = parts[0], [name for name, role in parts[0].roles.items() if role != "unrolled"]
+    summed = [name for name in names if any(name not in part.free for part in parts)]
+    if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > LARGEST_TILE:
+        return None
+    along: Counter[str] = Counter()
+    for part, stride, fact in zip(parts, strides, facts):
+        along.update(contiguity(Start.of(part.bound, part.strategy, fact), stride))
+    rank = lambda name: (not is_varying(first.bound, name), along[name], first.extents[name])
+    roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
+    unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]
+    return tuple(replace(part, roles={**roles, **own_names}) for part, own_names in zip(parts, unrolled))
+
+
+def _tile(extents: Mapping[str, int], names: Sequence[str]) -> int:
+    """Return the elements of a tile that holds all values of some names; its sides are powers of two."""
+    return math.prod(power_of_two(extents[name]) for name in names)
+
+
+def _shared(schedule: Schedule) -> frozenset[tuple[str, int]]:
+    """Return the index names that programs and tiles run over, with their extents."""
+    return frozenset((name, schedule.extents[name]) for name, role in schedule.roles.items() if role != "unrolled")
+
+
+def _alone(bound: Bound, strides: Strides, fact: Fact | None, deterministic: bool) -> Schedule | None:
+    """Return a schedule of one of the statements, in which every name is an axis of tiles or has numbers for values.
+
+    None if there is none: the statement is no sum, starts from a given output, or its results reach the output in a way
+    that one statement alone decides, such as rows that programs own.
+    """
+    is_known = fact is None or isinstance(fact, ConstantTables)
+    if bound.is_seeded or bound.is_empty or not bound.statement.is_sum or not is_known:
+        return None
+    usable = [name for name in strategies(bound, fact, deterministic) if name in ("store", "store-once", "atomic")]
+    if not usable:
+        return None
+    start = Start.of(bound, usable[0], fact)
+    if isinstance(fact, ConstantTables):
+        return unrolled_schedule(start, strides, fact.numbers)
+    names = (*start.free, *start.summed)
+    tree = multiply([frozenset(factor.names) for factor in start.factors])
+    roles = dict.fromkeys(names, "tile")
+    return Schedule(bound, start.strategy, start.output, start.factors, start.extents, roles, tree)

@@ -1,0 +1,72 @@
+"""Long sums over memory as it lies: which names one axis may hold together, and which statements read stretches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..language import Access, Var
+from .scatter import Start
+
+__all__ = ["is_crowded", "reads_stretches", "stretch"]
+
+# Additions for each element of the output from which on so many meet at one place that copies of the output are tried,
+# and the part of the L2 cache that copies may fill.
+CROWD = 64
+COPIES_OF_L2 = 1 / 8
+
+
+def reads_stretches(start: Start) -> bool:
+    """Whether all factors are read where an index name says, not where an index tensor points."""
+    return all(isinstance(factor, Access) and not factor.indirections for factor in start.factors)
+
+
+def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> tuple[str, ...]:
+    """Return a summed name with the summed names before it along which memory goes on without a gap.
+
+    Every factor over one of them has all of them, side by side, so that one axis may run over them all.
+    """
+    factors = [factor for factor in start.factors if isinstance(factor, Access)]
+    if len(factors) < len(start.factors) or name not in start.summed:
+        return (name,)
+    group: tuple[str, ...] = (name,)
+    hidden = {inner for factor in factors for access in factor.indirections for inner in access.names}
+    while True:
+        before = {_before(factor, group[0]) for factor in factors if group[0] in factor.names}
+        (other,) = before if len(before) == 1 else ("",)
+        if other not in start.summed or other in group or other in hidden or other == start.segment:
+            return group
+        wider = (other, *group)
+        if not all(_is_stretch(factor, strides[factor.name], wider, start) for factor in factors):
+            return group
+        group = wider
+
+
+def _before(factor: Access, name: str) -> str:
+    """Return the index name in the dimension before that of `name`, "" if there is none."""
+    indices = [str(index) if isinstance(index, Var) else "" for index in factor.indices]
+    at = indices.index(name) if name in indices else 0
+    return indices[at - 1] if at else ""
+
+
+def _is_stretch(factor: Access, strides: tuple[int, ...], names: tuple[str, ...], start: Start) -> bool:
+    """Whether a factor has none of the names, or each once, one after another and without a gap in memory."""
+    indices = [str(index) for index in factor.indices]
+    count = sum(indices.count(name) for name in names)
+    if not count:
+        return True
+    first = indices.index(names[0]) if names[0] in indices else 0
+    is_in_order = count == len(names) and tuple(indices[first : first + len(names)]) == names
+    lengths = [start.extents[name] for name in names]
+    steps = strides[first : first + len(names)]
+    return is_in_order and min(lengths) > 1 and all(a == b * n for a, b, n in zip(steps, steps[1:], lengths[1:]))
+
+
+def is_crowded(start: Start, l2_bytes: int) -> bool:
+    """Whether a scatter adds so often to so few places that copies of the output are worth a second kernel."""
+    if start.strategy != "atomic" or not start.output.indirections:
+        return False
+    elements = math.prod(start.bound.size)
+    additions = math.prod(start.extents[name] for name in start.free)
+    copy = elements * start.bound.compute_dtype.itemsize
+    return additions >= CROWD * elements and 2 * copy <= COPIES_OF_L2 * l2_bytes

@@ -1,0 +1,74 @@
+"""What the torch program of a statement demands, without the program: how many numbers it holds, and how it rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from ..binding import Bound, contraction_path
+
+__all__ = ["numbers_held", "path_of", "sums_in_float32"]
+
+COMPARED = 4  # tensors of the size of all products, to find where the best of them is
+
+
+class Contraction(NamedTuple):
+    """Factors that are contracted with each other, by their index names, and the names that are kept."""
+
+    factors: tuple[tuple[str, ...], ...]
+    kept: tuple[str, ...]
+
+
+def path_of(bound: Bound) -> tuple[tuple[int, ...], ...]:
+    """Return which factors of a sum are contracted with each other, in order; nothing for one or two factors."""
+    statement = bound.statement
+    if len(statement.accesses) <= 2 or not statement.is_sum or bound.is_empty:
+        return ()
+    return contraction_path([access.names for access in statement.accesses], statement.free, bound.extents)
+
+
+def contractions(bound: Bound) -> Iterator[Contraction]:
+    """Yield the contractions of a sum, step by step; the last one makes its result."""
+    free, terms = bound.statement.free, [access.names for access in bound.statement.accesses]
+    for chosen in path_of(bound)[:-1]:
+        together = tuple(terms[at] for at in chosen)
+        terms = [term for at, term in enumerate(terms) if at not in chosen]
+        needed = {*free}.union(*terms)
+        kept = tuple(dict.fromkeys(name for term in together for name in term if name in needed))
+        yield Contraction(together, kept)
+        terms.append(kept)
+    yield Contraction(tuple(terms), free)
+
+
+def numbers_held(bound: Bound, wants_winners: bool = False) -> int:
+    """Return at most how many numbers the program of a statement holds beside its operands.
+
+    These are what it gathers and each tensor on the way, both once more where they are laid out anew for a product, and
+    the operands, which half precision makes float32. A max or min of several factors forms all of their products.
+    """
+    statement, extents = bound.statement, bound.extents
+    gathered = [access.names for access in statement.accesses if access.is_indirect]
+    made = [statement.free]
+    if statement.is_sum:
+        made += [step.kept for step in contractions(bound)]
+    elif len(statement.accesses) != 1 or statement.index_names or wants_winners:
+        made += [statement.names] * (1 + COMPARED * wants_winners)
+    numbers = sum(prod(extents[name] for name in names) for names in (*gathered, *made))
+    return 2 * numbers + sum(prod(shape) for shape in bound.shapes.values())
+
+
+def sums_in_float32(bound: Bound) -> bool:
+    """Return whether torch's operations round half precision only where one of them ends.
+
+    They do where each sum is of a matrix product, or of a lone factor. Products of entries would be rounded before they
+    are summed, and so would a factor that is summed over a name of its own before it is multiplied.
+    """
+    for factors, kept in contractions(bound):
+        if len(factors) == 1:
+            continue
+        small, large = sorted(map(set, factors), key=len)
+        summed = (small | large) - {*kept}
+        if summed and (small <= large or not summed <= small & large):
+            return False
+    return bool(bound.statement.accesses)

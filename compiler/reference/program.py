@@ -1,0 +1,56 @@
+"""A bound statement as a Python function of torch operations, which runs it on tensors of any lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...lru_cache import LRUCache
+from ..binding import Bound
+from .code import compiled
+from .demands import path_of
+from .gathers import large_gathers, lengths_of
+from .groups import Grouped, index_of_groups
+
+__all__ = ["Program", "program_for"]
+
+PROGRAMS = 512  # a program is a few kB of byte code
+
+_programs: LRUCache[Program] = LRUCache(PROGRAMS)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
+
+    function: Callable[..., Any]
+    lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
+
+    def lengths_in(self, bound: Bound) -> list[int]:
+        """Return the lengths that the function takes when it runs this bound statement."""
+        lengths = lengths_of(bound)
+        return [lengths[key] for key in self.lengths]
+
+
+def program_for(
+    bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
+) -> Program:
+    """Return the program of a bound statement; statements that differ only in lengths share one.
+
+    With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
+
+    Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
+    are contracted, which of them get a row of zeros for -1, whether groups are contracted one by one, and the type of
+    winners' positions. The key holds these.
+    """
+    winner_dtype = bound.winner_dtype if wants_winners else None
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), index_of_groups(bound)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
+    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+    program = _programs.get(key)
+    if program is None:
+        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half else None)
+        function = compiled(lowering.finished_graph(wants_winners))
+        program = _programs[key] = Program(function, lowering.length_arguments)
+    return program

@@ -1,0 +1,223 @@
+"""Sums by row on a CPU: entries in the order of their rows, found once for index tensors and remembered with them.
+
+`torch.embedding_bag` sums the entries of a row in one pass, in the order in which they came, without a tensor of all
+that is gathered. It takes the offset of each row. They are read off an index tensor that is sorted; one that is not is
+sorted once, unless the rows are so narrow that adding them up one by one takes less than that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ...formats.guard import ChangeGuard, may_keep
+
+__all__ = ["add_rows", "chosen_rows", "order_of_rows", "row_sums", "weighted_row_sums"]
+
+_ORDERS = "_insum_row_orders"
+KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
+LONG, PART = 256, 128  # entries of a row from which on it is summed in parts, and those of a part
+GLANCE = 64  # positions that are looked at before all of them are
+NARROW = 8  # columns below which unsorted rows are added up as they come: of 4, in a third of the time of sorting
+
+
+class _Entries(NamedTuple):
+    """Entries in the order of their rows: `columns[offsets[r]:offsets[r + 1]]` is what row r reads."""
+
+    order: Tensor | None  # which of all entries they are; None: all, as they lie
+    columns: Tensor | None  # None: those that were given, which what is kept with them must not hold
+    offsets: Tensor  # [rows + 1]
+    is_ascending: bool  # all entries, as they lie
+    parts: tuple[Tensor, Tensor] | None  # where the parts of long rows begin, and which parts a row has
+
+
+class _Kept:
+    """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
+
+    __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
+
+    def __init__(self, tensors: tuple[Tensor | None, ...], rows: int) -> None:
+        self.guards = tuple([None if tensor is None else ChangeGuard(tensor) for tensor in tensors])
+        self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
+        self.rows, self.is_ascending = rows, False
+        self.entries: _Entries | None = None
+
+    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: int) -> bool:
+        """Return whether these are the tensors, with this many rows."""
+        if self.rows != rows:
+            return False
+        for tensor, owner, guard in zip(tensors, self.owners, self.guards):
+            if tensor is None or owner is None or guard is None:
+                if tensor is not None or owner is not None:
+                    return False
+            elif owner() is not tensor or not guard.holds_for(tensor):
+                return False
+        return True
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
+
+
+def row_sums(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tensor:
+    """Return `Y[index[p],c] += values[p,c]` with this many rows; `values` is [p, c], and `index` holds p positions.
+
+    A position of -1 hides its row if the index `is_padded`.
+    """
+    entries = _entries_of(None, index, rows, is_padded, values.shape[1] >= NARROW)
+    if entries is None:
+        return _added_up(values, index, rows, is_padded)
+    return _bags(values, entries, None, index)
+
+
+def weighted_row_sums(
+    table: Tensor, columns: Tensor, weights: Tensor | None, index: Tensor | None, rows: int, is_padded: bool
+) -> Tensor:
+    """Return `Y[index[p],c] += weights[p,q] * table[columns[p,q],c]`; row p for entries p if there is no index.
+
+    `weights` are as many as `columns`, in the same order, and 1 if there are none. A position of -1 hides an entry if
+    one of the index tensors `is_padded`.
+    """
+    entries = _entries_of(columns, index, rows, is_padded, table.shape[1] >= NARROW)
+    if entries is not None:
+        return _bags(table, entries, weights, columns)
+    assert index is not None, "rows that follow each other are sorted"
+    flat = columns.reshape(-1)
+    gathered = table.index_select(0, flat.clamp(min=0) if is_padded else flat)
+    if weights is not None:
+        gathered *= weights.reshape(-1, 1)
+    if is_padded:
+        gathered.masked_fill_((flat < 0).unsqueeze(1), 0)
+    spread = index.reshape(-1, 1).expand(-1, flat.numel() // index.numel())
+    return _added_up(gathered, spread, rows, is_padded)
+
+
+def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the rows of a tensor along a dimension at these positions, zeros for -1."""
+    rows = table.index_select(dim, index.clamp(min=0))
+    return rows.index_fill_(dim, (index < 0).nonzero().squeeze(1), 0)
+
+
+def add_rows(result: Tensor, index: Tensor, values: Tensor, is_padded: bool) -> None:
+    """Add values, which are over the index's dimensions and then those of a row, to the rows that the index holds.
+
+    A position of -1 hides its values, which are overwritten, if the index `is_padded`.
+    """
+    flat, values = index.reshape(-1), values.flatten(0, index.dim() - 1)
+    if is_padded:
+        values.index_fill_(0, (flat < 0).nonzero().squeeze(1), 0)
+        flat = flat.clamp(min=0)
+    result.index_add_(0, flat, values)
+
+
+def order_of_rows(index: Tensor, rows: int, is_padded: bool) -> tuple[Tensor | None, list[int]]:
+    """Return the order of positions by their rows, None if they lie so, and where in it each row begins and ends."""
+    entries = _entries_of(None, index, rows, is_padded, True)
+    assert entries is not None
+    return None if entries.is_ascending else entries.columns, entries.offsets.tolist()
+
+
+def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tensor) -> Tensor:
+    """Return the sums of rows; long ones in two steps, which err less, and neither in half precision."""
+    order, columns, offsets, _, parts = entries
+    dtype = table.dtype
+    if columns is None:
+        columns = given.reshape(-1)
+    if weights is not None:
+        weights = weights.reshape(-1) if order is None else weights.reshape(-1).index_select(0, order)
+    if parts is None:
+        return torch.embedding_bag(table, columns, offsets, False, 0, False, weights, True)[0]
+    if dtype.itemsize == 2:
+        table, weights = table.float(), None if weights is None else weights.float()
+    begins, rows = parts
+    sums = torch.embedding_bag(table, columns, begins, False, 0, False, weights, True)[0]
+    every = torch.arange(len(sums))
+    return torch.embedding_bag(sums, every, rows, False, 0, False, None, True)[0].to(dtype)
+
+
+def _parts(offsets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return where the parts of rows begin, each of which has at most PART entries, and which parts each row has.
+
+    The result is None if no row is longer than LONG.
+    """
+    lengths = offsets.diff()
+    if not len(lengths) or int(lengths.max()) <= LONG:
+        return None
+    rows = torch.zeros_like(offsets)
+    counts = (lengths + PART - 1) // PART
+    torch.cumsum(counts, 0, out=rows[1:])
+    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    begins = offsets[owner] + PART * (torch.arange(len(owner)) - rows[owner])
+    return torch.cat([begins, offsets[-1:]]), rows
+
+
+def _added_up(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tensor:
+    """Return `row_sums` without an order of the rows; half precision is summed in float32."""
+    flat = index.reshape(-1)
+    if is_padded:
+        values = values.masked_fill((flat < 0).unsqueeze(1), 0)
+        flat = flat.clamp(min=0)
+    dtype = torch.float32 if values.dtype.itemsize == 2 else values.dtype
+    start = torch.zeros(rows, values.shape[1], dtype=dtype)
+    return start.index_add_(0, flat, values.to(dtype)).to(values.dtype)
+
+
+def _entries_of(
+    columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, sorts: bool
+) -> _Entries | None:
+    """Return the entries of each row in order; None if they are not and nobody `sorts` them."""
+    tensors = columns, index
+    keeper = index if columns is None else columns
+    known: tuple[_Kept, ...] = getattr(keeper, _ORDERS, ())
+    for kept in known:
+        if kept and kept.holds_for(tensors, rows):  # a pickle has an empty dictionary in its place
+            if kept.entries is None and sorts:
+                kept.entries = _ordered_entries(columns, index, rows, is_padded)
+            return kept.entries if sorts or kept.is_ascending else None
+    keeps = may_keep() and not any([tensor is not None and tensor.is_inference() for tensor in tensors])
+    new = _Kept(tensors, rows) if keeps else None  # before they are read: another thread may write to them
+    is_ascending = index is None or _is_ascending(index.reshape(-1))
+    entries = _ordered_entries(columns, index, rows, is_padded) if sorts or is_ascending else None
+    if new is not None:
+        new.entries, new.is_ascending = entries, is_ascending
+        setattr(keeper, _ORDERS, (new, *known[: KEPT - 1]))
+    return entries
+
+
+def _is_ascending(positions: Tensor) -> bool:
+    for part in (positions[:GLANCE], positions) if positions.numel() > GLANCE else (positions,):
+        if not bool((part[1:] >= part[:-1]).all()):
+            return False
+    return True
+
+
+def _ordered_entries(columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool) -> _Entries:
+    """Return the entries in the order of their rows, those of a row in the order in which they came."""
+    row = torch.arange(rows) if index is None else index.reshape(-1)
+    owners = None if index is None or _is_ascending(row) else torch.argsort(row, stable=True)
+    count = row.numel() if columns is None else columns.numel()
+    each = count // row.numel()
+    order = owners if owners is None or each == 1 else _spread(owners, each)
+    if is_padded:
+        row = row.unsqueeze(1).expand(-1, each).reshape(-1)
+        is_shown = row >= 0 if columns is None else (row >= 0) & (columns.reshape(-1) >= 0)
+        order = is_shown.nonzero().squeeze(1) if order is None else order[is_shown[order]]
+        row, each = row[order], 1
+    offsets = torch.zeros(rows + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(row, minlength=rows).mul_(each), 0, out=offsets[1:])
+    if columns is None:
+        every = torch.arange(count) if order is None else order
+        return _Entries(None, every, offsets, order is None, _parts(offsets))
+    chosen = None if order is None else columns.reshape(-1)[order]
+    parts = _parts(offsets)
+    if parts is not None:
+        parts = parts[0].to(columns.dtype), parts[1]
+    return _Entries(order, chosen, offsets.to(columns.dtype), order is None, parts)
+
+
+def _spread(owners: Tensor, each: int) -> Tensor:
+    """Return the entries of some owners, each of which has as many, one owner's after the other's."""
+    return (owners.unsqueeze(1) * each + torch.arange(each)).reshape(-1)

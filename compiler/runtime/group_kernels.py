@@ -1,0 +1,99 @@
+"""The kernels that put the positions of an index tensor into tiles of equal value; Triton gives their parameters types.
+
+They count how many positions each value has, find where its tiles begin, and place each position in the next free slot
+of its value. If MAY_SKIP, all but `compare` do nothing unless `changed` holds a 1.
+"""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+import triton
+import triton.language as tl
+
+__all__ = ["clear", "compare", "count", "place", "scan"]
+
+
+@triton.jit(do_not_specialize=["length"])
+def compare(changed_ptr, index_ptr, seen_ptr, length, stride, BLOCK: tl.constexpr):
+    """changed = 1 where some index[p] is not seen[p]; it is 0 before."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(index_ptr + at * stride, mask=at < length, other=0)
+    seen = tl.load(seen_ptr + at, mask=at < length, other=0)
+    if tl.max((value != seen).to(tl.int32), 0) > 0:
+        tl.store(changed_ptr, 1)
+
+
+@triton.jit(do_not_specialize=["groups", "slots", "tiles"])
+def clear(
+    changed_ptr, counts_ptr, positions_ptr, values_ptr, groups, slots, tiles,
+    MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """counts[g] = 0, positions[s] = -1, values[t] = -1."""
+    is_wanted = True
+    if MAY_SKIP:
+        is_wanted = tl.load(changed_ptr) != 0
+    if is_wanted:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(counts_ptr + at, tl.zeros([BLOCK], tl.int32), mask=at < groups)
+        tl.store(positions_ptr + at, tl.full([BLOCK], -1, tl.int32), mask=at < slots)
+        tl.store(values_ptr + at, tl.full([BLOCK], -1, tl.int32), mask=at < tiles)
+
+
+@triton.jit
+def _group(index_ptr, at, length, stride, groups):
+    """Return 1 + index[p], 0 for a position that points nowhere."""
+    value = tl.load(index_ptr + at * stride, mask=at < length, other=-1).to(tl.int64)
+    return tl.where((value >= 0) & (value < groups - 2), value + 1, 0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["length", "groups"])
+def count(
+    changed_ptr, index_ptr, counts_ptr, length, stride, groups, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """counts[1+index[p]] += 1."""
+    is_wanted = True
+    if MAY_SKIP:
+        is_wanted = tl.load(changed_ptr) != 0
+    if is_wanted:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        group = _group(index_ptr, at, length, stride, groups)
+        tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=at < length, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["groups"])
+def scan(
+    changed_ptr, counts_ptr, starts_ptr, groups,
+    TILE: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """starts[g] = the first tile of group g, which is free however long the groups are; counts[g] = its first slot."""
+    is_wanted = True
+    if MAY_SKIP:
+        is_wanted = tl.load(changed_ptr) != 0
+    if is_wanted:
+        before = tl.zeros([], tl.int32)
+        for start in range(0, groups, BLOCK):
+            group = start + tl.arange(0, BLOCK)
+            counts = tl.load(counts_ptr + group, mask=group < groups, other=0)
+            first = before + tl.cumsum(counts, 0) - counts
+            if TILE > 1:
+                first = first // TILE + group
+            tl.store(starts_ptr + group, first, mask=group < groups)
+            tl.store(counts_ptr + group, first * TILE, mask=group < groups)
+            before += tl.sum(counts, 0)
+
+
+@triton.jit(do_not_specialize=["length", "groups"])
+def place(
+    changed_ptr, index_ptr, seen_ptr, counts_ptr, positions_ptr, values_ptr, length, stride, groups,
+    TILE: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """positions[s] = p and values[s // TILE] = index[p], s the next free slot of p's group; seen[p] = index[p]."""
+    is_wanted = True
+    if MAY_SKIP:
+        is_wanted = tl.load(changed_ptr) != 0
+    if is_wanted:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < length
+        group = _group(index_ptr, at, length, stride, groups)
+        slot = tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=inside, sem="relaxed")
+        tl.store(positions_ptr + slot, at.to(tl.int32), mask=inside)
+        tl.store(values_ptr + slot // TILE, group - 1, mask=inside)
+        tl.store(seen_ptr + at, tl.load(index_ptr + at * stride, mask=inside, other=0), mask=inside)

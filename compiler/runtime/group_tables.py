@@ -1,0 +1,225 @@
+"""The positions of an index tensor in tiles of equal value, worked out on the device and remembered with the tensor.
+
+The number of tiles does not depend on the numbers in the tensor, so that nothing waits for the device and a CUDA graph
+can be captured with the tables in it. A captured graph reads what its tensors hold at each replay: if it takes tables
+that are remembered, it first compares the index tensor with what they were made of, and makes them again if it differs.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ...formats.guard import ChangeGuard, may_keep
+from ...formats.torch_state import is_capturing, is_deterministic
+from .launch import INTERPRETED, SEVERAL_GPUS, on_device
+from .ranges import remember_range, remember_segments
+from .recording import active, paused
+
+try:
+    from . import group_kernels as kernels
+except ImportError:  # no Triton, not on Linux: sorting does it
+    kernels = None  # type: ignore[assignment]
+
+__all__ = ["GroupTables", "group_tables", "has_met", "meet", "new_group_tables", "number_of_tiles", "sorted_tables"]
+
+_GROUPS, _CAPTURED = "_insum_groups", "_insum_captured_groups"
+BLOCK, LONG_BLOCK = 512, 4096  # positions of a program, and counts of the one that adds them up; not measured
+
+GroupTables = tuple[Tensor, Tensor, Tensor]  # positions [T, Q] or [T], values [T], pointers [V+1]
+
+
+class _Groups(ChangeGuard):
+    """The tables of one tensor, by how many values it has, the length of tiles and whether they are deterministic."""
+
+    __slots__ = ("owner", "tables")
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__(index)
+        self.owner = ref(index)
+        self.tables: dict[tuple[int, int, bool], GroupTables | _Renewable] = {}
+
+    def __reduce__(self) -> Any:
+        return dict, ()  # nothing: a copy of the tensor makes its own
+
+
+class _Renewable:
+    """Tables made by kernels, in memory of their own, which the same kernels may make again in place."""
+
+    def __init__(self, index: Tensor, count: int, tile: int) -> None:
+        tiles = number_of_tiles(index.shape[0], count, tile)
+        empty = lambda length: torch.empty(length, dtype=torch.int32, device=index.device)
+        self.positions, self.values = empty(tiles * tile), empty(tiles)
+        self.counts, self.starts = empty(count + 2), empty(count + 2)  # of -1, of each value, and where tiles end
+        self.changed, self.seen = empty(1), torch.empty(index.shape, dtype=index.dtype, device=index.device)
+        self.tile = tile
+        self.make(index, False)
+        self.tables: GroupTables = (
+            self.positions.view(tiles, tile) if tile > 1 else self.positions,
+            self.values,
+            self.starts[1:],
+        )
+        _remember_facts(self.tables, index.shape[0], count, tile)
+
+    def make(self, index: Tensor, may_skip: bool) -> None:
+        """Make the tables; if `may_skip`, only if the index tensor is not what they were made of."""
+        (length,), (stride,), groups, tile = index.shape, index.stride(), len(self.counts), self.tile
+        changed, counts, positions, values = self.changed, self.counts, self.positions, self.values
+        programs = (-(-length // BLOCK),)
+        if may_skip:
+            changed.zero_()
+            kernels.compare[programs](changed, index, self.seen, length, stride, BLOCK=BLOCK)
+        slots, tiles = (len(positions), len(values)) if tile > 1 else (0, 0)  # without tiles all of it is written
+        kernels.clear[(-(-max(groups, slots) // BLOCK),)](
+            changed, counts, positions, values, groups, slots, tiles, MAY_SKIP=may_skip, BLOCK=BLOCK
+        )
+        kernels.count[programs](changed, index, counts, length, stride, groups, MAY_SKIP=may_skip, BLOCK=BLOCK)
+        kernels.scan[(1,)](changed, counts, self.starts, groups, TILE=tile, MAY_SKIP=may_skip, BLOCK=LONG_BLOCK)
+        kernels.place[programs](
+            changed, index, self.seen, counts, positions, values, length, stride, groups,
+            TILE=tile, MAY_SKIP=may_skip, BLOCK=BLOCK,
+        )  # fmt: skip
+
+
+def number_of_tiles(length: int, count: int, tile: int) -> int:
+    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full."""
+    return length if tile == 1 else length // tile + count + 1
+
+
+def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
+    """Return the tables of an index tensor [P], whose values are from -1 to `count` - 1, in tiles of `tile` positions.
+
+    They are `positions` [T, tile], -1 where a tile is not full; `values` [T], the value that all positions of a tile
+    have, or -1 if a tile is empty; and `pointers` [count+1]: the tiles of value v are pointers[v] to pointers[v+1] - 1.
+    With tiles of 1, `positions` [P] has no -1. For a launch plan the call is one step.
+    """
+    recording = active()
+    if recording is None:
+        return _remembered(index, count, tile)
+    with paused():
+        tables = _remembered(index, count, tile)
+    recording.call(_remembered, (index, count, tile), {}, tables)
+    return tables
+
+
+def meet(index: Tensor) -> None:
+    """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
+    if not _is_captured(index) and _known(index) is None and may_keep(index) and not index.is_inference():
+        setattr(index, _GROUPS, _Groups(index))
+
+
+def has_met(index: Tensor) -> bool:
+    """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
+    groups = _known(index)
+    if groups is None or not _is_captured(index):
+        return groups is not None
+    return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
+
+
+def _is_captured(index: Tensor) -> bool:
+    return index.is_cuda and is_capturing()
+
+
+def _known(index: Tensor) -> _Groups | None:
+    groups: _Groups | None = getattr(index, _GROUPS, None)
+    if not groups:  # a pickle has an empty dictionary in its place
+        return None
+    return groups if groups.owner() is index and groups.holds_for(index) else None
+
+
+def _remembered(index: Tensor, count: int, tile: int) -> GroupTables:
+    """Return the tables that are kept with a tensor, made first if there are none."""
+    if not may_keep(index) or index.is_inference():
+        return new_group_tables(index, count, tile)
+    meet(index)
+    groups, key = _known(index), (count, tile, is_deterministic())
+    tables = None if groups is None else groups.tables.get(key)
+    if _is_captured(index):
+        return _for_graph(index, tables) or new_group_tables(index, count, tile)
+    assert groups is not None
+    if tables is None:
+        with torch.inference_mode(False):  # what is kept must be good for training too
+            tables = _made(index, count, tile)
+            if isinstance(tables, _Renewable) and index.is_cuda:
+                with paused(), _on_device(index):
+                    tables.make(index, True)  # its kernels are loaded now, since none can be during a capture
+        groups.tables[key] = tables
+    return tables.tables if isinstance(tables, _Renewable) else tables
+
+
+def _for_graph(index: Tensor, tables: GroupTables | _Renewable | None) -> GroupTables | None:
+    """Return remembered tables for a graph that is captured, which makes them again where the index differs."""
+    if not isinstance(tables, _Renewable):
+        return None
+    with paused():
+        tables.make(index, True)
+    # the graph goes on with them after the tensor has got others
+    setattr(index, _CAPTURED, [*getattr(index, _CAPTURED, ()), tables])
+    return tables.tables
+
+
+def new_group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
+    """Return what `group_tables` does, made now."""
+    tables = _made(index, count, tile)
+    return tables.tables if isinstance(tables, _Renewable) else tables
+
+
+def _made(index: Tensor, count: int, tile: int) -> GroupTables | _Renewable:
+    """Return new tables, by kernels or, in deterministic mode, by torch's stable sort."""
+    length = index.shape[0]
+    is_short = length + tile * (count + 2) < 2**31
+    has_kernels = kernels is not None and (index.is_cuda or INTERPRETED) and index.layout is torch.strided
+    with paused(), torch.no_grad():
+        if has_kernels and is_short and length and not is_deterministic():
+            with _on_device(index):
+                return _Renewable(index, count, tile)
+        return sorted_tables(index, count, tile)
+
+
+def _on_device(index: Tensor) -> Any:
+    return on_device(index.device) if SEVERAL_GPUS else nullcontext()
+
+
+def _remember_facts(tables: GroupTables, length: int, count: int, tile: int) -> None:
+    """Cache what is known of tables by how they are made, so that nothing is read."""
+    positions, values, pointers = tables
+    remember_range(positions, -1 if tile > 1 else 0, length - 1)
+    remember_range(values, -1, count - 1)
+    remember_segments(pointers, 0)  # how long the longest is would have to be read
+
+
+def sorted_tables(index: Tensor, count: int, tile: int) -> GroupTables:
+    """Return new tables by torch's operations; positions of one value keep their order.
+
+    >>> positions, values, pointers = sorted_tables(torch.tensor([2, 0, 2, 2]), count=3, tile=2)
+    >>> positions.tolist(), values.tolist(), pointers.tolist()
+    ([[-1, -1], [1, -1], [-1, -1], [0, 2], [3, -1], [-1, -1]], [-1, 0, 1, 2, 2, 2], [1, 2, 3, 6])
+    """
+    device, length = index.device, index.shape[0]
+    narrow = torch.int16 if count < 2**15 else torch.int32 if count < 2**31 else torch.int64  # fewer bits are sorted
+    wide = torch.int32 if length + tile * (count + 2) < 2**31 else torch.int64
+    with paused():
+        keys, order = index.to(narrow).sort(stable=True)
+        queries = torch.arange(-1, count + 1, device=device, dtype=narrow)
+        first = torch.searchsorted(keys, queries, out_int32=wide is torch.int32)  # [count+2], of -1 too
+        if tile == 1:
+            positions, values, pointers = order.to(wide), keys.to(wide), first[1:]
+        else:
+            # the tiles of a value begin at one that is free whatever the lengths are, so that no sum over them is made
+            starts = first // tile + torch.arange(count + 2, device=device, dtype=wide)
+            tiles = number_of_tiles(length, count, tile)
+            group = keys.long() + 1
+            begin = first[group]
+            slots = starts[group] * tile + (torch.arange(length, device=device, dtype=wide) - begin)
+            positions = torch.full((tiles * tile,), -1, device=device, dtype=wide)
+            positions[slots.long()] = order.to(wide)
+            numbers = torch.arange(tiles, device=device, dtype=wide)
+            values = torch.searchsorted(starts, numbers, right=True, out_int32=wide is torch.int32) - 2
+            positions, pointers = positions.view(tiles, tile), starts[1:]
+    tables = positions, values, pointers
+    _remember_facts(tables, length, count, tile)
+    return tables

@@ -1,0 +1,257 @@
+"""A cost model: how long a device would take for a statement at least, and for a candidate about, by the device model.
+
+The model ranks candidates, so that few are built; it need not be right by the clock. What it counts: programs and the
+waves that they come in, sectors that are read and written, operations of whole tiles with what they pad, the time that
+a turn of a loop waits for memory, and additions in memory. `python -m bench rank TIMES.json` says how well it ranks
+what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+import torch
+
+from ..binding import Bound, bucket
+from ..codegen import Config
+from ..language import Access, Var
+from ..planning import Device, Schedule, Strides
+from .footprint import accumulators, shared_bytes
+from .streams import stream_seconds
+
+__all__ = ["NEAR", "Cost", "floor_milliseconds", "predicted_milliseconds"]
+
+NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
+REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
+# Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`).
+L2_SPEED = 1.5  # times the bandwidth of memory
+WAIT = 0.7e-6  # seconds from a load to its number
+OVERLAP = 0.3  # of what is not the longest part, and still not hidden behind it
+REGISTERS = 40  # of a thread, for addresses and positions
+# Registers for each element of a tile that a thread loads: its number, its address and its mask. Rows that begin
+# between sectors are loaded number by number. Of 233 kernels of the suite at odd sizes all 92 that spill are found so.
+LOADED = {"dot": 1.4, "exact dot": 2.5, "plain": 3.5}
+VECTORS = 0.3  # of that, where rows begin at sectors and a thread loads several numbers at once
+MOST_REGISTERS = 255
+STARTED = 1.6e9  # programs in a second, of one device: see `MOVED_ROWS` of `measured`
+SPILLED = 2.0  # times longer, about: what spills is not even timed if something else does not
+ADDRESSING = 4  # operations for an element that is loaded, beside its product
+ADDITION = 2.0  # times a store: what an addition in memory takes
+# Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.
+LINE_BYTES, AT_A_LINE = 128, 2.6e-9
+MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a multiprocessor
+
+
+def floor_milliseconds(bound: Bound, device: Device, uses_tensor_cores: bool) -> float:
+    """Return the least time of a statement: to launch it, to move each number once, or to make each product.
+
+    Products of three or more factors may be made in fewer steps, so that they have no such floor.
+    """
+    statement, extents = bound.statement, bound.extents
+    bytes_moved = prod(bound.size) * bound.dtype.itemsize
+    for access in statement.reads:
+        numbers = min(prod(extents[name] for name in access.names), prod(bound.shapes[access.name]))
+        bytes_moved += numbers * bound.dtypes[access.name].itemsize
+    flops = 2 * prod(extents[name] for name in statement.names) if len(statement.accesses) == 2 else 0
+    rate = device.flops(bound.dtype.itemsize) if uses_tensor_cores else device.multiprocessors * device.vector_flops
+    return 1e3 * max(device.launch_gap, bytes_moved / (REACHED * device.bandwidth), flops / rate)
+
+
+def predicted_milliseconds(
+    schedule: Schedule, config: Config, strides: Strides, device: Device, precision: str = "tf32"
+) -> float:
+    """Return about how long a candidate takes; `precision` is that of a float32 dot."""
+    return Cost(schedule, config, strides, device, precision, schedule.extents).milliseconds
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One candidate on one device; extents may be rounded, where all lengths of a tuning key are to cost the same."""
+
+    schedule: Schedule
+    config: Config
+    strides: Strides
+    device: Device
+    precision: str
+    extents: Mapping[str, int]
+
+    @cached_property
+    def blocks(self) -> dict[str, int]:
+        """The block of each axis, and of the names of a flattened one: its last names whole, as far as it goes."""
+        blocks = dict(self.config.blocks)
+        for flat in self.schedule.flats:
+            rest = blocks[flat.name]
+            for part in reversed(flat.parts):
+                extent = max(self.extents[part], 1)
+                blocks[part], rest = min(rest, extent), ceil(rest / extent)
+        return blocks
+
+    def count(self, name: str) -> int:
+        """Return how many blocks a name has."""
+        return ceil(self.extents[name] / self.blocks.get(name, 1))
+
+    def length(self, name: str) -> int:
+        """Return how much of a block is there: a mask leaves out the rest."""
+        return min(self.blocks.get(name, 1), self.extents[name])
+
+    @cached_property
+    def programs(self) -> float:
+        tiles = prod(self.count(name) for name in self.schedule.names("grid", "tile"))
+        return max(1.0, tiles * self.config.parts / self.config.rows)
+
+    @cached_property
+    def looped(self) -> dict[str, float]:
+        """How many turns a program makes over each name."""
+        schedule, turns = self.schedule, dict[str, float]()
+        for name in schedule.names("loop", "step"):
+            turns[name] = float(self.count(name))
+        for name in schedule.names("segment"):
+            rows = self.extents[schedule.owner.row] if schedule.owner is not None else 1
+            turns[name] = max(1.0, self.extents[name] / max(rows, 1))
+        return turns
+
+    @cached_property
+    def turns(self) -> float:
+        return max(1.0, prod(self.looped.values()) / self.config.parts * self.config.rows)
+
+    # bytes
+
+    def sectors(self, access: Access, strides: Sequence[int], itemsize: int) -> float:
+        """Return how many sectors one block of an access touches."""
+        axes = [name for name in access.names if self.blocks.get(name, 1) > 1]
+        elements, sector = prod(self.length(name) for name in axes), self.device.sector_bytes
+        along = [index for index, stride in zip(access.indices, strides) if stride == 1]
+        name = next((index.name for index in along if isinstance(index, Var) and index.name in axes), None)
+        if name is None:  # a sector for each, of which later turns find some in the cache
+            is_looped = any(isinstance(index, Var) and index.name in self.looped for index in along)
+            return elements * (0.5 if is_looped else 1.0)
+        run = self.length(name)
+        is_aligned = all(stride * itemsize % sector == 0 for stride in strides if stride != 1)
+        return elements / run * (ceil(run * itemsize / sector) + (0 if is_aligned else 0.5))
+
+    @cached_property
+    def loaded(self) -> float:
+        """Bytes that all programs read, from the cache or from memory."""
+        schedule, total = self.schedule, 0.0
+        for factor in schedule.factors:
+            if not isinstance(factor, Access):
+                continue
+            for access in (factor, *factor.indirections):
+                if access.name not in self.strides:
+                    continue
+                itemsize = schedule.bound.dtypes[access.name].itemsize
+                turns = prod(turns for name, turns in self.looped.items() if name in access.names)
+                share = self.config.parts if turns > 1 else 1
+                total += self.sectors(access, self.strides[access.name], itemsize) * max(1.0, turns / share)
+        return self.programs * self.config.rows * total * self.device.sector_bytes
+
+    @cached_property
+    def stored(self) -> float:
+        """Bytes that are written, those that are added to counted more, and set to zero before."""
+        schedule, bound = self.schedule, self.schedule.bound
+        itemsize = bound.dtype.itemsize
+        per_program = self.sectors(schedule.output, self.strides[""], itemsize) * self.device.sector_bytes
+        total = self.programs * self.config.rows * per_program
+        if schedule.is_atomic:
+            total = total * ADDITION
+        return total + (0 if schedule.covers_output else self.numbers(bound.statement.output, bound.size) * itemsize)
+
+    @cached_property
+    def distinct(self) -> float:
+        """Bytes of all tensors, each once."""
+        bound = self.schedule.bound
+        statement, written = bound.statement, self.numbers(bound.statement.output, bound.size)
+        read = sum(self.numbers(a, bound.shapes[a.name]) * bound.dtypes[a.name].itemsize for a in statement.reads)
+        return read + written * bound.dtype.itemsize
+
+    def numbers(self, access: Access, shape: Sequence[int]) -> int:
+        """Return how many numbers a tensor has; lengths that are pointed into count by their power of two."""
+        lengths = [
+            self.extents.get(index.name, length) if isinstance(index, Var) else bucket(length)
+            for index, length in zip(access.indices, shape)
+        ]
+        return prod(lengths)
+
+    # time
+
+    @cached_property
+    def crowding(self) -> float:
+        """Seconds of the additions that meet at one line of memory, which takes one after another."""
+        schedule, bound = self.schedule, self.schedule.bound
+        if not schedule.is_atomic or not schedule.output.indirections:
+            return 0.0
+        additions = self.programs * self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
+        lines = max(1.0, prod(bound.size) * bound.compute_dtype.itemsize / LINE_BYTES)
+        return additions / (lines * self.config.copies) * AT_A_LINE
+
+    @cached_property
+    def resident(self) -> float:
+        """Programs that a multiprocessor holds at once."""
+        device, threads = self.device, self.config.num_warps * self.device.warp_width
+        registers = threads * (REGISTERS + accumulators(self.config, self.schedule, device))
+        shared = shared_bytes(self.schedule, self.config, device, self.precision) if self.schedule.uses_dot else 0
+        room = device.shared_per_multiprocessor // shared if shared else MOST_PROGRAMS
+        return max(1.0, min(MOST_PROGRAMS, MOST_THREADS // threads, device.registers // registers, room))
+
+    @cached_property
+    def kind(self) -> str:
+        """Of its products: by tensor cores, by multiply-adds of whole tiles, or one by one."""
+        if not self.schedule.uses_dot:
+            return "plain"
+        dtype = self.schedule.bound.dtype
+        is_exact = dtype == torch.float32 and self.precision == "ieee"
+        return "dot" if self.device.tensor_core(dtype) and not is_exact else "exact dot"
+
+    @cached_property
+    def spills(self) -> bool:
+        """Whether a thread would need more registers than there are."""
+        schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
+        total = REGISTERS + accumulators(self.config, schedule, self.device)
+        for factor in schedule.factors:
+            if isinstance(factor, Access) and factor.name in self.strides:
+                elements = prod(self.blocks.get(name, 1) for name in factor.names) / threads
+                is_whole = self.is_aligned(factor)
+                total += elements * LOADED[self.kind] * (VECTORS if is_whole else 1)
+        return total > MOST_REGISTERS
+
+    def is_aligned(self, access: Access) -> bool:
+        """Return whether rows of a tensor begin at sectors."""
+        strides, itemsize = self.strides[access.name], self.schedule.bound.dtypes[access.name].itemsize
+        return 1 in strides and all(
+            stride * itemsize % self.device.sector_bytes == 0 for stride in strides if stride > 1
+        )
+
+    @cached_property
+    def operations(self) -> float:
+        """Seconds of a multiprocessor for one turn of one program."""
+        schedule, device, dtype = self.schedule, self.device, self.schedule.bound.dtype
+        padded = prod(self.blocks.get(name, 1) for name in schedule.axes)
+        if self.kind == "dot":
+            rows = min((self.blocks.get(name, 1) for name in schedule.names("tile")), default=1)
+            used = min(1.0, rows / device.dot_rows(dtype)) if device.dot_rows(dtype) else 1.0
+            return 2 * padded / (device.tensor_flops * 2 / dtype.itemsize * max(used, 0.25))
+        each = 2 if schedule.uses_dot else len(schedule.factors) + ADDRESSING
+        idle = min(1.0, padded / (self.config.num_warps * device.warp_width))  # threads without an element
+        return each * padded / max(idle, 0.03) / device.vector_flops * (dtype.itemsize / 4 if dtype.itemsize > 4 else 1)
+
+    @property
+    def milliseconds(self) -> float:
+        """About how long it takes."""
+        device, config = self.device, self.config
+        if self.schedule.along:
+            return 1e3 * (device.launch_gap + stream_seconds(self.schedule, config, device))
+        programs, slots = self.programs, device.multiprocessors * self.resident
+        waves = ceil(programs / slots)
+        busiest = ceil(programs / device.multiprocessors)  # programs of one multiprocessor
+        work = busiest * self.turns * self.operations
+        stages = max(1, config.num_stages - 1) if self.schedule.uses_dot else 1
+        waiting = waves * (self.turns * WAIT / stages + WAIT)
+        moved = max(self.distinct / device.bandwidth, (self.loaded + self.stored) / (L2_SPEED * device.bandwidth))
+        moved = max(moved, self.crowding, programs / STARTED)
+        moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
+        parts = sorted((work, waiting, moved))
+        longest = (parts[2] + OVERLAP * (parts[0] + parts[1])) * (SPILLED if self.spills else 1)
+        return 1e3 * (device.launch_gap * (1 + (not self.schedule.covers_output)) + longest)

@@ -1,0 +1,138 @@
+"""Several statements as one tuning problem: the configs of their joint kernel, its launchers, and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TypeVar
+
+from torch import Tensor
+
+from ..binding import power_of_two
+from ..codegen import Config, Kernel, emit_joint
+from ..language import UnsupportedError
+from ..planning import Schedule, Strides, device_of, joint_schedules
+from ..runtime import JointLauncher, joint_launcher
+from .autotune import BUILDERS, host_milliseconds
+from .problem import Problem, digest
+from .tuning_cache import Key
+
+__all__ = ["JointProblem", "joint_problem"]
+
+# Warps of a program, and elements of a tile for each thread, of statements over constant tables and of others. One H200
+# (torch 2.11, triton 3.6): of 1 to 8 each, the fastest of 13 kinds of gradients along edges was among these.
+WARPS = (1, 2, 4)
+ELEMENTS = {True: (1, 2), False: (4, 8)}
+REGISTERS = 255  # that a thread may have
+
+Item = TypeVar("Item")
+
+
+def joint_problem(problems: Sequence[Problem]) -> JointProblem | None:
+    """Return the problem of several statements in one kernel; None if they share none.
+
+    What a name stands for is the same tensor in all of them, but for constant tables.
+    """
+    bounds, strides, facts = zip(*[(problem.bound, problem.strides, problem.fact) for problem in problems])
+    schedules = joint_schedules(bounds, strides, facts, problems[0].deterministic)
+    return None if schedules is None else JointProblem(tuple(problems), schedules)
+
+
+@dataclass(frozen=True)
+class JointProblem:
+    """Statements that one kernel may run, each with its schedule in that kernel."""
+
+    problems: tuple[Problem, ...]
+    schedules: tuple[Schedule, ...]
+
+    @cached_property
+    def configs(self) -> tuple[Config, ...]:
+        """The configs that are worth trying, those with the fewest elements for each thread first.
+
+        A program holds every tile that it has loaded until the last result is stored. A config whose tiles take more
+        registers than a thread may have is left out, unless all are such.
+        """
+        sizes = ELEMENTS[bool(self.schedules[0].tables)]
+        ways = dict.fromkeys(self._config(warps, each) for each in sizes for warps in WARPS)
+        tiles = self.kernel(next(iter(ways))).source.count("tl.load(")
+        width = device_of(self.schedules[0].bound.device).warp_width
+        registers = {config: tiles * _elements(config) / (config.num_warps * width) for config in ways}
+        fitting = [config for config in ways if registers[config] <= REGISTERS]
+        return tuple(fitting or [min(ways, key=lambda config: registers[config])])
+
+    def _config(self, warps: int, each: int) -> Config:
+        """Return a config with tiles of so many elements for each thread, or of all that is summed over if it is more.
+
+        A tile holds what is summed over, then what lies side by side in memory.
+        """
+        first = self.schedules[0]
+        blocks = {name: power_of_two(first.extents[name]) for name in first.names("step")}
+        room = warps * each * device_of(first.bound.device).warp_width // prod(blocks.values())
+        for name in reversed(first.names("tile")):
+            blocks[name] = max(1, min(power_of_two(first.extents[name]), room))
+            room //= blocks[name]
+        return Config(tuple((name, blocks[name]) for name in first.names("tile", "step")), warps, 1)
+
+    @cached_property
+    def strides(self) -> tuple[Strides, ...]:
+        """The strides of each statement's tensors; its output has its number for a name."""
+        return tuple({**problem.strides, str(at): problem.strides[""]} for at, problem in enumerate(self.problems))
+
+    def kernel(self, config: Config) -> Kernel:
+        return emit_joint(self.schedules, self.strides, config, [problem.flags for problem in self.problems])
+
+    def launcher(self, config: Config) -> JointLauncher:
+        """Return the launcher of a config, which is not built yet."""
+        sums = [part.sum_dtype(problem.flags.sum_dtype) for part, problem in zip(self.schedules, self.problems)]
+        names = [problem.names for problem in self.problems]
+        return joint_launcher(self.schedules, self.kernel(config), self.strides, names, sums)
+
+    def built(self, tensors: Sequence[Sequence[Tensor]]) -> dict[str, JointLauncher]:
+        """Return the launchers of all configs that can be built for these tensors, by the text of their configs."""
+
+        def build(config: Config) -> tuple[str, JointLauncher] | None:
+            try:
+                launcher = self.launcher(config)
+                launcher.build(tensors)
+            except UnsupportedError:
+                return None
+            return str(config), launcher
+
+        with ThreadPoolExecutor(BUILDERS) as pool:
+            return dict(pair for pair in pool.map(build, self.configs) if pair is not None)
+
+    @cached_property
+    def key(self) -> Key:
+        """The key under which the faster of the joint kernel and separate ones is remembered."""
+        keys = [problem.key for problem in self.problems]
+        return replace(
+            keys[0],
+            statement="together: " + "; ".join(key.statement for key in keys),
+            codegen=digest([*(key.codegen for key in keys), *(self.kernel(config).source for config in self.configs)]),
+            dtypes=_joined([key.dtypes for key in keys]),
+            extents=_joined([key.extents for key in keys]),
+            layout=" | ".join(key.layout for key in keys),
+            precision=" | ".join(key.precision for key in keys),
+        )
+
+    @property
+    def host_milliseconds(self) -> tuple[float, float]:
+        """How long calls keep the host busy: of the joint kernel, and of a kernel for each statement."""
+        launch = host_milliseconds(self.schedules[0].bound.device, "")
+        apart = [
+            host_milliseconds(part.bound.device, "" if part.covers_output else "zero", total != part.bound.dtype)
+            for part, problem in zip(self.schedules, self.problems)
+            for total in [part.sum_dtype(problem.flags.sum_dtype)]
+        ]
+        return sum(apart) - launch * (len(apart) - 1), sum(apart)
+
+
+def _elements(config: Config) -> int:
+    return prod(block for _, block in config.blocks)
+
+
+def _joined(tuples: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:
+    return tuple(item for each in tuples for item in each)

@@ -1,0 +1,78 @@
+"""Which candidates are built and timed, and when it is enough: most of tuning's time goes into building kernels.
+
+Candidates are built in batches, those first for which the cost model predicts the least. The search ends where what was
+found is near the floor of the statement, or where none of the rest is predicted to be faster: a prediction counts as
+many times as the luckiest of those that were measured, so that a model that is wrong about a statement ends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from ...formats.torch_state import uses_tensor_cores
+from ..planning import device_of
+from .cost import NEAR, Cost, floor_milliseconds
+from .problem import Candidate, Problem
+
+__all__ = ["BUILDERS", "FIRST", "Search"]
+
+BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
+# Kernels of the first batch. Of 22 statements of the suite at odd sizes the best of the first six by prediction took at
+# most 1.02 times the best of all, of the first four 1.16 times (one H200, `python -m bench rank --seed 9`).
+FIRST = 6
+FEW_CORES_BUILD = 8  # kernels at most on a machine of fewer cores than builders
+
+
+@cache
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Search:
+    """The candidates of a problem and how many milliseconds another route takes; None: all of them are timed."""
+
+    problem: Problem
+    ways: tuple[Candidate, ...]
+    goal: float | None
+
+    @cached_property
+    def costs(self) -> list[Cost]:
+        problem, device = self.problem, device_of(self.problem.bound.device)
+        settings = problem.strides, device, problem.flags.precision
+        return [Cost(way.schedule, way.config, *settings, way.schedule.extents) for way in self.ways]
+
+    @cached_property
+    def predicted(self) -> list[float]:
+        """The milliseconds that each candidate is predicted to take."""
+        return [cost.milliseconds for cost in self.costs]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The candidates by number: the tables' first choice that does not seem to spill, then by prediction."""
+        first = next((at for at, cost in enumerate(self.costs) if not cost.spills), 0)
+        return sorted(range(len(self.ways)), key=lambda at: (at != first, self.predicted[at]))
+
+    @cached_property
+    def enough(self) -> float:
+        """Milliseconds than which no candidate takes clearly fewer."""
+        bound = self.problem.bound
+        return floor_milliseconds(bound, device_of(bound.device), uses_tensor_cores(bound.dtype)) / NEAR
+
+    def batch(self, times: Mapping[int, float | None]) -> list[int]:
+        """Return the candidates to build next; `times` has those that were built, None for one that can't run."""
+        if self.goal is None or self.problem.fact is not None:  # of rows, whose lengths the model does not know
+            return [at for at in range(len(self.ways)) if at not in times]
+        known = {at: ms for at, ms in times.items() if ms is not None}
+        rest = [at for at in self.order if at not in times]
+        if not known:
+            return rest[:FIRST]
+        best = min([*known.values(), *([self.goal] if self.goal else [])])
+        most = FEW_CORES_BUILD if _cores() < BUILDERS else len(self.ways)
+        luck = min(ms / self.predicted[at] for at, ms in known.items())
+        hopeful = [at for at in rest if self.predicted[at] * luck < best]
+        return [] if best <= self.enough else hopeful[: max(0, min(BUILDERS, most - len(times)))]

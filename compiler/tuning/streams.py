@@ -1,0 +1,142 @@
+"""Tiles of long sums that read stretches of memory, ranked by how many bytes they keep in flight.
+
+Such a sum takes as long as its bytes do, if enough loads are on their way at any time: the bandwidth times the time of
+one load. The model counts the bytes that the programs which run at once have asked for, what masks and unaligned rows
+waste, and what sharing a sum costs: a memset or a second kernel, and the additions of all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from ..binding import power_of_two
+from ..codegen import Config
+from ..language import Access
+from ..planning import Device, Schedule
+
+__all__ = ["stream_seconds", "streams"]
+
+LATENCY = 1.0e-6  # seconds of a load under way, when all of memory's bandwidth is used
+# Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
+LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 16, 256, 8192
+WARPS = (4, 2, 8, 1, 16)
+EACH = (16, 8, 32, 4)  # elements of a tile to a thread: loads on their way, and sums in registers
+SPARE_REGISTERS = 40  # of a thread, beside a tile's elements and their addresses
+THREADS, PROGRAMS = 2048, 32  # of a multiprocessor at once
+OF_A_MULTIPROCESSOR = 64 * 1.7e9  # bytes that one may read in a second: 64 in a clock
+SHARES = (1, 2, 4, 8)  # programs of a shared sum, for each multiprocessor
+WIDTHS, LISTED, LISTED_SHARED = 4, 6, 4
+FAR_BETTER = 4.0
+
+
+def streams(schedule: Schedule, device: Device) -> tuple[Config, ...]:
+    """Return configs of a sum that reads stretches of memory, the most promising first.
+
+    The best of several widths come first, then other numbers of warps. One is left where sharing is far better.
+    """
+    stream = Stream(schedule, device)
+    ranked = sorted(stream.configs(), key=stream.seconds)
+    best_of_width: dict[int, Config] = {}
+    best_of_kind: dict[tuple[int, int], Config] = {}
+    for config in ranked:
+        width = config.block(schedule.along)
+        best_of_width.setdefault(width, config)
+        best_of_kind.setdefault((width, config.num_warps), config)
+    listed = [*list(best_of_width.values())[:WIDTHS], *best_of_kind.values()]
+    if stream.is_better_shared(listed[:1]):
+        return tuple(listed[:1])
+    return tuple(dict.fromkeys(listed))[: LISTED_SHARED if schedule.is_shared else LISTED]
+
+
+def stream_seconds(schedule: Schedule, config: Config, device: Device) -> float:
+    """Return about how long a config of a sum that reads stretches of memory takes."""
+    return Stream(schedule, device).seconds(config)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A schedule whose sum reads stretches of memory, on a device."""
+
+    schedule: Schedule
+    device: Device
+
+    @cached_property
+    def itemsize(self) -> int:
+        """The bytes of an element of the largest factor."""
+        schedule = self.schedule
+        factors = [factor for factor in schedule.factors if isinstance(factor, Access)]
+        largest = max(factors, key=lambda factor: prod(schedule.extents[name] for name in factor.names))
+        return schedule.bound.dtypes[largest.name].itemsize
+
+    def configs(self) -> Iterator[Config]:
+        """Yield all tiles that fit the statement, in every number of parts if its sum is shared."""
+        schedule, along = self.schedule, self.schedule.along
+        others = [name for name in schedule.axes if name != along]
+        longest = min(power_of_two(schedule.extents[along]), MOST_RESULTS if schedule.is_kept(along) else MOST_SUMMANDS)
+        for warps, each in product(WARPS, EACH):
+            elements = warps * self.device.warp_width * each
+            width = min(LEAST_ALONG, longest) if others else min(elements, longest)
+            while width <= min(longest, elements):
+                heights = [(name, min(elements // width, power_of_two(schedule.extents[name]))) for name in others]
+                yield from self.in_parts(Config((*heights, (along, width)), warps))
+                width *= 2
+
+    def is_better_shared(self, best: Sequence[Config]) -> bool:
+        """Whether the sum would take far less if programs shared it, by the estimate."""
+        if not best or not self.schedule.may_be_shared:
+            return False
+        shared = Stream(replace(self.schedule, is_shared=True), self.device)
+        return any(self.seconds(best[0]) > FAR_BETTER * shared.seconds(config) for config in shared.configs())
+
+    def in_parts(self, config: Config) -> Iterator[Config]:
+        """Yield a config of a shared sum with every number of parts, any other as it is."""
+        if not self.schedule.is_shared:
+            yield config
+            return
+        blocks = dict(config.blocks)
+        tiles = {name: -(-extent // blocks.get(name, 1)) for name, extent in self.schedule.extents.items()}
+        turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
+        for share in SHARES:
+            parts = power_of_two(share * self.device.wave // self.programs(blocks))
+            if 1 < parts <= turns:
+                copies = parts if self.schedule.has_copies else 1
+                yield Config(config.blocks, config.num_warps, config.num_stages, parts=parts, copies=copies)
+
+    def programs(self, blocks: Mapping[str, int]) -> int:
+        extents = self.schedule.extents
+        return prod(-(-extents[name] // blocks.get(name, 1)) for name in self.schedule.names("grid", "tile"))
+
+    def seconds(self, config: Config) -> float:
+        """Return the estimated time of a config."""
+        schedule, device, blocks = self.schedule, self.device, dict(config.blocks)
+        extents, processors = schedule.extents, device.multiprocessors
+        threads = config.num_warps * device.warp_width
+        each = prod(blocks.values()) / threads
+        at_once = min(THREADS // threads, device.registers // int(threads * (2 * each + SPARE_REGISTERS)), PROGRAMS)
+        programs = self.programs(blocks) * config.parts
+        running = min(programs, max(at_once, 1) * processors)
+        useful = prod(extents[name] / (-(-extents[name] // block) * block) for name, block in config.blocks)
+        flight = running * prod(blocks.values()) * useful * self.itemsize
+        rate = min(device.bandwidth, flight / LATENCY, min(programs, processors) * OF_A_MULTIPROCESSOR)
+        names = schedule.names("grid", "tile", "loop", "step")
+        total = prod(extents[name] for name in names) * self.itemsize
+        row = blocks[schedule.along] * self.itemsize
+        uneven = -(-programs // processors) * processors / programs
+        wasted = (1 + device.sector_bytes / row / 2) * (1 + (uneven - 1) / 2) * (1 + (1 / useful - 1) / 2)
+        return total / rate * wasted + self.seconds_of_parts(config, programs)
+
+    def seconds_of_parts(self, config: Config, programs: int) -> float:
+        """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""
+        if config.parts == 1:
+            return 0.0
+        schedule, device = self.schedule, self.device
+        results = prod(schedule.extents[name] for name in schedule.free) * config.parts
+        moved = results * schedule.bound.compute_dtype.itemsize / device.bandwidth
+        if config.copies > 1:
+            return device.launch_gap + 2 * moved
+        is_wide = schedule.bound.dtype.itemsize == 2
+        return (1 + is_wide) * device.launch_gap + 4 * moved

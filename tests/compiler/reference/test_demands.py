@@ -1,0 +1,55 @@
+"""What the torch program of a statement takes of memory, and where it rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from insum_ops.compiler.binding import Bound, bind
+from insum_ops.compiler.language import parse
+from insum_ops.compiler.reference import numbers_held, sums_in_float32
+
+pytestmark = pytest.mark.cpu
+
+
+def bound(text: str, size: tuple[int, ...] | None = None, **shapes: tuple[int, ...]) -> Bound:
+    statement = parse(text)
+    tensors = {
+        name: torch.empty(shape, dtype=torch.int64 if name in statement.index_names else torch.float16, device="meta")
+        for name, shape in shapes.items()
+    }
+    return bind(statement, tensors, size)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "is_sound"),
+    [
+        ("Y[i,j] += A[i,k] * B[k,j]", dict(A=(3, 4), B=(4, 5)), True),
+        ("Y[i] += A[i,k]", dict(A=(3, 4)), True),
+        ("Y[i,j] = A[i] * B[j]", dict(A=(3,), B=(5,)), True),
+        ("Y[i] += A[i,k] * B[k,i]", dict(A=(3, 4), B=(4, 3)), False),  # products of entries, summed afterwards
+        ("Y[i] += A[i,k] * B[j]", dict(A=(3, 4), B=(5,)), False),  # both are summed first
+        ("Y[i,l] += A[i,j] * B[j,k] * C[k,l]", dict(A=(3, 4), B=(4, 5), C=(5, 6)), True),
+        ("Y[i,l] += A[i,j] * V[j] * C[j,l]", dict(A=(3, 4), V=(4,), C=(4, 6)), True),
+        ("Y[()] += A[i,j] * A[i,j]", dict(A=(3, 4)), False),
+    ],
+)
+def test_torch_rounds_half_precision_where_an_operation_ends(text, shapes, is_sound):
+    assert sums_in_float32(bound(text, **shapes)) is is_sound
+
+
+def test_what_is_gathered_and_what_lies_on_the_way_counts():
+    plain = numbers_held(bound("Y[i,j] += A[i,k] * B[k,j]", A=(30, 40), B=(40, 50)))
+    assert plain == 2 * (2 * 30 * 50) + 30 * 40 + 40 * 50
+    gathered = bound("Y[p,j] += A[I[p],j]", I=(1000,), A=(30, 50))
+    assert numbers_held(gathered) >= 2 * 1000 * 50
+    chain = bound("Y[a,d] += A[a,b] * B[b,c] * C[c,d]", A=(9, 2), B=(2, 900), C=(900, 3))
+    assert numbers_held(chain) < 2 * 900 * 9
+
+
+def test_a_maximum_of_one_factor_holds_its_results_and_one_of_two_all_products():
+    lone = bound("Y[i] = max(A[i,k])", A=(30, 400))
+    pair = bound("Y[i,j] = max(A[i,k] * B[k,j])", A=(30, 400), B=(400, 50))
+    assert numbers_held(lone) == 2 * 30 + 30 * 400
+    assert numbers_held(pair) > 2 * 30 * 400 * 50
+    assert numbers_held(pair, wants_winners=True) > 3 * numbers_held(pair)

@@ -1,0 +1,233 @@
+"""The program that runs gives what the graph means: faster operations, the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from insum_ops import insum
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.reference import groups
+from insum_ops.compiler.reference.lower import lower, placeholders
+from insum_ops.compiler.reference.program import program_for
+
+pytestmark = pytest.mark.cpu
+
+STATEMENTS = {
+    # products
+    "Y[a,d] += A[a,b] * B[b,c] * D[c,d]": ("A 3 4", "B 4 5", "D 5 2"),
+    "Y[d,a] += A[a,b] * B[b,d]": ("A 3 4", "B 4 5"),
+    "Y[b,m,n] += A[b,m,k] * B[b,k,n]": ("A 2 3 4", "B 2 4 5"),
+    "Y[n,b,m] += A[m,b,k] * B[n,k,b]": ("A 3 2 4", "B 5 4 2"),
+    "Y[b,n] += A[b,k,j] * B[b,j,k,n]": ("A 2 3 4", "B 2 4 3 5"),
+    "Y[b,c,m] += A[c,m,b,k] * B[k,b,c]": ("A 3 2 4 5", "B 5 4 3"),
+    "Y[i] += A[i,j] * B[j]": ("A 3 4", "B 4"),
+    "Y[j] += B[i] * A[i,j]": ("A 3 4", "B 3"),
+    "Y[i,k] += A[i,j,k] * B[j]": ("A 3 4 2", "B 4"),
+    "Y[()] += A[i,j] * A[i,j]": ("A 3 4",),
+    "Y[()] += A[i,j] * B[j,i]": ("A 3 4", "B 4 3"),
+    "Y[i,j] += A[i] * B[j]": ("A 3", "B 4"),
+    "Y[i,j] += 0.5 * A[i,k] * B[j,l]": ("A 3 2", "B 4 5"),
+    "Y[k,x,i] += A[i,j,k]": ("A 3 4 2", "size 2 6 3"),
+    "Y[j] += A[i,j]": ("A 3 4", "Y 4"),
+    # diagonals
+    "Y[b,i] += A[b,i,i]": ("A 2 3 3",),
+    "Y[i,j] += A[i,j,i,j]": ("A 3 2 3 2",),
+    "Y[i] += A[i,i,i]": ("A 3 3 3",),
+    "Y[i] += A[i,i,I[i]]": ("A 3 3 4", "I 3 < 4"),
+    "Y[i,b,i] += A[b,i]": ("A 2 3",),
+    "Y[i,i] += A[b,i]": ("A 2 3", "Y 3 3"),
+    "Y[i,i,i] += A[i]": ("A 3",),
+    # several indirections
+    "Y[p,f] += A[I[p],J[p],f]": ("A 2 3 4", "I 20 < 2", "J 20 < 3"),
+    "Y[p,l,f] += W[p,l,c] * A[l,H[p,l,c],f]": ("W 5 2 3", "A 2 4 3", "H 5 2 3 < 4"),
+    "Y[p,q] += A[p,J[q],I[p]]": ("A 6 3 2", "I 6 < 2", "J 5 < 3"),
+    "Y[I[p],J[p]] += A[p]": ("A 9", "I 9 < 2", "J 9 < 3", "size 2 3"),
+    "Y[I[p],J[q],c] += A[p,q,c]": ("A 4 3 2", "I 4 < 2", "J 3 < 3", "size 2 3 2"),
+    "Y[c,I[p],J[p]] += A[p,c]": ("A 9 2", "I 9 < 2", "J 9 < 3", "size 2 2 3"),
+    "Y[I[p],c,J[p]] += A[p,c]": ("A 9 2", "I 9 < 2", "J 9 < 3", "size 2 2 3"),
+    "Y[p,I[p]] += A[p]": ("A 4", "I 4 < 3", "size 4 3"),
+    "Y[0,I[p]] += A[p]": ("A 4", "I 4 < 3", "size 2 3"),
+    "Y[I[0],c] += A[c]": ("A 4", "I 2 < 3", "size 3 4"),
+    # sums by row
+    "Y[I[p],c] += V[p] * A[J[p],c]": ("V 20", "A 6 9", "I 20 < 4", "J 20 < 6", "size 4 9"),
+    "Y[I[p],c,d] += A[J[p],c,d] * V[p]": ("V 20", "A 6 3 4", "I 20 < 4", "J 20 < 6", "Y 4 3 4"),
+    "Y[I[p],c] += V[p,q] * A[J[p,q],c]": ("V 7 3", "A 6 9", "I 7 < 4", "J 7 3 < 6", "size 4 9"),
+    "Y[I[p],c] += 2 * V[q,p] * A[J[p,q],c]": ("V 3 7", "A 6 3", "I 7 < 4", "J 7 3 < 6", "size 4 3"),
+    "Y[I[p],c] += A[J[p,q],c]": ("A 6 9", "I 7 < 4", "J 7 3 < 6", "size 4 9"),
+    "Y[I[q],c] += V[p,q] * A[J[p,q],c]": ("V 7 3", "A 6 9", "I 3 < 4", "J 7 3 < 6", "size 4 9"),
+    "Y[b,c] += V[b,l] * A[J[b,l],c]": ("V 5 3", "A 6 9", "J 5 3 < 6"),
+    "Y[a,b,c] += A[J[a,b,l],c]": ("A 6 9", "J 2 5 3 < 6"),
+    "Y[I[p],c] += A[p,c]": ("A 20 9", "I 20 < 4", "size 4 9"),
+    "Y[I[p,q],c,d] += A[q,c,p,d]": ("A 3 4 5 2", "I 5 3 < 4", "Y 4 4 2"),
+    "Y[I[p],c] += A[c,p]": ("A 3 20", "I 20 < 4", "size 4 3"),
+    "Y[c,I[p]] += A[c,p]": ("A 3 20", "I 20 < 4", "size 3 4"),
+    "Y[I[p]] += V[p] * A[J[p]]": ("V 20", "A 6", "I 20 < 4", "J 20 < 6", "size 4"),
+    "Y[I[K[p]],c] += A[p,c]": ("A 20 9", "I 5 < 4", "K 20 < 5", "size 4 9"),
+    "Y[I[p],c] += B[J[p],c] * A[K[p],c]": ("B 5 9", "A 6 9", "I 20 < 4", "J 20 < 5", "K 20 < 6", "size 4 9"),
+}
+
+
+def drawn(words: tuple[str, ...], kind: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Any]:
+    """Operands by their shapes; positions are sorted, not sorted, or some of them -1, of 32 bits then."""
+    torch.manual_seed(0)
+    tensors, size = {}, None
+    for text in words:
+        name, *sizes = text.partition("<")[0].split()
+        shape = tuple(map(int, sizes))
+        if name == "size":
+            size = shape
+        elif "<" in text:
+            high = int(text.partition("<")[2])
+            positions = torch.randint(-1 if kind == "padded" else 0, high, shape)
+            if kind == "sorted":
+                positions = positions.flatten().sort().values.reshape(shape)
+            tensors[name] = positions.int() if kind == "padded" else positions
+        else:
+            tensors[name] = torch.randn(shape, dtype=torch.float64).to(dtype)
+    return tensors, size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
+@pytest.mark.parametrize("expr", STATEMENTS)
+def test_faster_operations_give_what_the_graph_means(expr: str, kind: str, dtype: torch.dtype) -> None:
+    assert_program_means(expr, kind, *drawn(STATEMENTS[expr], kind, dtype))
+
+
+def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size: Any) -> None:
+    """The program's result is that of the graph in float64, in memory of its own; operands stay as they are."""
+    bound = bind(parse(expr), tensors, size)
+    padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
+    values = [tensors[name] for name in placeholders(bound)]
+    copies = [value.clone() for value in values]
+    program = program_for(bound, padded)
+    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    meaning = lower(bind(parse(expr), wide, size), padded)
+    expected = meaning(*(wide[name] for name in placeholders(bound)))
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[bound.dtype]
+    for _ in range(2):  # the second time by what the first has kept
+        result = program.function(*values, *program.lengths_in(bound))
+        assert result.is_contiguous()
+        assert result.dtype == bound.dtype
+        torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+    assert all(torch.equal(value, copy) for value, copy in zip(values, copies))
+    memory = {value.untyped_storage().data_ptr() for value in values}
+    assert result.untyped_storage().data_ptr() not in memory
+
+
+def test_a_row_that_is_hidden_adds_nothing_even_if_it_is_not_a_number() -> None:
+    X = torch.full((3, 9), torch.nan)
+    X[1] = 1
+    V, rows, columns = torch.tensor([2.0, torch.nan, 3.0]), torch.tensor([0, -1, 1]), torch.tensor([1, 0, -1])
+    result = insum("Y[I[p],c] += V[p] * X[J[p],c]", V=V, X=X, I=rows, J=columns, size=(3, 9))
+    assert result[:, 0].tolist() == [2, 0, 0]
+    result = insum("Y[I[p],c] += X[p,c]", X=X, I=torch.tensor([-1, 2, -1]), size=(3, 9))
+    assert result[:, 0].tolist() == [0, 0, 1]
+
+
+def test_an_index_that_is_written_to_is_sorted_anew() -> None:
+    X, index = torch.rand(6, 9), torch.tensor([2, 0, 1, 0, 2, 1])
+    for _ in range(4):
+        result = insum("Y[I[p],c] += X[p,c]", X=X, I=index, size=(3, 9))
+        torch.testing.assert_close(result, torch.zeros(3, 9).index_add(0, index, X))
+        index[0] = (index[0] + 1) % 3
+        index[5] = 0
+
+
+def test_one_index_may_choose_rows_and_columns() -> None:
+    X, index = torch.rand(4, 9), torch.tensor([2, 0, 1, 2])
+    for _ in range(2):
+        summed = insum("Y[I[p],c] += X[p,c]", X=X, I=index, size=(4, 9))
+        chosen = insum("Y[p,c] += X[I[p],c]", X=X, I=index)
+        both = insum("Y[I[p],c] += X[I[p],c]", X=X, I=index, size=(4, 9))
+        torch.testing.assert_close(summed, torch.zeros(4, 9).index_add(0, index, X))
+        torch.testing.assert_close(chosen, X[index])
+        torch.testing.assert_close(both, torch.zeros(4, 9).index_add(0, index, X[index]))
+
+
+def test_what_is_dense_is_differentiated_by_torch_to_any_order() -> None:
+    A = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    B = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    product = lambda A, B: insum("Y[i,k] += A[i,j] * B[j,k] * A[i,j]", A=A, B=B)
+    for _ in range(4):
+        assert torch.autograd.gradcheck(product, (A, B))
+        assert torch.autograd.gradgradcheck(product, (A, B))
+    result = product(A, B)
+    assert result.grad_fn is not None
+    assert not product(A.detach(), B.detach()).requires_grad
+
+
+def test_a_gradient_exists_where_nothing_is_summed() -> None:
+    A, B = torch.rand(3, 0, requires_grad=True), torch.rand(0, 2, requires_grad=True)
+    result = insum("Y[i,k] += A[i,j] * B[j,k]", A=A, B=B)
+    grads = torch.autograd.grad(result.sum(), (A, B))
+    assert [grad.shape for grad in grads] == [A.shape, B.shape]
+    Y = torch.rand(3, requires_grad=True)
+    filled = insum("Y[i] = C[i,j]", Y=Y, C=torch.rand(3, 2, requires_grad=True))
+    assert torch.autograd.grad(filled.sum(), Y)[0].tolist() == [0, 0, 0]
+
+
+GROUPS = {
+    "Y[p,m] += X[p,c] * W[E[p],c,m]": ("X 20 3", "W 4 3 5", "E 20 < 4"),
+    "Y[m,p] += W[c,E[p],m] * X[p,c]": ("X 20 3", "W 3 4 5", "E 20 < 4"),
+    "Y[m] += X[p,c] * W[E[p],c,m]": ("X 20 3", "W 4 3 5", "E 20 < 4"),
+    "W[E[p],c,m] += X[p,c] * Y[p,m]": ("X 20 3", "Y 20 5", "E 20 < 4", "size 4 3 5"),
+    "W[c,E[p],m] += X[p,c] * Y[p,m]": ("X 20 3", "Y 20 5", "E 20 < 4", "W 3 4 5"),
+    "Y[T[p],m] += G[p] * X[T[p],c] * W[E[p],c,m]": ("G 20", "X 6 3", "W 4 3 5", "E 20 < 4", "T 20 < 6", "size 6 5"),
+    "Y[I[p,q],m] += X[J[p,q],c] * W[E[p],c,m]": ("X 6 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 6 5"),
+    "W[E[p],c,m] += X[J[p,q],c] * Y[I[p,q],m]": ("X 6 3", "Y 6 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 4 3 5"),
+    "Y[b,o] += X[b,i] * A[U[b],i,r] * B[U[b],r,o]": ("X 9 3", "A 4 3 2", "B 4 2 5", "U 9 < 4"),
+    "Y[b,s,o] += 2 * X[b,s,i] * A[U[b],i,o]": ("X 9 2 3", "A 4 3 5", "U 9 < 4", "Y 9 2 5"),
+    "Y[p] += X[p,c] * W[E[p],F[p],c]": ("X 20 3", "W 4 5 3", "E 20 < 4", "F 20 < 5"),
+    "Y[E[p],c] += X[p,c] * W[E[p],c]": ("X 20 3", "W 4 3", "E 20 < 4", "size 4 3"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
+@pytest.mark.parametrize("expr", GROUPS)
+def test_groups_give_what_the_graph_means(
+    expr: str, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    tensors, size = drawn(GROUPS[expr], kind, dtype)
+    assert groups.index_of_groups(bind(parse(expr), tensors, size)) is not None
+    assert_program_means(expr, kind, tensors, size)
+
+
+def test_groups_that_are_all_hidden_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    tensors, _ = drawn(GROUPS["Y[p,m] += X[p,c] * W[E[p],c,m]"], "sorted", torch.float32)
+    tensors["E"] = torch.full((20,), -1)
+    assert_program_means("Y[p,m] += X[p,c] * W[E[p],c,m]", "padded", tensors, None)
+
+
+@pytest.mark.parametrize("expr", ["Y[p] += W[E[p],p]", "Y[c] += W[E[F[p]],c]", "Y[E[p],p] += X[p]", "Y[p,c] += X[p,c]"])
+def test_what_does_not_fall_apart_into_groups(expr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    shapes = {"W": (4, 5), "X": (5, 3) if "c" in expr else (5,)}
+    tensors: dict[str, Tensor] = {name: torch.rand(shape) for name, shape in shapes.items() if f"{name}[" in expr}
+    tensors |= {name: torch.zeros(5, dtype=torch.int64) for name in "EF" if f"{name}[" in expr}
+    size = (4, 5) if expr.startswith("Y[E") else None
+    assert groups.index_of_groups(bind(parse(expr), tensors, size)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [256, 257, 3000])
+def test_long_rows_are_summed_in_parts_and_rounded_once(count: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    X, index = torch.rand(count, 9, dtype=torch.float64).to(dtype), torch.ones(count, dtype=torch.int64)
+    index[:3] = torch.tensor([3, 0, 3])
+    expected = torch.zeros(5, 9, dtype=torch.float64).index_add(0, index, X.double())
+    tolerance = {torch.float64: 1e-13, torch.float32: 5e-7, torch.float16: 5e-4}[dtype]
+    result = insum("Y[I[p],c] += X[p,c]", X=X, I=index, size=(5, 9))
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=0)
+    columns = torch.randint(0, count, (count,), dtype=torch.int32)
+    expected = torch.zeros(5, 9, dtype=torch.float64).index_add(0, index, X.double()[columns] * X.double()[:, :1])
+    result = insum("Y[I[p],c] += V[p] * X[J[p],c]", X=X, V=X[:, 0], I=index, J=columns, size=(5, 9))
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=0)

@@ -1,0 +1,204 @@
+"""Products grouped by an index tensor: the rewritten statement, its tables, and its runner, beside plain torch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from insum_ops import insum
+from insum_ops.compiler import pipeline, routes
+from insum_ops.compiler.grouped import GroupedRunner, RunnerByIndex, groupings_of
+from insum_ops.compiler.planning.device import H200, described_as
+from insum_ops.compiler.prepared import has_kernels, prepare
+from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables
+from insum_ops.compiler.runtime.group_tables import sorted_tables
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SLOW = replace(H200, bandwidth=1e3)  # where reading a small weight for each position takes long
+EXPERTS = "Y[p,m] += X[p,c] * W[E[p],c,m]"
+GROUPED = [
+    EXPERTS,
+    "Y[T[p],m] += V[p] * X[T[p],c] * W[E[p],c,m]",
+    "Y[E[p],c,m] += X[p,c] * Z[p,m]",
+    "Y[E[p],c] += V[p] * X[p,c]",
+    "Y[E[p]] += V[p]",
+    "Y[c,E[p]] += X[p,c] * 2",
+    "Y[p,c] += Z[p,m] * W[E[p],c,m]",
+    "Y[T[p],c] += X[p,c] * X[E[p],c]",
+]
+
+
+def operands(expr, positions=40, values=2, low=0):
+    generator = torch.Generator().manual_seed(3)
+    c, m, t = 5, 13, 3
+    made = {
+        "X": torch.randn(positions, c, dtype=torch.float64, generator=generator),
+        "Z": torch.randn(positions, m, dtype=torch.float64, generator=generator),
+        "V": torch.randn(positions, dtype=torch.float64, generator=generator),
+        "W": torch.randn(values, c, m, dtype=torch.float64, generator=generator),
+        "E": torch.randint(low, values, (positions,), generator=generator),
+        "T": torch.randint(low, t, (positions,), generator=generator),
+    }
+    sizes = {"Y[T[p],m]": (t, m), "Y[E[p],c,m]": (values, c, m), "Y[E[p],c]": (values, c), "Y[E[p]]": (values,)}
+    sizes |= {"Y[c,E[p]]": (c, values), "Y[T[p],c]": (t, c)}
+    given = {name: tensor.to(DEVICE) for name, tensor in made.items() if f"{name}[" in expr}
+    return given, sizes.get(expr.split(" += ")[0])
+
+
+def runners(expr, given, size):
+    """Return a runner for each way to group a statement; without kernels, each runs as torch operations."""
+    tensors = list(given.values())
+    statement = prepare(expr, ",".join(given), size, tensors, None)
+    kernel = pipeline._kernel if has_kernels(tensors[0].device) else lambda inner, variant, *_: inner.graph(variant)
+    return [GroupedRunner(statement, way, kernel) for way in groupings_of(statement, tensors)]
+
+
+def expected(expr, given, size):
+    statement = prepare(expr, ",".join(given), size, list(given.values()), None)
+    return statement.graph(statement.variant(list(given.values())))(list(given.values()), None)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("low", [0, -1], ids=["whole", "padded"])
+@pytest.mark.parametrize("expr", GROUPED)
+def test_a_grouped_statement_means_the_same(expr, low):
+    given, size = operands(expr, low=low)
+    ways = runners(expr, given, size)
+    assert ways
+    for runner in ways:
+        result = runner(list(given.values()))
+        torch.testing.assert_close(
+            result, expected(expr, given, size), msg=lambda text, way=runner.way: f"{way}: {text}"
+        )
+        torch.testing.assert_close(runner.anew(list(given.values())), result)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("expr", GROUPED)
+def test_what_has_no_entry_adds_nothing_though_it_is_nan(expr):
+    given, size = operands(expr, low=-1)
+    for name in {"X", "Z", "V"} & {*given}:
+        if f"{name}[p" in expr and f"{name}[E[" not in expr:
+            given[name][given["E"] < 0] = float("nan")
+    for runner in runners(expr, given, size):
+        result = runner(list(given.values()))
+        assert not result.isnan().any()
+        torch.testing.assert_close(result, expected(expr, given, size))
+
+
+@pytest.mark.every_route
+def test_few_positions_and_values_that_are_never_met():
+    for positions, values in ((1, 1), (40, 2), (33, 3)):
+        given, size = operands(EXPERTS, positions, values)
+        given["E"].fill_(values - 1)
+        for runner in runners(EXPERTS, given, size):
+            torch.testing.assert_close(runner(list(given.values())), expected(EXPERTS, given, size))
+
+
+@pytest.mark.every_route
+def test_a_weight_chosen_by_an_index_is_grouped_where_nothing_is_timed():
+    given, _ = operands(EXPERTS)
+    X, W, E = given["X"], given["W"], given["E"]
+    with described_as(SLOW):
+        result = insum(EXPERTS, **given)
+        assert has_met(E) is has_kernels(X.device) or X.is_cuda
+    torch.testing.assert_close(result, torch.einsum("pc,pcm->pm", X, W[E]))
+
+
+@pytest.mark.every_route
+def test_gradients_of_a_grouped_statement():
+    given, _ = operands(EXPERTS, positions=34, values=2)
+    X, W, E = given["X"].requires_grad_(), given["W"].requires_grad_(), given["E"]
+    with described_as(SLOW):
+        assert torch.autograd.gradcheck(lambda X, W: insum(EXPERTS, X=X, W=W, E=E), (X, W))
+
+
+@pytest.mark.every_route
+def test_an_index_that_changes_has_new_tables():
+    given, _ = operands(EXPERTS)
+    with described_as(SLOW):
+        for _ in range(4):  # recorded, then replayed
+            torch.testing.assert_close(insum(EXPERTS, **given), expected(EXPERTS, given, None))
+        given["E"].copy_(given["E"].flip(0))
+        torch.testing.assert_close(insum(EXPERTS, **given), expected(EXPERTS, given, None))
+        for low in (0, -1):
+            other = {**given, "E": operands(EXPERTS, low=low)[0]["E"].roll(7)}
+            torch.testing.assert_close(insum(EXPERTS, **other), expected(EXPERTS, other, None))
+
+
+def test_a_runner_by_index_takes_the_one_for_a_known_index_at_the_second_use():
+    index = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    runner = RunnerByIndex(0, lambda tensors, fact: "known", lambda tensors, fact: "new")
+    assert [runner([index]) for _ in range(3)] == ["new", "known", "known"]
+    index += 1
+    assert [runner([index]) for _ in range(2)] == ["new", "known"]
+    assert runner([index.clone()]) == "new"
+
+
+@pytest.mark.parametrize("tile", [1, 2, 16])
+@pytest.mark.parametrize("low", [0, -1])
+@pytest.mark.parametrize("make", [new_group_tables, sorted_tables])
+@pytest.mark.every_route
+def test_tables_list_each_position_once_in_a_tile_of_its_value(make, tile, low):
+    index = torch.randint(low, 7, (100, 2), device=DEVICE)[:, 1]
+    positions, values, pointers = make(index, 7, tile)
+    rows = positions.view(len(values), -1).tolist()
+    assert sorted(position for row in rows for position in row if position >= 0) == list(range(100))
+    for row, value in zip(rows, values.tolist()):
+        assert all(int(index[position]) == value for position in row if position >= 0)
+    for value, (first, last) in enumerate(zip(pointers.tolist(), pointers.tolist()[1:])):
+        assert sum(position >= 0 for row in rows[first:last] for position in row) == int((index == value).sum())
+
+
+def test_tables_are_remembered_until_the_index_changes():
+    index = torch.randint(0, 3, (20,), device=DEVICE)
+    tables = group_tables(index, 3, 16)
+    assert group_tables(index, 3, 16)[0] is tables[0]
+    assert group_tables(index, 3, 1)[0] is not tables[0]
+    index[0] = 2
+    assert group_tables(index, 3, 16)[0] is not tables[0]
+    with torch.inference_mode():
+        inside = torch.randint(0, 3, (20,), device=DEVICE)
+    meet(inside)  # which counts no changes
+    assert not has_met(inside)
+
+
+def test_copies_and_pickles_of_an_index_have_no_tables():
+    index = torch.randint(0, 3, (20,), device=DEVICE)
+    group_tables(index, 3, 16)
+    for other in (copy.deepcopy(index), copy.copy(index), pickle.loads(pickle.dumps(index))):
+        assert not has_met(other)
+    assert has_met(index)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="a graph is captured, or routes are timed, on a GPU")
+def test_a_captured_graph_follows_an_index_that_is_written_to():
+    given, _ = operands(EXPERTS, positions=500)
+    insum(EXPERTS, **given), insum(EXPERTS, **given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = insum(EXPERTS, **given)
+    for _ in range(2):
+        given["E"].copy_(given["E"].flip(0).roll(3))
+        graph.replay()
+        torch.testing.assert_close(result, expected(EXPERTS, given, None))
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="a graph is captured, or routes are timed, on a GPU")
+def test_the_routes_of_a_weight_chosen_by_an_index_are_timed():
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    X = torch.randn(3000, 200, device=DEVICE, dtype=torch.bfloat16, generator=generator)
+    W = torch.randn(9, 200, 264, device=DEVICE, dtype=torch.bfloat16, generator=generator)
+    E = torch.randint(0, 9, (3000,), device=DEVICE, generator=generator)
+    reference = torch.zeros(3000, 264, device=DEVICE, dtype=torch.float64)
+    for value in range(9):
+        reference[value == E] = X[value == E].double() @ W[value].double()
+    for _ in range(4):
+        result = insum(EXPERTS, X=X, W=W, E=E)
+        assert (result.double() - reference).norm() < 0.01 * reference.norm()
+    statement = prepare(EXPERTS, "X,W,E", None, [X, W, E], None)
+    assert routes.chosen_route(statement, statement.variant([X, W, E]), None) == routes.GROUPED

@@ -1,0 +1,301 @@
+"""Several statements in one kernel: the same results as by kernels of their own, whatever the config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from joint_kernels import share_kernels
+from statements import DEVICE
+from tolerances import TOLERANCE, assert_matches
+from torch import Tensor
+
+from insum_ops import insum
+from insum_ops.compiler import joint
+from insum_ops.compiler.autograd import functions
+from insum_ops.compiler.joint import JointCall, run_jointly
+from insum_ops.compiler.language import terms
+from insum_ops.compiler.pipeline import run
+from insum_ops.compiler.prepared import prepare
+from insum_ops.compiler.tuning import joint_problem
+from insum_ops.lru_cache import LRUCache
+
+pytestmark = pytest.mark.kernels
+
+NODES, EDGES = 6, 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A statement, its operands, and what it means in torch."""
+
+    expr: str
+    shapes: dict[str, tuple[int, ...]]
+    size: tuple[int, ...]
+    meaning: Callable[..., Tensor]
+    joint: tuple[str, ...]  # the tensors whose gradients share a kernel
+
+    def operands(self, dtype: torch.dtype = torch.float32, edges: int = EDGES, low: int = 0) -> dict[str, Tensor]:
+        values = {
+            name: torch.randn([edges if length == EDGES else length for length in shape]).to(DEVICE, dtype)
+            for name, shape in self.shapes.items()
+        }
+        indices = {name: torch.randint(low, NODES, (edges,)).to(DEVICE) for name in "TU" if f"{name}[" in self.expr}
+        return {**values, **indices}
+
+
+def rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """The rows at an index, zero where it is -1."""
+    is_there = (index >= 0).view(-1, *[1] * (tensor.dim() - 1))
+    return torch.where(is_there, tensor[index.clamp(min=0)], 0)
+
+
+def added(values: Tensor, index: Tensor) -> Tensor:
+    """The sums of rows by an index; a row at -1 is left out."""
+    total = values.new_zeros(NODES + 1, *values.shape[1:])
+    return total.index_add(0, torch.where(index < 0, NODES, index), values)[:NODES]
+
+
+def weighted_sum(T, A, X, U):
+    return added(torch.where((U >= 0)[:, None, None], A[..., None], 0) * rows(X, U), T)
+
+
+CASES = {
+    "weighted sum": Case(
+        "Y[T[e],h,d] += A[e,h] * X[U[e],h,d]",
+        {"A": (EDGES, 3), "X": (NODES, 3, 5)},
+        (NODES, 3, 5),
+        weighted_sum,
+        ("A", "X"),
+    ),
+    "scores": Case(
+        "S[e,h] += Q[T[e],h,d] * K[U[e],h,d]",
+        {"Q": (NODES, 2, 7), "K": (NODES, 2, 7)},
+        (EDGES, 2),
+        lambda T, Q, K, U: (rows(Q, T) * rows(K, U)).sum(2),
+        ("Q", "K"),
+    ),
+    "filtered": Case(
+        "Y[T[e],c] += 0.5 * F[e,c] * X[U[e],c]",
+        {"F": (EDGES, 37), "X": (NODES, 37)},
+        (NODES, 37),
+        lambda T, F, X, U: added(0.5 * torch.where((U >= 0)[:, None], F, 0) * rows(X, U), T),
+        ("F", "X"),
+    ),
+    "with a sum over edges": Case(
+        "Y[T[e],h,d] += A[e,h] * X[U[e],h,d] * C[h,d]",
+        {"A": (EDGES, 3), "X": (NODES, 3, 4), "C": (3, 4)},
+        (NODES, 3, 4),
+        lambda T, A, X, U, C: weighted_sum(T, A, X, U) * C,
+        ("A", "X"),
+    ),
+    "a matrix to each": Case(
+        "Y[e,o] += X[e,i] * W[e,i,o]",
+        {"X": (EDGES, 3), "W": (EDGES, 3, 4)},
+        (EDGES, 4),
+        lambda X, W: torch.einsum("ei,eio->eo", X, W),
+        ("X", "W"),
+    ),
+    "a diagonal": Case(
+        "Y[e] += A[e,i,i] * B[e,i]",
+        {"A": (EDGES, 3, 3), "B": (EDGES, 3)},
+        (EDGES,),
+        lambda A, B: (A.diagonal(dim1=1, dim2=2) * B).sum(1),
+        ("A", "B"),
+    ),
+}
+
+
+@pytest.fixture(params=[0, -1], ids=["first config", "last"])
+def together(request, monkeypatch):
+    """Has one config of the joint kernel run wherever there is one; the outputs of each."""
+    return share_kernels(monkeypatch, request.param)
+
+
+def check(case: Case, operands: dict[str, Tensor], learning: tuple[str, ...] | None = None) -> None:
+    """Compare the gradients with those of float64."""
+    names = learning or tuple(case.shapes)
+    leaves = {name: tensor.detach().requires_grad_(name in names) for name, tensor in operands.items()}
+    doubles = {name: t.detach().double() if t.is_floating_point() else t for name, t in operands.items()}
+    for name in names:
+        doubles[name].requires_grad_()
+    expected = case.meaning(**doubles)
+    size = tuple(expected.shape)
+    result = insum(case.expr, size=size, **leaves)
+    upstream = torch.randn(size).round().to(DEVICE, result.dtype)
+    got = torch.autograd.grad(result, [leaves[name] for name in names], upstream)
+    wanted = torch.autograd.grad(expected, [doubles[name] for name in names], upstream.double())
+    for one, reference in zip(got, wanted, strict=True):
+        assert_matches(one, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_together_equal_those_of_float64(together, name, dtype):
+    case = CASES[name]
+    torch.manual_seed(0)
+    operands = case.operands(dtype)
+    if dtype.itemsize == 2:  # whole numbers, whose products and sums are exact in half precision
+        operands = {key: t.round() if t.is_floating_point() else t for key, t in operands.items()}
+    check(case, operands)
+    assert together == [tuple(f"d{key}" for key in case.joint)]
+
+
+@pytest.mark.parametrize("name", ["weighted sum", "scores", "filtered", "with a sum over edges"])
+def test_an_absent_entry_adds_nothing_though_others_are_no_numbers(together, name):
+    case = CASES[name]
+    operands = case.operands(low=-1)
+    operands["U"][0] = operands["T"][1] = -1
+    check(case, operands)
+    for key in case.shapes:
+        if case.shapes[key][0] == EDGES:
+            operands[key][0] = float("nan")  # beside an index of -1
+    names = tuple(key for key in case.joint if case.shapes[key][0] != EDGES)
+    leaves = {key: t.requires_grad_(key in case.joint) for key, t in operands.items()}
+    result = insum(case.expr, size=case.size, **leaves)
+    grads = torch.autograd.grad(result, [leaves[key] for key in case.joint], torch.ones_like(result))
+    for key, grad in zip(case.joint, grads):
+        assert key not in names or grad.isfinite().all()
+
+
+def test_only_the_gradients_that_are_wanted_share_a_kernel(together):
+    case = CASES["with a sum over edges"]
+    check(case, case.operands(), ("A", "C"))
+    assert not together
+    check(case, case.operands(), ("X", "A"))
+    assert together == [("dX", "dA")] or together == [("dA", "dX")]
+
+
+def test_calls_of_other_lengths_are_replayed(together):
+    case = CASES["weighted sum"]
+    for edges in (11, 11, 11, 64, 64, 130, 130, 130, 1):
+        check(case, case.operands(edges=edges))
+    assert len(together) < 9
+
+
+def test_an_index_that_becomes_padded_is_noticed(together):
+    case = CASES["weighted sum"]
+    for low in (0, 0, 0, -1, -1, -1, 0):
+        operands = case.operands(low=low)
+        if low < 0:
+            operands["U"][0] = operands["T"][1] = -1
+        check(case, operands)
+
+
+def test_no_edges_at_all(together):
+    case = CASES["weighted sum"]
+    check(case, case.operands(edges=0))
+    assert not together
+
+
+def test_second_derivatives(together):
+    case = CASES["weighted sum"]
+    operands = case.operands(torch.float64)
+    leaves = [operands["A"].requires_grad_(), operands["X"].requires_grad_()]
+    seconds = []
+    for result in (insum(case.expr, size=case.size, **operands), case.meaning(**operands)):
+        grads = torch.autograd.grad(result.square().sum(), leaves, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves))
+    for one, reference in zip(*seconds, strict=True):
+        assert_matches(one, reference)
+
+
+def test_deterministic_sums_that_are_scattered_stay_apart(together):
+    case, stored = CASES["weighted sum"], CASES["a matrix to each"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(case, case.operands())
+        assert not together
+        check(stored, stored.operands())
+        assert together == [("dX", "dW")]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_strides_of_any_order(together):
+    case = CASES["weighted sum"]
+    operands = case.operands()
+    operands["X"] = operands["X"].transpose(1, 2).contiguous().transpose(1, 2)
+    operands["A"] = operands["A"].t().contiguous().t()
+    check(case, operands)
+
+
+def calls_of(case: Case, operands: dict[str, Tensor]) -> list[JointCall]:
+    upstream, calls = torch.randn(case.size).to(DEVICE), []
+    for name in case.joint:
+        ((derived, grad_name, others),) = terms(case.expr, name)
+        tensors = [upstream, *[operands[other] for other in others]]
+        calls.append(JointCall(derived, ",".join([grad_name, *others]), tuple(operands[name].shape), tensors))
+    return calls
+
+
+def problem_of(calls: list[JointCall]):
+    return joint_problem([prepare(*call).problem(call.tensors, call.fact) for call in calls])
+
+
+def test_each_tensor_is_loaded_once():
+    own = problem_of(calls_of(CASES["weighted sum"], CASES["weighted sum"].operands()))
+    assert own is not None
+    for config in own.configs:
+        source = own.kernel(config).source
+        assert sorted(re.findall(r"tl\.load\((\w+)_ptr", source)) == ["A", "T", "U", "X", "dY"]
+        assert source.count("tl.store") == source.count("tl.atomic_add") == 1
+
+
+def test_a_name_for_two_tensors_keeps_statements_apart(together):
+    calls = calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())
+    first, second = calls
+    other = second._replace(tensors=[second.tensors[0].clone(), *second.tensors[1:]])
+    results = run_jointly([first, other], run)
+    assert not together
+    for result, call in zip(results, calls):
+        torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_faster_way_is_kept(monkeypatch, is_faster):
+    """Timing is pretended: the first config, or a kernel for each statement, takes the least."""
+    asked = []
+
+    def fastest(key, ways, first, others, start):
+        asked.append(key)
+        name = [*ways][int(is_faster)]
+        started = start(name)
+        assert started is not None
+        started[0]()
+        return name
+
+    monkeypatch.setattr(joint, "fastest", fastest)
+    monkeypatch.setattr(joint, "INTERPRETED", False)
+    monkeypatch.setattr(joint, "_choices", LRUCache(8))
+    case = CASES["weighted sum"]
+    for edges in (67, 71, 103):
+        calls = calls_of(case, case.operands(edges=edges))
+        results = run_jointly(calls, run)
+        for result, call in zip(results, calls):
+            torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+    assert len(asked) == 1
+    assert re.search(r"dA\[e,h\].*; dX\[U\[e\],h,d\]", asked[0].statement)
+    assert (joint._launcher(calls, run) is not None) == is_faster
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")
+def test_gradients_are_timed_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(joint, "_choices", LRUCache(8))
+    monkeypatch.setattr(functions, "PLAIN_CALLS", LRUCache(64))
+    case = CASES["weighted sum"]
+    for _ in range(4):
+        check(case, case.operands(edges=3001))
+    assert len(joint._choices) == 1
+
+
+def test_statements_over_other_names_or_with_long_sums_share_no_kernel():
+    case = CASES["with a sum over edges"]
+    operands = case.operands()
+    whole = Case(case.expr, case.shapes, case.size, case.meaning, ("A", "X", "C"))
+    assert problem_of(calls_of(whole, operands)) is None
+    left = calls_of(CASES["scores"], CASES["scores"].operands())
+    assert problem_of([*left, *calls_of(case, operands)]) is None

@@ -1,0 +1,131 @@
+"""Few kernels are built: those first that are predicted to be fast, and no more once what was found is good enough."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from insum_ops.compiler.binding import bind
+from insum_ops.compiler.language import parse
+from insum_ops.compiler.planning.device import H200
+from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.tuning import search
+from insum_ops.compiler.tuning.cost import Cost, floor_milliseconds
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
+from insum_ops.compiler.tuning.search import Search
+from insum_ops.formats.facts import OwnedRows
+
+pytestmark = pytest.mark.cpu
+
+PRODUCT = "C[i,j] += A[i,k] * B[k,j]"
+
+
+def problem_of(text: str, dtype: torch.dtype = torch.float16, **shapes: tuple[int, ...]) -> Problem:
+    tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    return problem_for(bind(parse(text), tensors), tensors, None, frozenset())
+
+
+def product_of(rows: int, inner: int, columns: int) -> Problem:
+    return problem_of(PRODUCT, A=(rows, inner), B=(inner, columns))
+
+
+@pytest.fixture
+def six_at_first(monkeypatch):
+    monkeypatch.setattr(search, "FIRST", 6)
+    monkeypatch.setattr(search, "BUILDERS", 8)
+    monkeypatch.setattr(search, "_cores", lambda: 16)
+
+
+def cost_of(problem: Problem, way: Candidate) -> Cost:
+    return Cost(way.schedule, way.config, problem.strides, H200, problem.flags.precision, way.schedule.extents)
+
+
+def search_of(problem: Problem, goal: float | None = 0.0) -> Search:
+    return Search(problem, candidates(problem), goal)
+
+
+@pytest.mark.usefixtures("six_at_first")
+def test_the_first_batch_has_those_that_are_predicted_to_be_fast():
+    found = search_of(product_of(1001, 803, 907))
+    first = found.batch({})
+    assert len(first) == 6
+    rest = [at for at in range(len(found.ways)) if at not in first]
+    assert max(found.predicted[at] for at in first[1:]) <= min(found.predicted[at] for at in rest)
+
+
+@pytest.mark.usefixtures("six_at_first")
+def test_it_is_enough_where_another_route_or_a_kernel_is_near_the_floor():
+    found = search_of(product_of(4096, 4096, 4096))
+    times = dict.fromkeys(found.batch({}), 0.9 * found.enough)
+    assert found.batch(times) == []
+    other = search_of(product_of(4096, 4096, 4096), 0.9 * found.enough)
+    assert other.batch(dict.fromkeys(other.batch({}), 100.0)) == []
+
+
+@pytest.mark.usefixtures("six_at_first")
+def test_it_goes_on_while_a_prediction_with_the_best_luck_so_far_would_win():
+    found = search_of(product_of(1001, 803, 907))
+    first = found.batch({})
+    as_predicted = {at: 100 * found.predicted[at] for at in first}
+    assert found.batch(as_predicted) == []
+    lucky = {**as_predicted, first[-1]: as_predicted[first[-1]] / 50, first[0]: None}
+    best = min(ms for ms in lucky.values() if ms is not None)
+    luck = best / found.predicted[first[-1]]
+    following = found.batch(lucky)
+    assert all(found.predicted[at] * luck < best for at in following)
+    assert found.batch(dict.fromkeys(first)) != []  # none of them could be built
+
+
+def test_all_are_timed_on_request_and_where_the_lengths_of_rows_decide(monkeypatch):
+    monkeypatch.setattr(search, "_cores", lambda: 2)
+    problem = product_of(300, 300, 300)
+    assert search_of(problem, None).batch({}) == list(range(len(candidates(problem))))
+    text = "C[AM[p],n] += AV[p] * B[AK[p],n]"
+    tensors = {"AV": torch.empty(60), "B": torch.empty(50, 40)}
+    tensors |= {name: torch.zeros(60, dtype=torch.int64) for name in ("AM", "AK")}
+    rows = problem_for(bind(parse(text), tensors, (9, 40)), tensors, OwnedRows("AM"), frozenset())
+    assert search_of(rows).batch({}) == list(range(len(candidates(rows))))
+
+
+def test_two_cores_build_eight_kernels_at_most(monkeypatch):
+    monkeypatch.setattr(search, "FIRST", 6)
+    monkeypatch.setattr(search, "BUILDERS", 8)
+    monkeypatch.setattr(search, "_cores", lambda: 2)
+    found, times = search_of(product_of(1001, 803, 907)), dict[int, float | None]()
+    while batch := found.batch(times):
+        times |= {at: 1000 / (1 + at) for at in batch}
+    assert len(times) <= 8
+
+
+def test_the_floor_is_a_launch_or_the_bytes_or_the_products():
+    tiny = bind(parse("Y[i] = X[i]"), {"X": torch.empty(4, device="meta")})
+    moved = bind(parse("Y[i] = X[i]"), {"X": torch.empty(2**28, device="meta")})
+    square = torch.empty(8192, 8192, dtype=torch.float16, device="meta")
+    product = bind(parse(PRODUCT), {"A": square, "B": square})
+    assert floor_milliseconds(tiny, H200, False) == 1e3 * H200.launch_gap
+    assert floor_milliseconds(moved, H200, False) == pytest.approx(2e3 * 2**30 / (0.9 * H200.bandwidth))
+    assert floor_milliseconds(product, H200, True) == pytest.approx(2e3 * 8192**3 / H200.flops(2))
+
+
+def test_long_sums_of_few_rows_are_predicted_faster_with_many_numbers_at_once():
+    problem = problem_of("Y[i] = max(X[i,j])", torch.float32, X=(623, 2597))
+    costs = [(way.config, cost_of(problem, way)) for way in candidates(problem)]
+    by_config = {config: cost.milliseconds for config, cost in costs if not cost.spills}
+    fastest, slowest = (pick(by_config, key=by_config.__getitem__) for pick in (min, max))
+    assert fastest.block("j") > slowest.block("j")
+    assert fastest.block("i") <= 4
+
+
+def test_odd_sizes_get_tiles_that_do_not_spill():
+    """Of those of the tables all but two spill."""
+    problem = problem_of("C[b,i,j] += A[b,i,k] * B[b,k,j]", torch.float32, A=(27, 87, 115), B=(27, 115, 165))
+    clean = [way for way in candidates(problem) if not cost_of(problem, way).spills]
+    assert len(clean) >= 4
+
+
+def test_a_flattened_axis_moves_all_elements_of_its_names():
+    problem = problem_of("Y[p,c] = X[p,c]", torch.float32, X=(600_000, 33))
+    (cost, *_) = [cost_of(problem, way) for way in candidates(problem) if way.schedule.form == "flat"]
+    elements = 600_000 * 33 * torch.float32.itemsize
+    assert elements <= cost.loaded < 2 * elements
+    assert elements <= cost.stored < 2 * elements

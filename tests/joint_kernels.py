@@ -1,0 +1,32 @@
+"""Has statements share a kernel wherever they can, with a config of the test's choice: nothing is timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from insum_ops.compiler import joint
+from insum_ops.compiler.autograd import functions
+from insum_ops.compiler.joint import fitted
+from insum_ops.compiler.prepared import prepare
+from insum_ops.compiler.tuning import joint_problem
+from insum_ops.lru_cache import LRUCache
+
+
+def share_kernels(monkeypatch: pytest.MonkeyPatch, config: int) -> list[tuple[str, ...]]:
+    """Return what will hold the outputs of every joint kernel that was looked for and found; -1: the last config."""
+    outputs: list[tuple[str, ...]] = []
+
+    def launcher(calls, run):
+        statements = [prepare(*call) for call in calls]
+        for statement, call in zip(statements, calls):
+            statement.variant(call.tensors)
+        own = joint_problem([statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)])
+        if own is None:
+            return None
+        outputs.append(tuple(statement.bound.statement.output.name for statement in statements))
+        at = config if config < len(own.configs) else -1
+        return fitted(own.launcher(own.configs[at]), statements)
+
+    monkeypatch.setattr(joint, "_launcher", launcher)
+    monkeypatch.setattr(functions, "PLAIN_CALLS", LRUCache(64))  # no plan of another test is replayed
+    return outputs

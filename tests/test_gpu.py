@@ -281,13 +281,14 @@ def test_an_index_out_of_range_raises_and_touches_nothing():
 
 
 def test_half_precision_sums_follow_torchs_flag():
-    tensors = convolution(groups=2000, voxels=20)
-    expected = convolved(tensors, 20)
+    voxels = 1200  # each adds some fifty products: with many more, copies of the output would hold sums in float32
+    tensors = convolution(groups=2000, voxels=voxels)
+    expected = convolved(tensors, voxels)
     matmul = torch.backends.cuda.matmul
     errors = {}
     for flag in (True, False):
         matmul.allow_fp16_reduced_precision_reduction = flag
-        errors[flag] = relative_error(insum(CONV, size=(20, 32), **tensors), expected)
+        errors[flag] = relative_error(insum(CONV, size=(voxels, 32), **tensors), expected)
     assert errors[False] < 3e-4 < errors[True]
 
 
@@ -298,7 +299,8 @@ def test_many_lengths_compile_few_kernels(tmp_path, monkeypatch):
         AM, AK = (torch.randint(64, (nnz,), device="cuda") for _ in range(2))
         expr = "C[AM[p],n] += 3.1416 * AV[p] * B[AK[p],n]"  # of which no other test has a kernel
         insum(expr, AM=AM, AK=AK, AV=torch.randn(nnz, device="cuda"), B=B, size=(64, 32))
-    assert 1 <= len(list((tmp_path / "kernels").glob("*.py"))) <= 2
+    # of any length, of multiples of 16, whose loads may be wide, and of whole tiles, which need no masks
+    assert 1 <= len(list((tmp_path / "kernels").glob("*.py"))) <= 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11's own, while it traces an autograd.Function

@@ -25,6 +25,7 @@ __all__ = ["transformed", "transformed_sparse"]
 Size = Sequence[int] | None
 EvaluatePlain = Callable[..., Tensor]  # (expr, tensors, size, fact)
 Evaluate = Callable[..., Tensor]  # (expr, operands, size)
+FormOf = Callable[[Tensor], SparseFormat]  # a pattern with these values
 PARAMETERS, SPARSE_PARAMETERS = 5, 6  # before the tensors, without and with a format
 
 
@@ -53,7 +54,8 @@ def transformed_sparse(
     _settle(form, group_dim)
     if any([is_sparse(operand) for operand in dense.values()]) or not is_sum(expr) or _has_batched_values(form):
         return None
-    return _Sparse.apply(evaluate, expr, name, form, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
+    # not the format itself: transforms look into arguments that are pytree nodes and would wrap its coordinates
+    return _Sparse.apply(evaluate, expr, name, form.with_values, size, tuple(dense), form.values, *dense.values())  # type: ignore[no-any-return]
 
 
 def _has_batched_values(form: SparseFormat) -> bool:
@@ -190,14 +192,14 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size, names: tuple[str, ...], *tensors: Tensor
+        evaluate: Any, expr: str, name: str, form_of: FormOf, size: Size, names: tuple[str, ...], *tensors: Tensor
     ) -> Tensor:
-        operands = {name: form.with_values(tensors[0]), **dict(zip(names, tensors[1:]))}
+        operands = {name: form_of(tensors[0]), **dict(zip(names, tensors[1:]))}
         return owned(evaluate(expr, operands, size))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.evaluate, ctx.expr, ctx.name, ctx.form, _, ctx.names = inputs[:SPARSE_PARAMETERS]
+        ctx.evaluate, ctx.expr, ctx.name, ctx.form_of, _, ctx.names = inputs[:SPARSE_PARAMETERS]
         ctx.size, ctx.dtype, ctx.device = tuple(output.shape), output.dtype, output.device
         ctx.save_for_backward(*inputs[SPARSE_PARAMETERS:])
         ctx.save_for_forward(*inputs[SPARSE_PARAMETERS:])
@@ -205,7 +207,7 @@ class _Sparse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         values, *dense_tensors = ctx.saved_tensors
-        form, dense = ctx.form.with_values(values), dict(zip(ctx.names, dense_tensors))
+        form, dense = ctx.form_of(values), dict(zip(ctx.names, dense_tensors))
         wants_values, *needs_grads = ctx.needs_input_grad[SPARSE_PARAMETERS:]
         statement = ctx.evaluate, ctx.expr
         d_values = values_gradient(*statement, ctx.name, form, dense, grad_output) if wants_values else None
@@ -219,20 +221,20 @@ class _Sparse(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         values, *dense_tensors = ctx.saved_tensors
-        form = ctx.form.with_values(values)
+        form = ctx.form_of(values)
         operands = {ctx.name: form, **dict(zip(ctx.names, dense_tensors))}
         total = None
         for name, tangent in zip(operands, tangents[SPARSE_PARAMETERS:]):
             if tangent is not None and operands[name].dtype.is_floating_point:
-                changed = form.with_values(tangent) if name == ctx.name else tangent
+                changed = ctx.form_of(tangent) if name == ctx.name else tangent
                 total = _added(total, tangent_of(ctx.evaluate, ctx.expr, name, operands, changed, ctx.size))
         return _of_output(ctx, total)
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, evaluate: Any, expr: str, name: str, form: SparseFormat, size: Size,
+        info: Any, dims: Any, evaluate: Any, expr: str, name: str, form_of: FormOf, size: Size,
         names: tuple[str, ...], values: Tensor, *dense: Tensor,
     ) -> Any:  # fmt: skip
         batch = batch_call(info.batch_size, dims[SPARSE_PARAMETERS + 1 :], expr, ",".join(names), size, dense, None)
-        operands = {name: form.with_values(values), **dict(zip(names, batch[3]))}
+        operands = {name: form_of(values), **dict(zip(names, batch[3]))}
         return evaluate(batch[0], operands, batch[2]), 0

@@ -245,7 +245,7 @@ class Start:
         """Return the statement with one axis for all values of each group of names, and the names of the axes."""
         flats = {group: Flat(self.fresh("_".join(group)), group) for group in groups if len(group) > 1}
         lengths = {flat.name: math.prod(self.extents[part] for part in flat.parts) for flat in flats.values()}
-        start = replace(self, extents={**self.extents, **lengths}, flats=tuple(flats.values()))
+        start = replace(self, extents={**self.extents, **lengths}, flats=(*self.flats, *flats.values()))
         return start, tuple(flats[group].name if group in flats else group[0] for group in groups)
 
     def on_chip(self) -> Start:

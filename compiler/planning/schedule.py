@@ -567,6 +567,7 @@ def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int =
     if not sums or plain.names("step") or not plain.names("tile"):
         return None
     tiles = plain.names("tile")[-1:]
+    start = replace(start, extents=plain.extents, flats=plain.flats)  # of which its tile may be one
     start, step = _joined(start, strides, max(sums, key=lambda name: start.extents[name]))
     along = tiles[0] if reads_stretches(start) and start.owner is None else ""
     return _finish(start, tiles, (step,), _tree(start, tiles, (step,), use_dot=False), along)

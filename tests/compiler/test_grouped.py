@@ -189,7 +189,8 @@ def test_a_captured_graph_follows_an_index_that_is_written_to():
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="a graph is captured, or routes are timed, on a GPU")
-def test_the_routes_of_a_weight_chosen_by_an_index_are_timed():
+def test_the_routes_of_a_weight_chosen_by_an_index_are_timed(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "default")
     generator = torch.Generator(DEVICE).manual_seed(0)
     X = torch.randn(3000, 200, device=DEVICE, dtype=torch.bfloat16, generator=generator)
     W = torch.randn(9, 200, 264, device=DEVICE, dtype=torch.bfloat16, generator=generator)

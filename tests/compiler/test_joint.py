@@ -268,6 +268,7 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
         started[0]()
         return name
 
+    monkeypatch.setenv("INSUM_TUNE", "default")
     monkeypatch.setattr(joint, "fastest", fastest)
     monkeypatch.setattr(joint, "INTERPRETED", False)
     monkeypatch.setattr(joint, "_choices", LRUCache(8))
@@ -284,6 +285,7 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")
 def test_gradients_are_timed_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "default")
     monkeypatch.setattr(joint, "_choices", LRUCache(8))
     monkeypatch.setattr(functions, "PLAIN_CALLS", LRUCache(64))
     case = CASES["weighted sum"]

@@ -50,6 +50,7 @@ def test_a_statement_that_no_kernel_fits_runs_as_torch_operations_and_says_so(mo
 
     monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "choose", refuse)
+    monkeypatch.setenv("INSUM_TUNE", "off")  # nothing to time routes with
     forget()
     given = tensors()
     message = (

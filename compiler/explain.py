@@ -18,9 +18,10 @@ from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
 from .prepared import prepare, problem_for
 from .reference import lower
-from .routes import CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route, split_of
+from .routes import CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
+from .steps import split_of
 from .tuning import Candidate, Timing, candidates, recall, refusals
 from .tuning import tune as time_all
 

@@ -48,7 +48,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     if plan_key is not None:
         return planned(cache, plan_key, cold, *rest)  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        return differentiable(evaluate, expr, operands, size, None, lambda: planned(cache, key, cold, *rest), cache)
+        return differentiable(evaluate, expr, operands, size, None, (cache, key, cold, *rest), cache)
     return cold()
 
 

@@ -17,7 +17,7 @@ no captured graph can; a sparse factor made dense would multiply what is absent 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,13 +29,14 @@ from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tenso
 from ..lru_cache import LRUCache
 from .binding import Bound
 from .grouped import GroupedRunner, Kernel, RunnerByIndex, groupings_of
-from .planning import Grouping, Split, device_of, split
+from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
+from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
-__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route", "split_of"]
+__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route"]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
 GROUPED = "tiles of equal index"
@@ -127,18 +128,6 @@ def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) 
     return None if choice is None else choice.route
 
 
-def split_of(bound: Bound, padded: Collection[str]) -> Split | None:
-    """Return the smaller statements by which a sum may be evaluated; None if one kernel takes no longer.
-
-    A statement stays whole where an index tensor is padded: a product that is absent contributes nothing, while a
-    tensor on the way would hold a 0 for it, and 0 times NaN is NaN. Tensors on the way round half precision, as those
-    of torch.einsum do, so that it stays whole too where torch may not round partial sums.
-    """
-    if padded or (bound.dtype in HALF and not may_round_sums(bound.dtype)):
-        return None
-    return split(bound, device_of(bound.device), uses_tensor_cores(bound.dtype))
-
-
 def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> Split | None:
     """Return the smaller statements of a sum; None too where a fact is known, which is one about the whole."""
     return split_of(statement.bound, statement.padding(variant)) if fact is None and statement.is_sum else None
@@ -202,25 +191,13 @@ def _made(runner: Runner) -> Maker:
 
 
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:
-    """Return what evaluates the smaller statements one after the other; a tensor on the way lives until it is read."""
-    *first, last = parts.steps
-    size, names = statement.bound.size, statement.names
-    output = last.output.name
-    reads = [list(step.tensor_names) for step in parts.steps]
-    if statement.bound.is_seeded and output not in reads[-1]:
-        reads[-1].append(output)
-    texts = [(str(step), ",".join(read)) for step, read in zip(parts.steps, reads)]
+    """Return what evaluates the smaller statements one after the other."""
+    steps = steps_of(statement.bound, parts)
 
-    def runner(tensors: list[Tensor], fact: object = None) -> Tensor:
-        named = dict(zip(names, tensors))
-        for step, (text, joined), inner, read in zip(first, texts, parts.sizes, reads):
-            named[step.output.name] = run(text, joined, inner, [named[name] for name in read], None, False)
-            for name in read:
-                if name not in names:  # made by an earlier step, and read by this one alone
-                    del named[name]
-        return run(*texts[-1], size, [named[name] for name in reads[-1]], None, False)  # type: ignore[no-any-return]
+    def run_step(step: Step, tensors: list[Tensor]) -> Tensor:
+        return run(step.text, ",".join(step.names), step.size, tensors, None, False)  # type: ignore[no-any-return]
 
-    return runner
+    return lambda tensors, _: evaluated(steps, dict(zip(statement.names, tensors)), run_step, keeps=False)[0]
 
 
 def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of") -> str:

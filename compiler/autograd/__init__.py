@@ -6,6 +6,7 @@ A file imports only from those above it.
     flop_formula     what `FlopCounterMode` counts of a statement
     legacy_vmap      batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
+    in_steps         the value and gradients of a statement of many factors, sharing what lies on the way
     functions        autograd functions of statements
     functorch_rules  statements inside the transforms of torch.func, and in forward mode
 """

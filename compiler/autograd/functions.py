@@ -6,18 +6,19 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped
+from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped, uses_tensor_cores
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..language import parse
 from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
+from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
 from .operators import run_plain, run_plain_with_winners
 
@@ -35,7 +36,8 @@ class _Call(NamedTuple):
     names: tuple[str, ...]
     size: tuple[int, ...] | None
     fact: Fact | None
-    forward: Callable[[], Tensor] | None  # evaluates it without gradients; None: as any other statement
+    # evaluates it without gradients; its value alone, or with what is to be kept; None: as any other statement
+    forward: Callable[[], Any] | None
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
@@ -52,22 +54,27 @@ def differentiable(
     operands: Mapping[str, Any],
     size: Sequence[int] | None,
     fact: Fact | None = None,
-    forward: Callable[[], Tensor] | None = None,
+    plan: tuple[Any, ...] | None = None,
     pattern: object = None,
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
-    `forward` evaluates it without gradients, if the caller knows a quicker way than `evaluate`; `pattern` is what
-    `pattern_of` says of its format, if the caller knows it.
+    `plan` holds the arguments of `planned` by which it is evaluated without gradients, and `pattern` is what
+    `pattern_of` says of its format, if the caller knows them.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
     if fact is None and by_torch(None, expr, operands) is not None:
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
+    forward = None if plan is None else partial(planned, *plan)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
             call = _Call(evaluate, expr, names, shape, fact, forward, form, name, pattern)
             dense = [operand for key, operand in operands.items() if key != name]
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
+    if plan is not None and may_have_steps(expr):
+        cache, key, cold, *rest = plan
+        in_steps = lambda *_: value_in_steps(evaluate, expr, operands, shape, cold)
+        forward = partial(planned, cache, ("in steps", key), in_steps, *rest)
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
 
@@ -100,28 +107,34 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        if call.forward is not None:
-            return owned(call.forward())
-        evaluate, expr, names, size, fact, *_ = call
-        if fact is not None or is_compiling():
-            return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
-        return owned(evaluate(expr, dict(zip(names, tensors)), size))
+        evaluate, expr, names, size, fact, forward, *_ = call
+        kept = list[Tensor]()
+        if forward is not None:
+            value = forward()
+            if isinstance(value, tuple):
+                value, *kept = value
+        elif fact is not None or is_compiling():
+            value = run_plain(expr, ",".join(names), size, list(tensors), fact)
+        else:
+            value = evaluate(expr, dict(zip(names, tensors)), size)
+        ctx.call, ctx.rounds = call, bool(kept) and uses_tensor_cores(value.dtype)
+        ctx.save_for_backward(*tensors, *kept)
+        return owned(value)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
-        needs_grads = ctx.needs_input_grad[1:]
+        needs_grads, rounds = ctx.needs_input_grad[1:], ctx.rounds
 
-        def run(grad_output: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            return _gradients(evaluate, expr, names, needs_grads, dict(zip(names, tensors)), grad_output)
+        def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+            tensors, kept = dict(zip(names, saved)), saved[len(names) :]
+            return _gradients(evaluate, expr, names, needs_grads, tensors, grad_output, kept, rounds)
 
-        tensors = (grad_output, *ctx.saved_tensors)
-        if is_compiling() or is_grad_enabled():
-            return None, *run(*tensors)
-        return None, *planned(PLAIN_CALLS, ("gradients", expr, names, needs_grads), run, tensors, varies=True)
+        if is_compiling() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+            return None, *run(grad_output, *ctx.saved_tensors[: len(names)])
+        call_key = "gradients", expr, names, needs_grads, rounds
+        return None, *planned(PLAIN_CALLS, call_key, run, (grad_output, *ctx.saved_tensors), varies=True)
 
 
 class _Extremum(torch.autograd.Function):
@@ -151,10 +164,23 @@ def _gradients(
     needs_grads: Sequence[bool],
     operands: Mapping[str, Tensor],
     grad_output: Tensor,
+    kept: Sequence[Tensor] = (),
+    rounds: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each tensor that needs one; None for the others."""
+    """Return the gradient of each tensor that needs one; None for the others.
+
+    `kept` is what lies on the way to the value if it was evaluated in steps, and `rounds` whether it was planned for
+    Tensor Cores.
+    """
     wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
-    grads: dict[str, Tensor] = joint_gradients(expr, wanted, operands, grad_output)
+    steps = steps_for(expr, operands, tuple(grad_output.shape), rounds, kept) if kept else ()
+    if steps:
+        on_the_way = dict(zip([step.output for step in steps], kept))
+        grads = gradients_in_steps(
+            partial(_gradients, evaluate), steps, {**operands, **on_the_way}, wanted, grad_output
+        )
+        return tuple([grads.get(name) for name in names])
+    grads = joint_gradients(expr, wanted, operands, grad_output)
     for name in wanted:
         if name not in grads:
             grads[name] = gradient_of(evaluate, expr, name, operands, grad_output)

@@ -19,8 +19,9 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     """Return the steps of a bound sum over positions that all exist, or None if one kernel takes no longer.
 
     A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
-    together. The rest is contracted two by two, in the order that opt_einsum finds. A statement of fewer factors may
-    copy a tensor of which it picks single elements, see `relaid`.
+    together. What is summed in one place alone is summed there first. The rest is contracted two by two, in the order
+    that opt_einsum finds. A statement of fewer factors may copy a tensor of which it picks single elements, see
+    `relaid`.
 
     >>> import torch
     >>> from insum_ops.compiler.binding import bind
@@ -33,10 +34,44 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     Y[i,l] += C[k,l] * T[i,k]
     """
     statement, extents = bound.statement, bound.extents
-    groups = _together(statement.accesses)
-    if len(groups) < 3 or not statement.is_sum or bound.is_empty:
-        return relaid(bound, device)
     taken = {*statement.tensor_names, statement.output.name}
+    before, groups = _summed_first(statement, taken)
+    if len(before) + max(len(groups) - 1, 1) == 1 or not statement.is_sum or bound.is_empty:
+        return relaid(bound, device)
+    steps = [*before, *_contracted(statement, groups, taken, extents)]
+    itemsize = bound.dtype.itemsize
+    seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
+    gain = seconds[0] / sum(seconds[1:])
+    sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
+    return Split(tuple(steps), sizes, gain) if gain > 1 else relaid(bound, device)
+
+
+def _summed_first(statement: Statement, taken: set[str]) -> tuple[list[Statement], list[tuple[Access, ...]]]:
+    """Return the sums over names that one group of factors alone has, and the groups that are left.
+
+    Names of new tensors are added to `taken`. What is left may have all of its names in another group.
+    """
+    before, left = list[Statement](), list[Access]()
+    groups = _together(statement.accesses)
+    for group in groups:
+        needed = set(statement.free).union(*(_names(other) for other in groups if other is not group))
+        kept = [name for name in statement.names if name in needed & _names(group)]
+        if len(groups) == 1 or len(kept) == len(_names(group)):
+            left += group
+            continue
+        total = Access(fresh_name("T", taken), tuple(map(Var, kept)))
+        taken.add(total.name)
+        before.append(Statement(total, group))
+        left.append(total)
+    return before, _together(left)
+
+
+def _contracted(
+    statement: Statement, groups: Sequence[tuple[Access, ...]], taken: set[str], extents: Mapping[str, int]
+) -> list[Statement]:
+    """Return the statements that contract groups of factors two by two; the last one makes the output."""
+    if len(groups) == 1:
+        return [replace(statement, factors=(*groups[0], *_numbers(statement)))]
     parts = list(groups)  # and the results, by number
     waiting, products = list(range(len(parts))), list[tuple[int, int, int]]()
     for pair in contraction_path([group[0].names for group in groups], statement.free, extents):
@@ -49,12 +84,7 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
         products.append((left, right, len(parts)))
         waiting.append(len(parts))
         parts.append((result,))
-    steps = _steps(statement, parts, products, extents)
-    itemsize = bound.dtype.itemsize
-    seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
-    gain = seconds[0] / sum(seconds[1:])
-    sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
-    return Split(tuple(steps), sizes, gain) if gain > 1 else None
+    return _steps(statement, parts, products, extents)
 
 
 def _steps(
@@ -70,9 +100,12 @@ def _steps(
         (replace(factors[0], indices=tuple(map(Var, orders[at]))),) if at in made else factors
         for at, factors in enumerate(parts)
     ]
-    numbers = tuple(factor for factor in statement.factors if isinstance(factor, Number))
     *first, last = [Statement(placed[result][0], placed[left] + placed[right]) for left, right, result in products]
-    return [*first, replace(last, factors=(*last.factors, *numbers), op=statement.op)]
+    return [*first, replace(last, factors=(*last.factors, *_numbers(statement)), op=statement.op)]
+
+
+def _numbers(statement: Statement) -> tuple[Number, ...]:
+    return tuple(factor for factor in statement.factors if isinstance(factor, Number))
 
 
 def _together(factors: Sequence[Access]) -> list[tuple[Access, ...]]:
@@ -96,7 +129,18 @@ def _seconds(
 ) -> float:
     """Return the least time of one kernel: for its work, or for reading each factor once and writing the output."""
     products = prod(extents[name] for name in statement.names)
-    is_matrix_product = uses_tensor_cores and len(_together(statement.accesses)) > 1 and bool(statement.summed)
+    is_matrix_product = uses_tensor_cores and _has_matrices(statement)
     rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops
     elements = sum(prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses))
     return max(2 * products / rate, elements * itemsize / device.bandwidth) + device.launch_gap
+
+
+def _has_matrices(statement: Statement) -> bool:
+    """Return whether two factors share a summed name and each has a name on the left that the other lacks."""
+    kept, summed = set(statement.free), set(statement.summed)
+    names = [set(access.names) for access in statement.accesses]
+    return any(
+        left & right & summed and (left - right) & kept and (right - left) & kept
+        for at, left in enumerate(names)
+        for right in names[at + 1 :]
+    )

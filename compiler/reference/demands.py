@@ -61,14 +61,14 @@ def numbers_held(bound: Bound, wants_winners: bool = False) -> int:
 def sums_in_float32(bound: Bound) -> bool:
     """Return whether torch's operations round half precision only where one of them ends.
 
-    They do where each sum is of a matrix product, or of a lone factor. Products of entries would be rounded before they
-    are summed, and so would a factor that is summed over a name of its own before it is multiplied.
+    They do where each sum is of a matrix product, also with a vector, or of a lone factor. Products of entries would be
+    rounded before they are summed, and so would a factor that is summed over a name of its own before it is multiplied.
     """
     for factors, kept in contractions(bound):
         if len(factors) == 1:
             continue
         small, large = sorted(map(set, factors), key=len)
         summed = (small | large) - {*kept}
-        if summed and (small <= large or not summed <= small & large):
+        if summed and (small == large or not summed <= small & large):
             return False
     return bool(bound.statement.accesses)

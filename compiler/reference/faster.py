@@ -41,6 +41,11 @@ class Faster(Lowering):
             return super().pair(operands, axes)
         return self.matrix_product(left, right, axes)
 
+    def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
+        """Return True if one operand scales the other entry by entry, and the two are no vectors times matrices."""
+        small, large = sorted((set(operand.axes) for operand in operands), key=len)
+        return super().is_elementwise(operands, axes) and not (small - set(axes) and large - small)
+
     def summed_to(self, operand: Value, names: set[str]) -> Value:
         """Return an operand summed over all of its axes that are not among `names`."""
         dims = tuple(dim for dim, name in enumerate(operand.axes) if name not in names)

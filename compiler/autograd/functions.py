@@ -108,7 +108,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
         evaluate, expr, names, size, fact, forward, *_ = call
-        kept = list[Tensor]()
+        kept: list[Tensor] = []
         if forward is not None:
             value = forward()
             if isinstance(value, tuple):

@@ -3,6 +3,7 @@
 A file imports only from those above it.
 
     contraction_path  the order in which factors are contracted, for the least work
+    layouts           in which order tensors on the way have their dimensions, so that few are copied
     bind_errors       why tensors do not fit a statement, in words
     rewrite           a sparse format in a statement to the indirect statement of that format
     shape_class       what a kernel may know of lengths that vary from call to call
@@ -14,6 +15,7 @@ A file imports only from those above it.
 from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path
+from .layouts import laid_out
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
@@ -38,6 +40,7 @@ __all__ = [
     "is_sparse",
     "kinds_of",
     "known_divisor",
+    "laid_out",
     "pattern_of",
     "power_of_two",
     "recipe",

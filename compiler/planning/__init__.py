@@ -12,7 +12,6 @@ A file imports only from those above it.
     schedule         a bound statement to its schedules
     joint            several statements to schedules of one kernel
     relayout         a tensor copied so that rows of it are picked instead of elements
-    layouts          in which order tensors on the way have their dimensions
     split            a statement of many factors as several of fewer
     grouping         a statement over tiles of equal index
 """

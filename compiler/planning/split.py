@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from ..binding import Bound, contraction_path
+from ..binding import Bound, contraction_path, laid_out
 from ..language import Access, Number, Statement, Var, fresh_name
 from .device import Device
-from .layouts import laid_out
 from .relayout import Split, relaid
 
 __all__ = ["Split", "split"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from ..binding import Bound, contraction_path
+from ..binding import Bound, contraction_path, laid_out
 
-__all__ = ["numbers_held", "path_of", "sums_in_float32"]
+__all__ = ["numbers_held", "orders_of", "path_of", "sums_in_float32"]
 
 COMPARED = 4  # tensors of the size of all products, to find where the best of them is
 
@@ -39,6 +39,20 @@ def contractions(bound: Bound) -> Iterator[Contraction]:
         yield Contraction(together, kept)
         terms.append(kept)
     yield Contraction(tuple(terms), free)
+
+
+def orders_of(bound: Bound) -> tuple[tuple[str, ...], ...]:
+    """Return the index names of each tensor on the way, in an order for which few numbers are copied."""
+    path, steps = path_of(bound), list(contractions(bound))
+    if len(path) < 2 or any(len(pair) != 2 for pair in path):
+        return tuple([step.kept for step in steps[:-1]])
+    orders = [*[access.names for access in bound.statement.accesses], *[step.kept for step in steps]]
+    waiting, products = list(range(len(path) + 1)), list[tuple[int, int, int]]()
+    for number, (first, second) in enumerate(path):
+        result = len(path) + 1 + number
+        products.append((waiting[first], waiting[second], result))
+        waiting = [*[part for at, part in enumerate(waiting) if at not in (first, second)], result]
+    return tuple(laid_out(orders, products, bound.extents)[len(path) + 1 : -1])
 
 
 def numbers_held(bound: Bound, wants_winners: bool = False) -> int:

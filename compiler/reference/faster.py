@@ -58,7 +58,7 @@ class Faster(Lowering):
         """Return two operands contracted by one product of vectors, matrices or batches of matrices."""
         shared = set(left.axes) & set(right.axes)
         rows, columns = ([name for name in each.axes if name not in shared] for each in (left, right))
-        if rows and columns and axes.index(columns[0]) < axes.index(rows[0]):  # so that nothing is transposed after it
+        if self.is_turned(left, right, rows, columns, axes):
             left, right, rows, columns = right, left, columns, rows
         longest = left if len(left.axes) >= len(right.axes) else right
         batch = [name for name in axes if name in shared]
@@ -80,6 +80,15 @@ class Faster(Lowering):
         if any(len(group) != 1 for group in lengths):
             total = self.call(torch.reshape, total, self.sizes(order))
         return Value(self.permute(Value(total, order), axes), axes)
+
+    @staticmethod
+    def is_turned(left: Value, right: Value, rows: list[str], columns: list[str], axes: tuple[str, ...]) -> bool:
+        """Return True if two operands have to trade places so that nothing is transposed, before or after a product."""
+        if rows and columns:
+            return axes.index(columns[0]) < axes.index(rows[0])
+        if rows:  # matrices as they lie are on the left of vectors if what is summed comes last
+            return left.axes[-1] in rows
+        return bool(columns) and right.axes[-1] not in columns
 
     def in_groups(self, value: Value, *groups: list[str]) -> fx.Node:
         """Return a value with one dimension for each group of its axes, of length 1 for a group without any."""

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag
 
 from ..binding import Bound
 from ..language import Access, UnsupportedError, Var
-from .demands import path_of
+from .demands import orders_of, path_of
 from .extremes import Extremes
 from .gathers import Value, placeholders
 
@@ -180,11 +180,9 @@ class Lowering(Extremes):
 
     def einsum(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
         """Return the operands contracted to `axes`, pair by pair in the order that opt_einsum finds."""
-        for chosen in path_of(self.bound)[:-1]:
+        for chosen, kept_axes in zip(path_of(self.bound), orders_of(self.bound)):
             pair = [operands[at] for at in chosen]
             operands = [operand for at, operand in enumerate(operands) if at not in chosen]
-            needed = set(axes).union(*(operand.axes for operand in operands))
-            kept_axes = tuple(dict.fromkeys(name for value in pair for name in value.axes if name in needed))
             operands.append(self.pair(pair, kept_axes))
         return self.pair(operands, axes)
 

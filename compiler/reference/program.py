@@ -9,7 +9,7 @@ from typing import Any
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
-from .demands import path_of
+from .demands import orders_of, path_of
 from .gathers import large_gathers, lengths_of
 from .groups import Grouped, index_of_groups
 
@@ -41,11 +41,11 @@ def program_for(
     With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted, which of them get a row of zeros for -1, whether groups are contracted one by one, and the type of
-    winners' positions. The key holds these.
+    are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
+    contracted one by one, and the type of winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), index_of_groups(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), orders_of(bound), index_of_groups(bound)
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from insum_ops.compiler.binding import bind
+from insum_ops.compiler.binding.layouts import MatrixProduct, copied_numbers, laid_out
 from insum_ops.compiler.language import parse
 from insum_ops.compiler.planning.device import H200
-from insum_ops.compiler.planning.layouts import MatrixProduct, copied_numbers, laid_out
 from insum_ops.compiler.planning.split import split
 
 pytestmark = pytest.mark.cpu

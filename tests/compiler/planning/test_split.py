@@ -58,6 +58,22 @@ def test_a_factor_is_multiplied_where_another_one_is_read_that_has_its_indices()
     assert parts.steps[-1].scale == 2
 
 
+def test_what_one_group_of_factors_alone_sums_is_summed_first():
+    text = "Y[b,o] += X[b,i] * A[U[b],i,r] * B[U[b],r,o] * 2"
+    shapes = dict(X=(393, 673), A=(55, 673, 11), B=(55, 11, 355), U=(393,))
+    tensors = {
+        name: torch.empty(shape, dtype=torch.int64 if name == "U" else torch.float16, device="meta")
+        for name, shape in shapes.items()
+    }
+    parts = split(bind(parse(text), tensors), H200, True)
+    assert parts is not None
+    assert list(map(str, parts.steps)) == ["T[b,r] += A[U[b],i,r] * X[b,i]", "Y[b,o] += B[U[b],r,o] * T[b,r] * 2"]
+    assert parts.sizes == ((393, 11),)
+    lone = split(bound("Y[i] += A[i,j] * B[k]", A=(9000, 9000), B=(9000,)), H200, True)
+    assert lone is not None
+    assert list(map(str, lone.steps)) == ["T[i] += A[i,j]", "T_[()] += B[k]", "Y[i] += T[i] * T_[()]"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
 def test_steps_come_to_the_same_as_the_statement(seed):

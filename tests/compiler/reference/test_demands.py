@@ -32,6 +32,9 @@ def bound(text: str, size: tuple[int, ...] | None = None, **shapes: tuple[int, .
         ("Y[i,l] += A[i,j] * B[j,k] * C[k,l]", dict(A=(3, 4), B=(4, 5), C=(5, 6)), True),
         ("Y[i,l] += A[i,j] * V[j] * C[j,l]", dict(A=(3, 4), V=(4,), C=(4, 6)), True),
         ("Y[()] += A[i,j] * A[i,j]", dict(A=(3, 4)), False),
+        ("Y[i] += A[i,j] * V[j]", dict(A=(3, 4), V=(4,)), True),
+        ("Y[b,o] += X[b,i] * A[U[b],i,r] * B[U[b],r,o]", dict(X=(9, 3), A=(4, 3, 2), B=(4, 2, 5), U=(9,)), True),
+        ("Y[b] += X[b,i] * A[U[b],i]", dict(X=(9, 3), A=(4, 3), U=(9,)), False),  # no matrix: entry by entry
     ],
 )
 def test_torch_rounds_half_precision_where_an_operation_ends(text, shapes, is_sound):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
 from insum_ops.compiler.binding.bind import bind
@@ -160,6 +161,45 @@ def test_what_is_dense_is_differentiated_by_torch_to_any_order() -> None:
     result = product(A, B)
     assert result.grad_fn is not None
     assert not product(A.detach(), B.detach()).requires_grad
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that ran and are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func._schema.name != "aten::_unsafe_view":
+            self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("expr", "shapes", "operations"),
+    [
+        (
+            "Y[b,o] += X[b,i] * A[U[b],i,r] * B[U[b],r,o]",
+            dict(X=(9, 3), A=(4, 3, 2), B=(4, 2, 5), U=(9,)),
+            ["index_select", "index_select", "bmm", "bmm"],
+        ),
+        (
+            "Y[a,b,c] += G[i,j,k] * A[a,i] * B[b,j] * C[c,k]",
+            dict(G=(3, 4, 5), A=(30, 3), B=(40, 4), C=(50, 5)),
+            ["mm", "mm", "mm"],
+        ),
+        ("Y[b,n] += X[b,m] * A[b,m,n]", dict(X=(9, 3), A=(9, 3, 2)), ["bmm"]),
+        ("Y[b,n] += X[b,m] * A[b,n,m]", dict(X=(9, 3), A=(9, 2, 3)), ["bmm"]),
+    ],
+)
+def test_products_are_formed_without_copies(expr: str, shapes: dict[str, Any], operations: list[str]) -> None:
+    tensors = {name: torch.rand(shape) if name != "U" else torch.zeros(shape).long() for name, shape in shapes.items()}
+    bound = bind(parse(expr), tensors)
+    program, values = program_for(bound, frozenset()), [tensors[name] for name in placeholders(bound)]
+    with Operations() as seen:
+        program.function(*values, *program.lengths_in(bound))
+    assert seen.names == operations
 
 
 def test_a_gradient_exists_where_nothing_is_summed() -> None:

@@ -45,10 +45,13 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
 
 
 def _two_by_two(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
-    """Return the steps in which factors are contracted two by two; None for two factors or if nothing is saved."""
+    """Return the steps in which factors are contracted two by two; None for two factors or if nothing is saved.
+
+    None too if factors differ in dtype: a tensor on the way would be rounded to that of the two it is made of.
+    """
     statement, extents = bound.statement, bound.extents
     groups = _together(statement.accesses)
-    if len(groups) < 3:
+    if len(groups) < 3 or any(bound.dtypes[access.name] != bound.dtype for access in statement.accesses):
         return None
     taken = {*statement.tensor_names, statement.output.name}
     parts = list(groups)  # and the results, by number

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, may_keep
+from ...formats.guard import ChangeGuard, address_of, may_keep
 from ...formats.torch_state import is_capturing, is_deterministic
 from .enqueue import Runner, enqueue
 from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
@@ -92,7 +92,7 @@ class _Renewable:
             if INTERPRETED:
                 kernel[(programs,)](*tensors, *numbers, *constants)
             else:
-                pointers = [tensor.data_ptr() for tensor in tensors]
+                pointers = [address_of(tensor) for tensor in tensors]
                 _built(kind, launch)(programs, [*pointers, *numbers, *constants])
 
     def load(self, index: Tensor) -> None:
@@ -120,7 +120,7 @@ class _Renewable:
 
 def _kind_of(index: Tensor) -> tuple[object, ...]:
     """Return all that kernels are built for of an index tensor, beside constants; their own memory is aligned."""
-    return index.device, index.dtype, index.data_ptr() % 16 == 0, index.stride(0) >= 2**31
+    return index.device, index.dtype, address_of(index) % 16 == 0, index.stride(0) >= 2**31
 
 
 def _built(kind: tuple[object, ...], launch: _Launch) -> Runner:

@@ -66,12 +66,13 @@ class _Renewable:
     def __init__(self, index: Tensor, count: int, tile: int) -> None:
         tiles = number_of_tiles(index.shape[0], count, tile)
         groups = count + 2  # -1, each value, and where tiles end
-        lengths = [groups, tiles, tiles * tile, groups, 1]
+        lengths = [groups, tiles, tiles * tile, groups]
         padded = [part for length in lengths for part in (length, -length % ALIGNED)]
         self.memory = torch.empty(sum(padded), dtype=torch.int32, device=index.device)
-        self.counts, self.values, self.positions, self.starts, self.changed = self.memory.split(padded)[::2]
+        self.counts, self.values, self.positions, self.starts = self.memory.split(padded)[::2]
+        self.changed = self.counts  # not read before `load`
         self.seen = torch.empty(index.shape, dtype=index.dtype, device=index.device)
-        # without tiles all of them is written
+        # without tiles, all positions and values are written
         self.filled = sum(padded[:6] if tile > 1 else padded[:2])
         self.tile, self.few = tile, triton.next_power_of_2(max(groups, 16)) if groups <= FEW_GROUPS else 0
         self.make(index, False)
@@ -96,9 +97,10 @@ class _Renewable:
                 _built(kind, launch)(programs, [*pointers, *numbers, *constants])
 
     def load(self, index: Tensor) -> None:
-        """Load the kernels that may skip their work, since none can be loaded while a graph is captured."""
+        """Prepare for being made again by a captured graph: no kernel can be loaded while it is captured."""
+        self.changed = torch.empty(1, dtype=torch.int32, device=index.device)  # alone: to write it changes no table
         kind = _kind_of(index)
-        if (*kind, self.tile, self.few) not in _loaded:
+        if not INTERPRETED and (*kind, self.tile, self.few) not in _loaded:
             for launch in self.launches(index, True):
                 _built(kind, launch)
             _loaded.add((*kind, self.tile, self.few))

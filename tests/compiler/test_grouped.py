@@ -14,8 +14,8 @@ from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.grouped import GroupedRunner, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
-from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables
-from insum_ops.compiler.runtime.group_tables import sorted_tables
+from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
+from insum_ops.compiler.runtime.group_tables import _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -195,6 +195,26 @@ def check_tables(index, positions, values, pointers):
         assert all(int(index[position]) == value for position in row if position >= 0)
     for value, (first, last) in enumerate(zip(pointers.tolist(), pointers.tolist()[1:])):
         assert sum(position >= 0 for row in rows[first:last] for position in row) == int((index == value).sum())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("count", [7, 200])
+@pytest.mark.parametrize("tile", [1, 16])
+def test_tables_are_made_again_in_place_where_the_index_differs(tile, count):
+    """As a captured graph does at each replay; what is known of the tables is known after it."""
+    index = torch.randint(-1, count, (600,), device=DEVICE)
+    made = _made(index, count, tile)
+    made.load(index)
+    before = [table.clone() for table in made.tables]
+    for _ in range(2):
+        made.make(index, True)
+        assert not made.changed
+        assert all(map(torch.equal, made.tables, before))
+        assert remembered_ranges(*made.tables[:2]) == [(-1 if tile > 1 else 0, 599), (-1, count - 1)]
+    index[:300] = torch.randint(-1, count, (300,), device=DEVICE)
+    made.make(index, True)
+    assert made.changed
+    check_tables(index, *made.tables)
 
 
 def test_tables_are_remembered_until_the_index_changes():

@@ -91,4 +91,6 @@ class RunnerByIndex:
             recording.check(has_met, index, is_known)
         if not is_known:
             meet(index)
+            if recording is not None:
+                recording.call(meet, (index,), {}, None, has_written=True)  # of each new one that a replay gets
         return (self.known if is_known else self.new)(tensors, fact)

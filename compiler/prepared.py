@@ -19,7 +19,7 @@ from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shap
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import placeholders, program_for
-from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_range, segment_lengths
+from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_ranges, segment_lengths
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
@@ -86,8 +86,8 @@ class PreparedStatement:
     def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
         """Return which index tensors hold a -1; raise IndexRangeError if one is out of range."""
         flags: tuple[bool, ...] = ()
-        for number, extent in self.pointed:
-            low, high = remembered_range(tensors[number])
+        ranges = remembered_ranges(*[tensors[number] for number, _ in self.pointed])
+        for (_, extent), (low, high) in zip(self.pointed, ranges):
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
             flags += (low < 0,)

@@ -9,7 +9,8 @@ second choice, for an index tensor that was not met before, with the time in whi
 
 Routes are ranked by what they take of the device. The host's time is hidden as soon as calls are queued or captured in
 a graph, and an estimate of it chose one kernel of 0.020 ms where torch's product takes 0.007; it decides between routes
-that the device finds equally good.
+that the device finds equally good. A call with a new index tensor is never captured and has waited for the range of the
+tensor, so that its routes are ranked by the time until the result is there: tables are many short launches.
 
 A route that torch offers is missing here for one of two reasons: `torch.bincount` reads its largest number back, which
 no captured graph can; a sparse factor made dense would multiply what is absent by 0, and 0 times NaN is NaN.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -40,9 +42,9 @@ __all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", 
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
 GROUPED = "tiles of equal index"
-NEW_INDEX = "route with a new index of"
+NEW_INDEX = "route until the result with a new index of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
-SHARE = 0.25  # of a GPU's free memory: what torch operations may take for one statement
+SHARE = 0.25  # of a GPU's free memory: what torch operations, or tensors between statements, may take
 CHOICES = 2048
 
 Maker = Callable[[float], Runner]  # is given the least milliseconds of the routes that were timed before
@@ -144,8 +146,12 @@ def _torch(call: _Call) -> Maker | None:
 
 
 def _statements(call: _Call) -> Maker | None:
-    parts = call.parts
-    return None if parts is None else lambda _: _in_turn(call.statement, parts, call.run)
+    parts, bound = call.parts, call.statement.bound
+    if parts is None or not _has_room(bound.device, sum(map(prod, parts.sizes)) * bound.compute_dtype.itemsize):
+        return None
+    if parts.estimate and max((way.gain for way in call.ways), default=0.0) > CLEAR * parts.estimate:
+        return None  # such as all experts for all tokens
+    return lambda _: _in_turn(call.statement, parts, call.run)
 
 
 def _grouped(call: _Call) -> Maker | None:
@@ -230,15 +236,18 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     problem = statement.problem(call.tensors, fact)
     key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        return fastest(key, list(makers), list(makers), {}, start, times, is_new)
+        return fastest(key, list(makers), list(makers), {}, start, times, is_new, what == NEW_INDEX)
 
 
 def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:
     """Return whether the torch operations of a statement take no more than their share of a GPU's free memory."""
-    if bound.device.type != "cuda":
-        return False
-    free, _ = torch.cuda.mem_get_info(bound.device)
-    return numbers_held(bound, wants_winners) * bound.compute_dtype.itemsize <= SHARE * free
+    held = numbers_held(bound, wants_winners) * bound.compute_dtype.itemsize
+    return bound.device.type == "cuda" and _has_room(bound.device, held)
+
+
+def _has_room(device: torch.device, held: int) -> bool:
+    """Return whether so many bytes are no more than one statement's share of a GPU's free memory."""
+    return device.type != "cuda" or held <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def _sums_in_half(bound: Bound) -> bool:

@@ -29,12 +29,9 @@ def split_of(bound: Bound, padded: Collection[str]) -> Split | None:
 
     A statement stays whole where an index tensor is padded: a product that is absent contributes nothing, while a
     tensor on the way would hold a 0 for it, and 0 times NaN is NaN. Tensors on the way round half precision, as those
-    of torch.einsum do, so that it stays whole too where torch may not round partial sums, or where factors differ in
-    their dtypes: a product of the narrow ones would be rounded to theirs.
+    of torch.einsum do, so that it stays whole too where torch may not round partial sums.
     """
     if padded or (bound.dtype in HALF and not may_round_sums(bound.dtype)):
-        return None
-    if any(bound.dtypes[access.name] != bound.dtype for access in bound.statement.accesses):
         return None
     return split(bound, device_of(bound.device), uses_tensor_cores(bound.dtype))
 

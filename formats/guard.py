@@ -101,7 +101,7 @@ class ChangeGuard:
         self.version = tensor._version
         lies_nowhere = is_wrapped(tensor) or is_functional(tensor)
         self.address = None if lies_nowhere else tensor.data_ptr()
-        self.memory = tensor.untyped_storage() if is_real(tensor) else None
+        self.memory = tensor.untyped_storage() if not lies_nowhere and type(tensor) in PLAIN else None
         self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
 
     @classmethod

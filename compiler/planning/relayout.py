@@ -14,10 +14,10 @@ from ..binding import Bound
 from ..language import Access, Statement, Var, fresh_name
 from .device import Device
 
-__all__ = ["Split", "relaid"]
+__all__ = ["MOST_GAIN", "Split", "relaid"]
 
-# The most times faster that an estimate claims: it does not know strides, by which a tensor may lie turned already, so
-# that the statement as it stands has to be timed as well.
+# The most times faster that an estimate claims: it does not know strides, by which a tensor may lie turned already, nor
+# what caches hold, so that the statement as it stands has to be timed as well.
 MOST_GAIN = 2.0
 
 
@@ -28,6 +28,7 @@ class Split:
     steps: tuple[Statement, ...]
     sizes: tuple[tuple[int, ...], ...]  # of the outputs of all steps but the last
     gain: float  # the estimated time of one kernel over that of all steps, by work and bytes
+    estimate: float = 0.0  # the gain by gathered bytes, which may come from caches: `gain` claims less
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
@@ -80,7 +81,7 @@ def relaid(bound: Bound, device: Device) -> Split | None:
     output = turned.get(statement.output, statement.output)
     main = Statement(output, factors, "+=" if after else statement.op)
     gain = _gain(bound, device, list(turned), 2 * sum(map(prod, sizes)) * bound.dtype.itemsize)
-    return Split((*before, main, *after), tuple(sizes), min(gain, MOST_GAIN)) if gain > 1 else None
+    return Split((*before, main, *after), tuple(sizes), min(gain, MOST_GAIN), gain) if gain > 1 else None
 
 
 def _gain(bound: Bound, device: Device, turned: list[Access], copied: int) -> float:

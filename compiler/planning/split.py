@@ -1,4 +1,4 @@
-"""A statement of three or more factors split into several of fewer, in the contraction order with the least work."""
+"""A statement split into several: factors two by two, in the order with the least work, or before they are gathered."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import replace
 from math import prod
 
 from ..binding import Bound, contraction_path, laid_out
-from ..language import Access, Number, Statement, Var, fresh_name
+from ..language import Access, Index, Number, Statement, Var, fresh_name
 from .device import Device
-from .relayout import Split, relaid
+from .relayout import MOST_GAIN, Split, relaid
 
 __all__ = ["Split", "split"]
+
+POSITIONS = "uvwxyz"  # names of dimensions that were gathered from
 
 
 def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
@@ -20,7 +22,8 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
     together. What is summed in one place alone is summed there first. The rest is contracted two by two, in the order
     that opt_einsum finds. A statement of fewer factors may copy a tensor of which it picks single elements, see
-    `relaid`.
+    `relaid`. Factors that are gathered may be multiplied before, see `_multiplied_first`, where that is estimated to be
+    clearly faster than the other steps.
 
     >>> import torch
     >>> from insum_ops.compiler.binding import bind
@@ -32,17 +35,33 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     T[i,k] += A[i,j] * B[j,k]
     Y[i,l] += C[k,l] * T[i,k]
     """
+    if not bound.statement.is_sum or bound.is_empty:
+        return None
+    parts = _two_by_two(bound, device, uses_tensor_cores) or relaid(bound, device)
+    dense_first = _multiplied_first(bound, device, uses_tensor_cores)
+    if parts is None or (dense_first and dense_first.estimate > MOST_GAIN * max(parts.gain, parts.estimate)):
+        return dense_first
+    return parts
+
+
+def _two_by_two(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
+    """Return the steps in which factors are contracted two by two; None if one step is left or nothing is saved.
+
+    None too if factors differ in dtype: a tensor on the way would be rounded to that of the two it is made of.
+    """
     statement, extents = bound.statement, bound.extents
+    if any(bound.dtypes[access.name] != bound.dtype for access in statement.accesses):
+        return None
     taken = {*statement.tensor_names, statement.output.name}
     before, groups = _summed_first(statement, taken)
-    if len(before) + max(len(groups) - 1, 1) == 1 or not statement.is_sum or bound.is_empty:
-        return relaid(bound, device)
+    if len(before) + max(len(groups) - 1, 1) == 1:
+        return None
     steps = [*before, *_contracted(statement, groups, taken, extents)]
     itemsize = bound.dtype.itemsize
     seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
     gain = seconds[0] / sum(seconds[1:])
     sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
-    return Split(tuple(steps), sizes, gain) if gain > 1 else relaid(bound, device)
+    return Split(tuple(steps), sizes, gain) if gain > 1 else None
 
 
 def _summed_first(statement: Statement, taken: set[str]) -> tuple[list[Statement], list[tuple[Access, ...]]]:
@@ -84,6 +103,62 @@ def _contracted(
         waiting.append(len(parts))
         parts.append((result,))
     return _steps(statement, parts, products, extents)
+
+
+def _multiplied_first(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
+    """Return the steps in which factors are multiplied at all positions first, and their products gathered.
+
+    `Y[T[e],o] += X[U[e],c] * W[R[e],c,o]` becomes `Z[u,v,o] += X[u,c] * W[v,c,o]` and `Y[T[e],o] += Z[U[e],R[e],o]`.
+    A product that no index points at is computed in vain and read by nobody, whatever it is. The factors are those
+    that have one name which is summed over, and which no index tensor and no other factor has. None if nothing is
+    saved, or if the product would round more than the statement does, as that of factors of a lower precision.
+    """
+    statement, accesses = bound.statement, bound.statement.accesses
+    pointing = {name for access in statement.index_accesses for name in access.names}
+    alone = [name for name in statement.summed if name not in pointing]
+    choices = dict.fromkeys(tuple(access for access in accesses if name in access.names) for name in alone)
+    whole = _seconds(statement, bound.extents, device, bound.dtype.itemsize, uses_tensor_cores)
+    best: Split | None = None
+    for chosen in choices:
+        is_rounded = any(bound.dtypes[access.name] != bound.dtype for access in chosen)
+        if is_rounded or not any(access.is_indirect for access in chosen):
+            continue
+        steps, extents = _gathered_last(bound, chosen, alone)
+        itemsize = bound.dtype.itemsize
+        gain = whole / sum(_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in steps)
+        if gain > max(1.0, best.estimate if best else 0.0):
+            size = tuple(extents[name] for name in steps[0].output.names)
+            best = Split(steps, (size,), min(gain, MOST_GAIN), gain)
+    return best
+
+
+def _gathered_last(
+    bound: Bound, chosen: Sequence[Access], alone: Sequence[str]
+) -> tuple[tuple[Statement, Statement], dict[str, int]]:
+    """Return the product of some factors at all positions, and the rest with it; and the extents of all their names."""
+    statement = bound.statement
+    others = [factor for factor in statement.factors if factor not in chosen]
+    elsewhere = {*statement.output.names, *_names([factor for factor in others if isinstance(factor, Access)])}
+    extents, taken = dict(bound.extents), {*statement.tensor_names, statement.output.name, *bound.extents}
+    positions: dict[tuple[Access, int], Var] = {}  # for each index and dimension that it points into
+
+    def dense(access: Access) -> Access:
+        indices: list[Index] = []
+        for index, length in zip(access.indices, bound.shapes[access.name]):
+            if isinstance(index, Access) and (index, length) not in positions:
+                position = fresh_name(POSITIONS[len(positions) % len(POSITIONS)], taken)
+                positions[index, length], extents[position] = Var(position), length
+                taken.add(position)
+            indices.append(positions[index, length] if isinstance(index, Access) else index)
+        return replace(access, indices=tuple(indices))
+
+    factors = tuple(map(dense, chosen))
+    direct = {index.name for factor in chosen for index in factor.indices if isinstance(index, Var)}
+    kept = [Var(name) for name in statement.names if name in direct and (name in elsewhere or name not in alone)]
+    name = fresh_name("Z", taken)
+    product = Statement(Access(name, (*positions.values(), *kept)), factors)
+    gathered = Access(name, (*[index for index, _ in positions], *kept))
+    return (product, Statement(statement.output, (*others, gathered), statement.op)), extents
 
 
 def _steps(

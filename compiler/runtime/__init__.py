@@ -27,7 +27,14 @@ from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
-from .ranges import check_ranges, remember_range, remember_segments, remembered_range, segment_lengths
+from .ranges import (
+    check_ranges,
+    remember_range,
+    remember_segments,
+    remembered_range,
+    remembered_ranges,
+    segment_lengths,
+)
 from .recording import active, paused
 from .tensor_views import as_memory, as_traced, cast_operands, owned, resolved
 from .tracing import followed, outside_transforms
@@ -64,6 +71,7 @@ __all__ = [
     "remember_range",
     "remember_segments",
     "remembered_range",
+    "remembered_ranges",
     "remove_abandoned",
     "replace_file",
     "resolved",

@@ -1,7 +1,11 @@
 """The kernels that put the positions of an index tensor into tiles of equal value; Triton gives their parameters types.
 
 They count how many positions each value has, find where its tiles begin, and place each position in the next free slot
-of its value. If MAY_SKIP, all but `compare` do nothing unless `changed` holds a 1.
+of its value. If MAY_SKIP, all but `compare` do nothing unless `changed` holds a 1. Counts begin at -1, as positions and
+values do, so that one fill serves all.
+
+Positions of one value meet in one count. Where there are few values (FEW of them, a power of two, or 0 where there are
+many) a program first ranks its own positions, and adds to each count once.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -11,7 +15,7 @@ import triton.language as tl
 __all__ = ["clear", "compare", "count", "place", "scan"]
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "stride"])
 def compare(changed_ptr, index_ptr, seen_ptr, length, stride, BLOCK: tl.constexpr):
     """changed = 1 where some index[p] is not seen[p]; it is 0 before."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -21,20 +25,15 @@ def compare(changed_ptr, index_ptr, seen_ptr, length, stride, BLOCK: tl.constexp
         tl.store(changed_ptr, 1)
 
 
-@triton.jit(do_not_specialize=["groups", "slots", "tiles"])
-def clear(
-    changed_ptr, counts_ptr, positions_ptr, values_ptr, groups, slots, tiles,
-    MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """counts[g] = 0, positions[s] = -1, values[t] = -1."""
+@triton.jit(do_not_specialize=["length"])
+def clear(changed_ptr, memory_ptr, length, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    """memory[i] = -1."""
     is_wanted = True
     if MAY_SKIP:
         is_wanted = tl.load(changed_ptr) != 0
     if is_wanted:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(counts_ptr + at, tl.zeros([BLOCK], tl.int32), mask=at < groups)
-        tl.store(positions_ptr + at, tl.full([BLOCK], -1, tl.int32), mask=at < slots)
-        tl.store(values_ptr + at, tl.full([BLOCK], -1, tl.int32), mask=at < tiles)
+        tl.store(memory_ptr + at, tl.full([BLOCK], -1, tl.int32), mask=at < length)
 
 
 @triton.jit
@@ -44,9 +43,16 @@ def _group(index_ptr, at, length, stride, groups):
     return tl.where((value >= 0) & (value < groups - 2), value + 1, 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["length", "groups"])
+@triton.jit
+def _one_hot(group, inside, FEW: tl.constexpr):
+    """Return [FEW, BLOCK]: a 1 where a position is one of a group."""
+    return ((tl.arange(0, FEW)[:, None] == group[None, :]) & inside[None, :]).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["length", "stride", "groups"])
 def count(
-    changed_ptr, index_ptr, counts_ptr, length, stride, groups, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr
+    changed_ptr, index_ptr, counts_ptr, length, stride, groups,
+    FEW: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """counts[1+index[p]] += 1."""
     is_wanted = True
@@ -54,8 +60,13 @@ def count(
         is_wanted = tl.load(changed_ptr) != 0
     if is_wanted:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < length
         group = _group(index_ptr, at, length, stride, groups)
-        tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=at < length, sem="relaxed")
+        if FEW:
+            own = tl.sum(_one_hot(group, inside, FEW), 1)
+            tl.atomic_add(counts_ptr + tl.arange(0, FEW), own, mask=own > 0, sem="relaxed")
+        else:
+            tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=inside, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -71,7 +82,7 @@ def scan(
         before = tl.zeros([], tl.int32)
         for start in range(0, groups, BLOCK):
             group = start + tl.arange(0, BLOCK)
-            counts = tl.load(counts_ptr + group, mask=group < groups, other=0)
+            counts = tl.load(counts_ptr + group, mask=group < groups, other=-1) + 1
             first = before + tl.cumsum(counts, 0) - counts
             if TILE > 1:
                 first = first // TILE + group
@@ -80,10 +91,10 @@ def scan(
             before += tl.sum(counts, 0)
 
 
-@triton.jit(do_not_specialize=["length", "groups"])
+@triton.jit(do_not_specialize=["length", "stride", "groups"])
 def place(
     changed_ptr, index_ptr, seen_ptr, counts_ptr, positions_ptr, values_ptr, length, stride, groups,
-    TILE: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, FEW: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """positions[s] = p and values[s // TILE] = index[p], s the next free slot of p's group; seen[p] = index[p]."""
     is_wanted = True
@@ -93,7 +104,13 @@ def place(
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < length
         group = _group(index_ptr, at, length, stride, groups)
-        slot = tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=inside, sem="relaxed")
+        if FEW:
+            hot = _one_hot(group, inside, FEW)
+            own = tl.sum(hot, 1)
+            first = tl.atomic_add(counts_ptr + tl.arange(0, FEW), own, mask=own > 0, sem="relaxed")
+            slot = tl.sum(tl.where(hot > 0, first[:, None] + tl.cumsum(hot, 1) - 1, 0), 0)
+        else:
+            slot = tl.atomic_add(counts_ptr + group, tl.full([BLOCK], 1, tl.int32), mask=inside, sem="relaxed")
         tl.store(positions_ptr + slot, at.to(tl.int32), mask=inside)
         tl.store(values_ptr + slot // TILE, group - 1, mask=inside)
         tl.store(seen_ptr + at, tl.load(index_ptr + at * stride, mask=inside, other=0), mask=inside)

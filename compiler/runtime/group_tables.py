@@ -7,6 +7,7 @@ that are remembered, it first compares the index tensor with what they were made
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 from weakref import ref
@@ -14,13 +15,16 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, may_keep
+from ...formats.guard import ChangeGuard, address_of, may_keep
 from ...formats.torch_state import is_capturing, is_deterministic
-from .launch import INTERPRETED, SEVERAL_GPUS, on_device
+from .enqueue import Runner, enqueue
+from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
 from .ranges import remember_range, remember_segments
 from .recording import active, paused
 
 try:
+    import triton
+
     from . import group_kernels as kernels
 except ImportError:  # no Triton, not on Linux: sorting does it
     kernels = None  # type: ignore[assignment]
@@ -29,8 +33,17 @@ __all__ = ["GroupTables", "group_tables", "has_met", "meet", "new_group_tables",
 
 _GROUPS, _CAPTURED = "_insum_groups", "_insum_captured_groups"
 BLOCK, LONG_BLOCK = 512, 4096  # positions of a program, and counts of the one that adds them up; not measured
+FEW_GROUPS = 128  # in which positions of a program are ranked before they are counted; not measured
+MOST_HOT = 8192  # elements of a program's positions by groups, which registers hold
+ALIGNED = 4  # numbers in 16 bytes: the parts of a table begin there, which is all that kernels are built for
 
 GroupTables = tuple[Tensor, Tensor, Tensor]  # positions [T, Q] or [T], values [T], pointers [V+1]
+_Launch = tuple[
+    Any, int, Sequence[Tensor], Sequence[int], Sequence[int]
+]  # kernel, programs, tensors, numbers, constants
+
+_runners: dict[tuple[object, ...], Runner] = {}  # of the kernels that make tables, a few for each kind of index tensor
+_loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there that a captured graph may need
 
 
 class _Groups(ChangeGuard):
@@ -52,11 +65,16 @@ class _Renewable:
 
     def __init__(self, index: Tensor, count: int, tile: int) -> None:
         tiles = number_of_tiles(index.shape[0], count, tile)
-        empty = lambda length: torch.empty(length, dtype=torch.int32, device=index.device)
-        self.positions, self.values = empty(tiles * tile), empty(tiles)
-        self.counts, self.starts = empty(count + 2), empty(count + 2)  # of -1, of each value, and where tiles end
-        self.changed, self.seen = empty(1), torch.empty(index.shape, dtype=index.dtype, device=index.device)
-        self.tile = tile
+        groups = count + 2  # -1, each value, and where tiles end
+        lengths = [groups, tiles, tiles * tile, groups]
+        padded = [part for length in lengths for part in (length, -length % ALIGNED)]
+        self.memory = torch.empty(sum(padded), dtype=torch.int32, device=index.device)
+        self.counts, self.values, self.positions, self.starts = self.memory.split(padded)[::2]
+        self.changed = self.counts  # not read before `load`
+        self.seen = torch.empty(index.shape, dtype=index.dtype, device=index.device)
+        # without tiles, all positions and values are written
+        self.filled = sum(padded[:6] if tile > 1 else padded[:2])
+        self.tile, self.few = tile, triton.next_power_of_2(max(groups, 16)) if groups <= FEW_GROUPS else 0
         self.make(index, False)
         self.tables: GroupTables = (
             self.positions.view(tiles, tile) if tile > 1 else self.positions,
@@ -67,22 +85,57 @@ class _Renewable:
 
     def make(self, index: Tensor, may_skip: bool) -> None:
         """Make the tables; if `may_skip`, only if the index tensor is not what they were made of."""
-        (length,), (stride,), groups, tile = index.shape, index.stride(), len(self.counts), self.tile
-        changed, counts, positions, values = self.changed, self.counts, self.positions, self.values
-        programs = (-(-length // BLOCK),)
         if may_skip:
-            changed.zero_()
-            kernels.compare[programs](changed, index, self.seen, length, stride, BLOCK=BLOCK)
-        slots, tiles = (len(positions), len(values)) if tile > 1 else (0, 0)  # without tiles all of it is written
-        kernels.clear[(-(-max(groups, slots) // BLOCK),)](
-            changed, counts, positions, values, groups, slots, tiles, MAY_SKIP=may_skip, BLOCK=BLOCK
-        )
-        kernels.count[programs](changed, index, counts, length, stride, groups, MAY_SKIP=may_skip, BLOCK=BLOCK)
-        kernels.scan[(1,)](changed, counts, self.starts, groups, TILE=tile, MAY_SKIP=may_skip, BLOCK=LONG_BLOCK)
-        kernels.place[programs](
-            changed, index, self.seen, counts, positions, values, length, stride, groups,
-            TILE=tile, MAY_SKIP=may_skip, BLOCK=BLOCK,
-        )  # fmt: skip
+            self.changed.zero_()
+        kind = _kind_of(index)
+        for launch in self.launches(index, may_skip):
+            kernel, programs, tensors, numbers, constants = launch
+            if INTERPRETED:
+                kernel[(programs,)](*tensors, *numbers, *constants)
+            else:
+                pointers = [address_of(tensor) for tensor in tensors]
+                _built(kind, launch)(programs, [*pointers, *numbers, *constants])
+
+    def load(self, index: Tensor) -> None:
+        """Prepare for being made again by a captured graph: no kernel can be loaded while it is captured."""
+        self.changed = torch.empty(1, dtype=torch.int32, device=index.device)  # alone: to write it changes no table
+        kind = _kind_of(index)
+        if not INTERPRETED and (*kind, self.tile, self.few) not in _loaded:
+            for launch in self.launches(index, True):
+                _built(kind, launch)
+            _loaded.add((*kind, self.tile, self.few))
+
+    def launches(self, index: Tensor, may_skip: bool) -> Iterator[_Launch]:
+        """Yield the kernels that make the tables, in order."""
+        (length,), (stride,), groups = index.shape, index.stride(), len(self.counts)
+        block = MOST_HOT // self.few if self.few else BLOCK
+        programs, along = -(-length // block), (length, stride, groups)
+        changed, counts = self.changed, self.counts
+        if may_skip:
+            yield kernels.compare, -(-length // BLOCK), (changed, index, self.seen), (length, stride), (BLOCK,)
+        yield kernels.clear, -(-self.filled // BLOCK), (changed, self.memory), (self.filled,), (may_skip, BLOCK)
+        yield kernels.count, programs, (changed, index, counts), along, (self.few, may_skip, block)
+        yield kernels.scan, 1, (changed, counts, self.starts), (groups,), (self.tile, may_skip, LONG_BLOCK)
+        tensors = changed, index, self.seen, counts, self.positions, self.values
+        yield kernels.place, programs, tensors, along, (self.tile, self.few, may_skip, block)
+
+
+def _kind_of(index: Tensor) -> tuple[object, ...]:
+    """Return all that kernels are built for of an index tensor, beside constants; their own memory is aligned."""
+    return index.device, index.dtype, address_of(index) % 16 == 0, index.stride(0) >= 2**31
+
+
+def _built(kind: tuple[object, ...], launch: _Launch) -> Runner:
+    """Return what puts a kernel on the stream; it costs the host a fraction of what Triton's own call does."""
+    kernel, programs, tensors, numbers, constants = launch
+    key = kernel, *kind, *constants
+    runner = _runners.get(key)
+    if runner is None:
+        binary = kernel.warmup(*tensors, *numbers, *constants, grid=(programs,))
+        binary[(programs, 1, 1)]  # loads it onto the device
+        stream_of = triton.runtime.driver.active.get_current_stream
+        runner = _runners[key] = enqueue(binary, tensors[0].device.index, stream_of, TRITON_VERSION)
+    return runner
 
 
 def number_of_tiles(length: int, count: int, tile: int) -> int:
@@ -146,7 +199,7 @@ def _remembered(index: Tensor, count: int, tile: int) -> GroupTables:
             tables = _made(index, count, tile)
             if isinstance(tables, _Renewable) and index.is_cuda:
                 with paused(), _on_device(index):
-                    tables.make(index, True)  # its kernels are loaded now, since none can be during a capture
+                    tables.load(index)
         groups.tables[key] = tables
     return tables.tables if isinstance(tables, _Renewable) else tables
 

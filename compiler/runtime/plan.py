@@ -50,8 +50,8 @@ class Services:
     is_interpreted: bool  # kernels take tensors, not pointers
     has_several_devices: bool
     is_capturing: Callable[[], bool]
-    range_of: Callable[[Tensor], tuple[int, int]]
-    range_expression: Callable[..., str]  # `range_of` as text, for an input of fixed dtype, shape and strides
+    ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
+    range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
     rounds_sums: Callable[[torch.dtype], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
@@ -278,16 +278,31 @@ class _Writer:
         for at, length in enumerate(lengths):
             if length is not None and length != Length(1, at):
                 self.miss_if(f"n{at} != {length}")
-        for checked in plan.ranges:
-            if checked.slot.number < plan.inputs:
-                name, slow = f"x{checked.slot.number}", self.constant(services.range_of)
-                dtype, shape, strides = plan.ranged[checked.slot.number]
-                by_text = services.range_expression(name, slow, self.constant(dtype), shape, strides)
-                self.lines.append(f"low, high = {f'{slow}({name})' if lengths else by_text}")
-                self.miss_if(f"high >= {checked.extent} or (low < 0) is not {checked.is_padded}")
+        self.write_ranges(bool(lengths))
         for check in plan.checks:
             self.miss_if(f"{self.constant(check.function)}(x{check.slot.number}) is not {check.answer}")
         return True
+
+    def write_ranges(self, is_generalised: bool) -> None:
+        """Write the guards on index ranges; those of all tensors that are new are read at once."""
+        plan, services = self.plan, self.services
+        checked = [each for each in plan.ranges if each.slot.number < plan.inputs]
+        numbers = list(dict.fromkeys(each.slot.number for each in checked))
+        if not numbers:
+            return
+        bounds = "".join(f"(low{number}, high{number}), " for number in numbers)
+        values = f"{self.constant(services.ranges_of)}({', '.join(f'x{number}' for number in numbers)})"
+        if not is_generalised:
+            known = "".join(f"r{number}.values, " for number in numbers)
+            conditions = [
+                services.range_expression(f"x{number}", f"r{number}", self.constant(dtype), shape, strides)
+                for number, (dtype, shape, strides) in ((number, plan.ranged[number]) for number in numbers)
+            ]
+            values = f"({known}) if {' and '.join(conditions)} else {values}"
+        self.lines.append(f"{bounds}= {values}")
+        for each in checked:
+            number = each.slot.number
+            self.miss_if(f"high{number} >= {each.extent} or (low{number} < 0) is not {each.is_padded}")
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""

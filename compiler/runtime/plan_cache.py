@@ -35,7 +35,7 @@ from ...formats.torch_state import (
 from ..binding import shape_class
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
-from .ranges import range_expression, remembered_range
+from .ranges import range_expression, remembered_ranges
 from .recording import Recording, active
 from .tensor_guard import layout_guard
 
@@ -64,7 +64,7 @@ SERVICES = Services(
     INTERPRETED,
     SEVERAL_GPUS,
     is_capturing,
-    remembered_range,
+    remembered_ranges,
     range_expression,
     may_round_sums,
     misaligned,

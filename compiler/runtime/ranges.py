@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -19,10 +19,11 @@ from .recording import paused
 __all__ = [
     "check_ranges",
     "range_expression",
+    "read_ranges",
     "remember_range",
     "remembered_range",
+    "remembered_ranges",
     "segment_lengths",
-    "value_range",
 ]
 
 _RANGE, _SEGMENTS = "_insum_value_range", "_insum_segments"
@@ -42,19 +43,25 @@ class _Range(ChangeGuard):
         return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
 
 
-def value_range(index: Tensor) -> tuple[int, int]:
-    """Return the smallest and largest value, `(0, -1)` if there is none; one pass per tensor and version."""
-    cached = _cached_range(index)
-    if cached is not None:
-        return cached
-    new_range = _new_range(index)  # before it is read: another thread may write to it
-    if index.numel() == 0:
-        values = (0, -1)
-    else:
+def read_ranges(indices: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return the smallest and the largest value of each tensor, `(0, -1)` if it has none, and keep them with it.
+
+    However many tensors there are, the host waits once for each device.
+    """
+    kept = [_new_range(index) for index in indices]  # before they are read: another thread may write to them
+    values = [(0, -1)] * len(indices)
+    by_device: dict[torch.device, list[int]] = {}
+    for at, index in enumerate(indices):
+        if index.numel():
+            by_device.setdefault(index.device, []).append(at)
+    for numbers in by_device.values():
         with paused():
-            low, high = torch.aminmax(index)
-            values = tuple(torch.stack((low, high)).tolist())  # one read from the device, not two
-    _keep(index, new_range, values)
+            bounds = [bound for at in numbers for bound in torch.aminmax(indices[at])]
+            read = torch.stack(bounds).tolist()  # of int32 and int64 too, as int64
+        for place, at in enumerate(numbers):
+            values[at] = read[2 * place], read[2 * place + 1]
+    for index, new_range, own in zip(indices, kept, values):
+        _keep(index, new_range, own)
     return values
 
 
@@ -84,27 +91,42 @@ def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> N
         setattr(index, _RANGE, new_range)
 
 
-def range_expression(name: str, slow: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    """Return the text by which a launch plan asks for the range of an input of this dtype, shape and strides.
+def range_expression(name: str, cached: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    """Return the text by which a launch plan asks whether an input has a range that holds, and gives it a name.
 
-    It does what `remembered_range` does if a range is cached, and calls that function, by its name `slow`, if not.
+    After it, `{cached}.values` is what `remembered_ranges` would return of an input of this dtype, shape and strides.
     """
-    is_cached = f"(cached := getattr({name}, {_RANGE!r}, None)) and cached.owner() is {name}"
-    holds = guard_expression("cached", name, dtype, shape, strides)
-    return f"cached.values if {is_cached} and {holds} else {slow}({name})"
+    is_cached = f"({cached} := getattr({name}, {_RANGE!r}, None)) and {cached}.owner() is {name}"
+    return f"{is_cached} and {guard_expression(cached, name, dtype, shape, strides)}"
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:
-    """Return `value_range(index)`, or (-1, -1) if nothing can be read: any entry may be -1 then.
+    """Return the smallest and the largest value of a tensor, as `remembered_ranges` does of several."""
+    return remembered_ranges(index)[0]
 
-    Nothing is read while a CUDA graph is captured, and there is nothing to read on the meta device.
+
+def remembered_ranges(*indices: Tensor) -> list[tuple[int, int]]:
+    """Return the smallest and the largest value of each tensor, read once per tensor and version.
+
+    A tensor without values has (0, -1), and one that can't be read (-1, -1): any entry may be -1 then. Nothing is read
+    while a CUDA graph is captured, and there is nothing to read on the meta device.
     """
-    cached = _cached_range(index)
-    if cached is not None:
-        return cached
-    if (index.is_cuda and is_capturing()) or index.is_meta:
-        return -1, -1
-    return value_range(index)
+    values = [_cached_range(index) for index in indices]
+    if None not in values:
+        return values  # type: ignore[return-value]
+    unread: dict[int, list[int]] = {}  # where each tensor stands that is to be read, by its id
+    for at, (index, cached) in enumerate(zip(indices, values)):
+        if cached is not None:
+            continue
+        if (index.is_cuda and is_capturing()) or index.is_meta:
+            values[at] = -1, -1
+        else:
+            unread.setdefault(id(index), []).append(at)
+    if unread:
+        for places, read in zip(unread.values(), read_ranges([indices[places[0]] for places in unread.values()])):
+            for at in places:
+                values[at] = read
+    return values  # type: ignore[return-value]
 
 
 def segment_lengths(pointers: Tensor) -> tuple[int, int]:
@@ -130,8 +152,8 @@ def remember_segments(pointers: Tensor, longest: int) -> None:
 def check_ranges(bound: Bound, tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """Raise `IndexRangeError` on a position past its dimension; return the index tensors that hold a -1."""
     padded = set()
-    for pointed in bound.pointed:
-        low, high = remembered_range(tensors[pointed.index])
+    ranges = remembered_ranges(*[tensors[pointed.index] for pointed in bound.pointed])
+    for pointed, (low, high) in zip(bound.pointed, ranges):
         if high >= pointed.extent:
             raise _out_of_range(bound, pointed, tensors[pointed.index])
         if low < 0:

@@ -345,14 +345,16 @@ def fastest(
     start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
     is_new: bool = False,
+    is_waited_for: bool = False,
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
     `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
     and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides, since
     the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
-    host busy the least wins. If the GPU has no memory for one of them, the choice is not remembered. `times` is filled
-    as calls are timed; if `is_new`, the cache is not read.
+    host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured, so that
+    the time until its result is there decides, the host's included. If the GPU has no memory for one of them, the
+    choice is not remembered. `times` is filled as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
     entry = None if is_new else tuned_ways.get(key)
@@ -371,7 +373,7 @@ def fastest(
                 call()  # compiles and tunes
                 with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = _time(call, limit)  # a captured graph needs memory of its own
+                    times[name] = (_waited if is_waited_for else _time)(call, limit)  # a graph needs memory of its own
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -458,6 +460,21 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     while perf_counter() - start < TIMED_SECONDS:
         best = min(best, _elapsed(graph.replay) / TIMED_CALLS)
     return best
+
+
+def _waited(call: Callable[[], object], hopeless: float) -> float:
+    """Return the milliseconds until the result of one call is there, with all that the host does for it.
+
+    A call that takes longer than `hopeless` is timed once.
+    """
+    least, start = float("inf"), perf_counter()
+    while least == float("inf") or (least <= hopeless and perf_counter() - start < TIMED_SECONDS):
+        torch.cuda.synchronize()
+        before = perf_counter()
+        call()
+        torch.cuda.synchronize()
+        least = min(least, 1e3 * (perf_counter() - before))
+    return least
 
 
 def _elapsed(call: Callable[[], object]) -> float:

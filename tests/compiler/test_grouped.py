@@ -14,8 +14,9 @@ from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.grouped import GroupedRunner, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
-from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables
-from insum_ops.compiler.runtime.group_tables import sorted_tables
+from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
+from insum_ops.compiler.runtime.group_tables import _made, sorted_tables
+from insum_ops.compiler.runtime.plan_cache import planned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLOW = replace(H200, bandwidth=1e3)  # where reading a small weight for each position takes long
@@ -139,19 +140,81 @@ def test_a_runner_by_index_takes_the_one_for_a_known_index_at_the_second_use():
     assert runner([index.clone()]) == "new"
 
 
+@pytest.mark.every_route
+def test_a_plan_for_new_index_tensors_meets_them():
+    """So that one which is used again gets its tables, though it came after the plan was made."""
+
+    def function(index):
+        runner = RunnerByIndex(0, lambda tensors, fact: tensors[0] + 1, lambda tensors, fact: tensors[0] + 2)
+        return runner([index])
+
+    cache = {}
+    call = lambda index: int(planned(cache, "", function, [index])[0])
+    for _ in range(4):  # cold, recorded, replayed
+        assert call(torch.zeros(3, dtype=torch.int64, device=DEVICE)) == 2
+    index = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    assert [call(index) for _ in range(4)] == [2, 1, 1, 1]
+
+
 @pytest.mark.parametrize("tile", [1, 2, 16])
 @pytest.mark.parametrize("low", [0, -1])
+@pytest.mark.parametrize("count", [7, 30, 200], ids=["few", "more", "many"])
 @pytest.mark.parametrize("make", [new_group_tables, sorted_tables])
 @pytest.mark.every_route
-def test_tables_list_each_position_once_in_a_tile_of_its_value(make, tile, low):
-    index = torch.randint(low, 7, (100, 2), device=DEVICE)[:, 1]
-    positions, values, pointers = make(index, 7, tile)
+def test_tables_list_each_position_once_in_a_tile_of_its_value(make, count, tile, low):
+    length = 600  # of several programs
+    index = torch.randint(low, count, (length, 2), device=DEVICE)[:, 1]
+    positions, values, pointers = make(index, count, tile)
+    check_tables(index, positions, values, pointers)
+
+
+@pytest.mark.parametrize("count", [5, 21, 126, 127, 5000])
+@pytest.mark.skipif(DEVICE != "cuda", reason="many programs count at once on a GPU")
+def test_many_programs_place_each_position_once(count):
+    for dtype in (torch.int32, torch.int64):
+        for tile in (1, 16, 128):
+            index = torch.randint(-1, count, (300_001,), device=DEVICE, dtype=dtype)[1:]  # which is not aligned
+            positions, values, pointers = new_group_tables(index, count, tile)
+            is_there = positions >= 0
+            assert torch.equal(positions[is_there].sort().values.long(), torch.arange(300_000, device=DEVICE))
+            own = values.view(-1, *[1] * (positions.dim() - 1)).expand_as(positions)[is_there]
+            assert torch.equal(own, index[positions[is_there].long()].to(own.dtype))
+            counts = torch.zeros(count + 2, device=DEVICE, dtype=torch.int64)
+            counts.index_add_(0, own.long() + 1, torch.ones_like(own, dtype=torch.int64))
+            assert torch.equal(counts[: count + 1], torch.bincount(index.long() + 1, minlength=count + 1))
+            for value in (0, count - 1):
+                first, last = pointers[value : value + 2].tolist()
+                rows = positions[first:last]
+                assert int((rows >= 0).sum()) == int((index == value).sum())
+
+
+def check_tables(index, positions, values, pointers):
     rows = positions.view(len(values), -1).tolist()
-    assert sorted(position for row in rows for position in row if position >= 0) == list(range(100))
+    assert sorted(position for row in rows for position in row if position >= 0) == list(range(len(index)))
     for row, value in zip(rows, values.tolist()):
         assert all(int(index[position]) == value for position in row if position >= 0)
     for value, (first, last) in enumerate(zip(pointers.tolist(), pointers.tolist()[1:])):
         assert sum(position >= 0 for row in rows[first:last] for position in row) == int((index == value).sum())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("count", [7, 200])
+@pytest.mark.parametrize("tile", [1, 16])
+def test_tables_are_made_again_in_place_where_the_index_differs(tile, count):
+    """As a captured graph does at each replay; what is known of the tables is known after it."""
+    index = torch.randint(-1, count, (600,), device=DEVICE)
+    made = _made(index, count, tile)
+    made.load(index)
+    before = [table.clone() for table in made.tables]
+    for _ in range(2):
+        made.make(index, True)
+        assert not made.changed
+        assert all(map(torch.equal, made.tables, before))
+        assert remembered_ranges(*made.tables[:2]) == [(-1 if tile > 1 else 0, 599), (-1, count - 1)]
+    index[:300] = torch.randint(-1, count, (300,), device=DEVICE)
+    made.make(index, True)
+    assert made.changed
+    check_tables(index, *made.tables)
 
 
 def test_tables_are_remembered_until_the_index_changes():

@@ -9,7 +9,9 @@ import torch
 
 from insum_ops import explain, insum, tune
 from insum_ops.compiler import routes
+from insum_ops.compiler.grouped import groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
+from insum_ops.compiler.planning.split import split
 from insum_ops.compiler.prepared import prepare
 from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH, fastest_route
 from insum_ops.lru_cache import LRUCache
@@ -80,6 +82,93 @@ def test_what_is_absent_contributes_nothing_however_many_factors_there_are(slow)
     rows = torch.tensor([2, -1], device=DEVICE)
     result = insum("Y[p,c] += X[I[p],a] * W[a,b] * V[p,b,c]", X=X, W=W, V=V, I=rows)
     torch.testing.assert_close(result, torch.tensor([[9.0], [0.0]], dtype=torch.float64, device=DEVICE).expand(2, 5))
+
+
+RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
+
+
+@pytest.fixture
+def gathered_last(monkeypatch):
+    """Nothing is timed where kernels are interpreted, and the estimate claims too little to leave one kernel out."""
+    with described_as(replace(H200, bandwidth=1e3)):
+        monkeypatch.setattr(routes, "_kernel", lambda call: None)
+        taken = []
+        in_turn = routes._in_turn
+        monkeypatch.setattr(routes, "_in_turn", lambda *args: taken.append(str(args[1])) or in_turn(*args))
+        yield taken
+
+
+def relations(dtype=torch.float64):
+    source = torch.Generator().manual_seed(0)
+    sizes = dict(V=(90,), X=(7, 5), W=(2, 5, 4))
+    given = {name: torch.randn(size, generator=source, dtype=torch.float64) for name, size in sizes.items()}
+    index = {name: torch.randint(0, count - 1, (90,), generator=source) for name, count in dict(D=7, S=7, R=2).items()}
+    return {name: tensor.to(DEVICE, dtype) for name, tensor in given.items()}, {
+        name: tensor.to(DEVICE) for name, tensor in index.items()
+    }
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_factors_that_are_multiplied_before_they_are_gathered(gathered_last, dtype):
+    """No entry points at the last node and the last relation, which are NaN."""
+    given, index = relations(dtype)
+    V, X, W = (tensor.double() for tensor in given.values())
+    D, S, R = index.values()
+    rows = torch.einsum("e,ec,eco->eo", V, X[S], W[R])
+    given["X"][-1] = given["W"][-1] = torch.nan
+    seed = torch.ones(7, 4, dtype=dtype, device=DEVICE)
+    for _ in range(3):  # recorded, then replayed
+        result = insum(RELATIONS, size=(7, 4), **given, **index)
+        expected = torch.zeros(7, 4, dtype=torch.float64, device=DEVICE).index_add(0, D, rows)
+        torch.testing.assert_close(result.double(), expected, **TOLERANCE[dtype])
+    result = insum(f"{RELATIONS} * 2", Y=seed, **given, **index)
+    torch.testing.assert_close(result.double(), 2 * expected + 1, **TOLERANCE[dtype])
+    if routes.INTERPRETED:
+        first = "Z[u,v,o] += X[u,c] * W[v,c,o]\nY[D[e],o] += V[e] * Z[S[e],R[e],o]"
+        assert gathered_last[0] == first
+
+
+@pytest.mark.every_route
+def test_what_is_multiplied_before_it_is_gathered_has_gradients(gathered_last):
+    given, index = relations()
+    leaves = [given[name].requires_grad_() for name in "VXW"]
+    (V, X, W), (D, S, R) = leaves, index.values()
+    upstream = torch.linspace(-1, 1, 28, dtype=torch.float64, device=DEVICE).view(7, 4)
+    rows = torch.einsum("e,ec,eco->eo", V, X[S], W[R])
+    expected = torch.autograd.grad(rows, leaves, upstream[D])
+    result = insum(RELATIONS, size=(7, 4), **given, **index)
+    torch.testing.assert_close(torch.autograd.grad(result, leaves, upstream), expected)
+    if routes.INTERPRETED:
+        assert any("dY[u,o] * W[v,c,o]" in steps for steps in gathered_last)
+
+
+@pytest.mark.every_route
+def test_padding_keeps_factors_from_being_multiplied_first(gathered_last):
+    given, index = relations()
+    index["S"][::3] = -1
+    given["W"][-1] = torch.nan
+    index["R"][::3] = 1  # of a product that is absent
+    V, X, W = (tensor.nan_to_num() for tensor in given.values())
+    D, S, R = index.values()
+    rows = torch.einsum("e,ec,eco->eo", V * (S >= 0), X[S.clamp(0)], W[R])
+    expected = torch.zeros(7, 4, dtype=torch.float64, device=DEVICE).index_add(0, D, rows)
+    torch.testing.assert_close(insum(RELATIONS, size=(7, 4), **given, **index), expected)
+    assert not any("Z[" in steps for steps in gathered_last)
+
+
+@pytest.mark.cpu
+def test_tensors_on_the_way_need_room_and_all_experts_for_all_tokens_are_not_tried(monkeypatch):
+    tensors = [torch.empty(size) for size in ((90,), (7, 5), (2, 5, 4))]
+    tensors += [torch.zeros(90, dtype=torch.int64) for _ in range(3)]
+    statement = prepare(RELATIONS, "V,X,W,D,S,R", (7, 4), tensors, None)
+    steps = split(statement.bound, replace(H200, bandwidth=1e3), False)
+    call = routes._Call(statement, statement.variant(tensors), tensors, None, None, None, steps, ())
+    way = replace(groupings_of(statement, tensors)[0], gain=3 * steps.estimate)
+    assert routes._statements(call) is not None
+    assert routes._statements(replace(call, ways=(way,))) is None
+    monkeypatch.setattr(routes, "_has_room", lambda device, held: held < 7 * 2 * 4 * 4)
+    assert routes._statements(call) is None
 
 
 def test_explain_shows_the_steps(tensors, slow):

@@ -57,6 +57,36 @@ def test_the_one_that_takes_the_least_wins():
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("is_waited_for", "winner"), [(False, "tables"), (True, "kernel")])
+def test_calls_that_wait_are_ranked_by_the_time_until_their_result(monkeypatch, is_waited_for, winner):
+    """By a clock that the host and the device move on, the device not before it is waited for."""
+    milliseconds, queued = [0.0], [0.0]
+    host, device = {"tables": 0.4, "kernel": 0.1, "slow": 9.0}, {"tables": 0.1, "kernel": 0.3, "slow": 9.0}
+    counts = dict.fromkeys(host, 0)
+
+    def call(name):
+        counts[name] += 1
+        milliseconds[0] += host[name]
+        queued[0] += device[name]
+        return device[name]
+
+    def synchronize():
+        milliseconds[0] += queued[0]
+        queued[0] = 0.0
+
+    monkeypatch.setattr(autotune, "perf_counter", lambda: 1e-3 * milliseconds[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    start = lambda name: (lambda: call(name), 0.0)
+    times = {}
+    ways = ["tables", "kernel", "slow"]
+    assert autotune.fastest(key_of(), ways, ways, {}, start, times, is_waited_for=is_waited_for) == winner
+    if is_waited_for:
+        assert times == pytest.approx({"tables": 0.5, "kernel": 0.4, "slow": 18.0})
+        assert counts["slow"] == 2  # built, and timed once
+        assert counts["kernel"] > 10
+
+
+@pytest.mark.usefixtures("folder")
 def test_others_are_timed_only_after_the_one_that_they_vary():
     others = {"a": ["x"], "b": ["y", "z"]}
     times = {"a": 3.0, "b": 2.0, "x": 0.0, "y": 1.0, "z": 1.5}

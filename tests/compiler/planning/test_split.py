@@ -46,6 +46,13 @@ def test_what_saves_no_work_stays_whole():
     assert split(maximum, H200, True) is None
 
 
+def test_factors_of_two_precisions_stay_together():
+    """A product of the two in half precision would be rounded, where the sum is in float32."""
+    half, single = (torch.empty(512, 512, dtype=dtype, device="meta") for dtype in (torch.float16, torch.float32))
+    assert split(bind(parse(CHAIN), dict(A=half, B=half, C=half)), H200, True) is not None
+    assert split(bind(parse(CHAIN), dict(A=half, B=half, C=single)), H200, True) is None
+
+
 MAXIMUM = {"A": (900, 900), "B": (900, 900), "C": (900,)}
 
 

@@ -35,8 +35,8 @@ class Surroundings:
             is_interpreted,
             has_several_devices,
             lambda: self.is_capturing,
-            lambda index: (int(index.min()), int(index.max())),
-            lambda name, slow, *layout: f"{slow}({name})",
+            lambda *indices: [(int(index.min()), int(index.max())) for index in indices],
+            lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
             misaligned,
             lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),

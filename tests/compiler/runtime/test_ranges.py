@@ -19,7 +19,7 @@ from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.errors import IndexRangeError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.runtime import ranges
-from insum_ops.compiler.runtime.ranges import check_ranges, remembered_range, segment_lengths, value_range
+from insum_ops.compiler.runtime.ranges import check_ranges, remembered_range, remembered_ranges, segment_lengths
 
 
 @pytest.fixture
@@ -38,15 +38,15 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_smallest_and_largest(dtype: torch.dtype) -> None:
-    assert value_range(torch.tensor([[3, -1], [7, 0]], dtype=dtype)) == (-1, 7)
-    assert value_range(torch.tensor(5, dtype=dtype)) == (5, 5)
-    assert value_range(torch.empty(0, 3, dtype=dtype)) == (0, -1)
+    assert remembered_range(torch.tensor([[3, -1], [7, 0]], dtype=dtype)) == (-1, 7)
+    assert remembered_range(torch.tensor(5, dtype=dtype)) == (5, 5)
+    assert remembered_range(torch.empty(0, 3, dtype=dtype)) == (0, -1)
 
 
 def test_a_tensor_is_read_once(reads: list[Tensor]) -> None:
     index = torch.tensor([0, 2])
     for _ in range(3):
-        assert value_range(index) == remembered_range(index) == (0, 2)
+        assert remembered_range(index) == (0, 2)
     assert len(reads) == 1
 
 
@@ -82,7 +82,7 @@ def test_a_tensor_that_grows_or_shrinks_at_its_address_is_read_again() -> None:
 def test_what_is_known_of_segments_is_no_range() -> None:
     pointers = torch.tensor([0, 2, 5])
     assert segment_lengths(pointers) == (2, 3)
-    assert value_range(pointers) == (0, 5)
+    assert remembered_range(pointers) == (0, 5)
     assert segment_lengths(pointers) == (2, 3)
 
 
@@ -127,6 +127,72 @@ def test_a_call_reads_each_index_tensor_once(reads: list[Tensor]) -> None:
     for _ in range(3):
         insum("C[E[p]] += A[E[p]] * A[p]", E=E, A=A, size=(2,))
     assert len(reads) == 1
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tensors that the host waited for, in order."""
+    found: list[Tensor] = []
+    tolist = Tensor.tolist
+
+    def read(tensor: Tensor) -> Any:
+        found.append(tensor)
+        return tolist(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", read)
+    return found
+
+
+def test_all_new_index_tensors_of_a_call_are_read_at_once(reads: list[Tensor], waits: list[Tensor]) -> None:
+    """Cold, recorded and replayed; of both dtypes, one of them in two places, one without entries."""
+    text, X = "Y[T[e],c] += X[U[e],c] * W[R[e],c] * V[R[e],c] * Z[N[k],c]", torch.rand(4, 2, dtype=torch.float64)
+    dense, none = dict(X=X, W=X + 1, V=X + 2, Z=X + 3), torch.empty(0, dtype=torch.int32)
+    for call in range(6):
+        T, U, R = torch.tensor([0, 2, 2]), torch.tensor([3, 1, 0], dtype=torch.int32), torch.tensor([1, 2, 3])
+        reads.clear(), waits.clear()
+        insum(text, **dense, T=T, U=U, R=R, N=none, size=(3, 2))
+        assert (len(reads), len(waits)) == (3, 1), call
+        assert remembered_ranges(T, U, R, none, T) == [(0, 2), (0, 3), (1, 3), (0, -1), (0, 2)]
+        assert len(waits) == 1
+    reads.clear(), waits.clear()
+    known = dict(T=T, U=U, R=R, N=none)
+    for _ in range(2):
+        insum(text, **dense, **known, size=(3, 2))
+    assert not reads
+    U[0] = 2  # what has changed is read alone
+    insum(text, **dense, **known, size=(3, 2))
+    assert (len(reads), len(waits)) == (1, 1)
+
+
+def test_one_of_several_new_index_tensors_is_out_of_range() -> None:
+    text, X = "Y[T[e],c] += X[U[e],c]", torch.rand(4, 2)
+    T = torch.tensor([0, 2])
+    for high in (3, 3, 3, 3, 7):  # the last of which a plan refuses
+        U = torch.tensor([high, 0], dtype=torch.int32)
+        if high < 4:
+            torch.testing.assert_close(insum(text, X=X, T=T.clone(), U=U, size=(3, 2))[2], X[0])
+        else:
+            with pytest.raises(IndexRangeError, match=r"^U\[0\] is 7, outside X dimension 0, which has size 4; "):
+                insum(text, X=X, T=T.clone(), U=U, size=(3, 2))
+
+
+def test_a_padded_tensor_among_new_ones_is_no_other_one() -> None:
+    text, X = "Y[T[e],c] += X[U[e],c]", torch.rand(4, 2, dtype=torch.float64)
+    for call in range(8):
+        T, U = torch.tensor([0, 2]), torch.tensor([3, -1 if call % 2 else 1])
+        expected = torch.zeros(3, 2, dtype=torch.float64)
+        expected[0] = X[3]
+        if call % 2 == 0:
+            expected[2] = X[1]
+        torch.testing.assert_close(insum(text, X=X, T=T, U=U, size=(3, 2)), expected)
+
+
+def test_tensors_without_versions_are_read_at_once_every_time(reads: list[Tensor], waits: list[Tensor]) -> None:
+    with torch.inference_mode():
+        T, U = torch.tensor([0, 2]), torch.tensor([3, 1])
+        for _ in range(2):
+            assert remembered_ranges(T, U) == [(0, 2), (1, 3)]
+    assert (len(reads), len(waits)) == (4, 2)
 
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

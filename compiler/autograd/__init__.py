@@ -15,7 +15,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain, run_several
+from .operators import implement, run_plain, run_plain_with_winners, run_several
 
 __all__ = [
     "by_torch",
@@ -26,6 +26,7 @@ __all__ = [
     "is_sum",
     "one_by_one",
     "run_plain",
+    "run_plain_with_winners",
     "run_several",
     "transformed",
     "transformed_sparse",

@@ -17,7 +17,17 @@ from .contraction_path import contraction_path
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
-from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, check_pattern, is_sparse, pattern_of, recipe
+from .sparse_protocol import (
+    Kind,
+    Recipe,
+    SparseFormat,
+    best_group_dim,
+    check_pattern,
+    is_sparse,
+    pattern_of,
+    recipe,
+    whole_along,
+)
 
 __all__ = [
     "INDEX_DTYPES",
@@ -46,4 +56,5 @@ __all__ = [
     "shape_class",
     "sized",
     "sparse_factor",
+    "whole_along",
 ]

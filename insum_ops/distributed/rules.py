@@ -167,7 +167,7 @@ def cheapest_split(
 ) -> Split:
     """Return the split whose inputs cost the fewest bytes to bring about, along one mesh dimension.
 
-    Of equal ones that wins whose result is no partial sum, then the one that changes the fewest placements.
+    Of equal ones that wins which changes the fewest placements, then one whose result is no partial sum.
 
     Args:
         expr: the statement, over tensors.
@@ -189,9 +189,9 @@ def cheapest_split(
         along k: C Partial(sum), A Shard(1), B Shard(0) -> Partial(sum)
     """
 
-    def cost(split: Split) -> tuple[float, bool, int]:
+    def cost(split: Split) -> tuple[float, int, bool]:
         pairs = [(placements[name], split.inputs[name], name) for name in placements]
         moved = sum(bytes_moved(source, target, nbytes[name], ranks) for source, target, name in pairs)
-        return moved, split.output.is_partial(), sum(source != target for source, target, _ in pairs)
+        return moved, sum(source != target for source, target, _ in pairs), split.output.is_partial()
 
     return min([split for split in splits_of(expr) if partial or not split.output.is_partial()], key=cost)

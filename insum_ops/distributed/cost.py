@@ -106,4 +106,5 @@ def random_cut(nodes: int, degree: float, ranks: int) -> int:
     """
     if ranks < 1:
         raise OperandError(f"ranks is {ranks}; pass at least 1")
-    return round(nodes * (1 - 1 / ranks) * (1 - (1 - 1 / ranks) ** degree))
+    is_needed: float = 1 - (1 - 1 / ranks) ** degree
+    return round(nodes * (1 - 1 / ranks) * is_needed)

@@ -217,7 +217,7 @@ class SplitSpMM(NotScripted, nn.Module):
     def _exchange(self, rows: Tensor, back: bool) -> Tensor:
         """Start to send rows to the ranks that need them; `back`: from those ranks to the ones that hold them."""
         sends, receives = (self.receives, self.sends) if back else (self.sends, self.receives)
-        return all_to_all_single(rows.contiguous(), receives, sends, (self.mesh, 0))  # type: ignore[no-any-return]
+        return all_to_all_single(rows.contiguous(), receives, sends, (self.mesh, 0))
 
     def _multiply(self, B: Tensor) -> Tensor:
         remote = self._exchange(B.index_select(0, self.send), back=False)

@@ -1,7 +1,16 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, run_plain, run_several
-from .binding import INDEX_DTYPES, bind, bucket, check_pattern, is_sparse, pattern_of, power_of_two
+from .autograd import gradients_of, one_by_one, run_plain, run_plain_with_winners, run_several
+from .binding import (
+    INDEX_DTYPES,
+    bind,
+    bucket,
+    check_pattern,
+    is_sparse,
+    pattern_of,
+    power_of_two,
+    whole_along,
+)
 from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
 from .joint import JointCall
@@ -122,6 +131,7 @@ __all__ = [
     "remembered_range",
     "run_in_place",
     "run_plain",
+    "run_plain_with_winners",
     "run_several",
     "shortened",
     "terms",
@@ -129,4 +139,5 @@ __all__ = [
     "tuning_mode",
     "tuning_of",
     "walk",
+    "whole_along",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any, NoReturn
@@ -222,6 +223,10 @@ def _refuse_unnamed(expr: str, unnamed: Sequence[Any], tensors: Mapping[str, Any
 
 def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> None:
     """Raise if torch failed because of what the tensors are."""
+    name = next((name for name, operand in tensors.items() if type(operand).__name__ == "DTensor"), None)
+    if name is not None and "insum_ops.distributed" not in sys.modules:
+        problem = f"{name} is a DTensor; write `import insum_ops.distributed`, which knows how statements are split"
+        raise OperandError(problem, expr.strip(), _place(expr, name)) from None
     try:
         bind(parse(expr), tensors, size)
     except InsumError as error:

@@ -15,6 +15,7 @@ from test_readme import run_examples
 from torch import nn
 
 import insum_ops
+import insum_ops.distributed
 import insum_ops.equivariant
 import insum_ops.formats
 import insum_ops.nn
@@ -22,7 +23,7 @@ from insum_ops.compiler.language import errors
 
 pytestmark = pytest.mark.cpu
 
-PACKAGES = (insum_ops, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
+PACKAGES = (insum_ops, insum_ops.distributed, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
 # What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is.
 FOR_THE_COMPILER = {

@@ -16,7 +16,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed, transformed_sparse
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain, run_several
+from .operators import implement, run_plain, run_plain_with_winners, run_several
 
 __all__ = [
     "by_torch",
@@ -27,6 +27,7 @@ __all__ = [
     "is_sum",
     "one_by_one",
     "run_plain",
+    "run_plain_with_winners",
     "run_several",
     "transformed",
     "transformed_sparse",

@@ -19,7 +19,17 @@ from .layouts import laid_out
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
-from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, check_pattern, is_sparse, pattern_of, recipe
+from .sparse_protocol import (
+    Kind,
+    Recipe,
+    SparseFormat,
+    best_group_dim,
+    check_pattern,
+    is_sparse,
+    pattern_of,
+    recipe,
+    whole_along,
+)
 
 __all__ = [
     "INDEX_DTYPES",
@@ -49,4 +59,5 @@ __all__ = [
     "shape_class",
     "sized",
     "sparse_factor",
+    "whole_along",
 ]

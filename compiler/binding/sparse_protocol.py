@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
@@ -24,7 +24,11 @@ __all__ = [
     "is_sparse",
     "pattern_of",
     "recipe",
+    "whole_along",
 ]
+
+# How a tensor of a class that lies in pieces, as a DTensor does, is made whole along one dimension.
+whole_along: dict[type, Callable[[Tensor, int], Tensor]] = {}
 
 
 class SparseFormat(Protocol):
@@ -255,6 +259,8 @@ def _split(tensor: Tensor, splits: Splits, blocks: tuple[int, ...] | None) -> Te
         return tensor
     for dim, of in reversed(splits):
         block = blocks[of]
+        if type(tensor) in whole_along:  # positions point into the dimension, and blocks may straddle its pieces
+            tensor = whole_along[type(tensor)](tensor, dim)
         missing = -tensor.shape[dim] % block
         if missing:
             shape = [*tensor.shape]

@@ -1,0 +1,91 @@
+"""A sparse matrix whose rows are split over ranks: products, gradients, training, and what moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import graph_cases
+import pytest
+import torch
+from ranks import failures, on_ranks
+from tolerances import TOLERANCE
+
+from insum_ops.compiler import OperandError
+from insum_ops.distributed import graph_cost, random_cut
+
+pytestmark = pytest.mark.cpu
+
+RANKS = 4
+
+
+def test_two_ranks_cost_what_is_on_paper():
+    assert not failures(on_ranks("graph_cases", 2, ["products_equal_the_whole_one"]))
+
+
+def test_ranks_train_as_one_and_move_no_row_too_many():
+    results = on_ranks("graph_cases", RANKS, graph_cases.NAMES)
+    assert not failures(results)
+    for good, random in results["the_example_learns"]:
+        assert good[-1] < 0.7 * good[0]
+        torch.testing.assert_close(random, good, **TOLERANCE[torch.float32])
+    for losses in results["losses"]:
+        whole = torch.tensor(losses["whole"], dtype=torch.float64)
+        for partition in ("good", "random"):
+            found = torch.tensor(losses[partition], dtype=torch.float64)
+            torch.testing.assert_close(found, whole, **TOLERANCE[torch.float64])
+    row = graph_cases.WIDTH * 8
+    moved = dict.fromkeys(("good", "random"), 0)
+    for found in results["products_equal_the_whole_one"]:
+        for partition, (nbytes, sent, received) in found.items():
+            assert nbytes == row * (sent + received)  # rows there, their gradients back
+            moved[partition] += nbytes
+    assert moved["good"] < 0.3 * moved["random"]
+    for rank, messages in enumerate(results["mistakes"]):
+        assert messages == {
+            "owners that differ": "owner is not the same on all ranks: rank 1 holds another than rank 0, and on this "
+            f"rank, {rank}, it is [8] torch.int64; compute it on one rank and broadcast it",
+            "a rank that is not there": "owner names ranks 1 to 4, but the mesh has ranks 0 to 3, says rank "
+            f"{rank}; number them within the mesh",
+            "columns": "A has 7 columns on rank 0, but the ranks hold [2, 2, 2, 2] rows of B, 8 in all, says rank "
+            f"{rank}; give each rank its rows of A with a column for every row of B",
+            "two dimensions": f"mesh has 2 dimensions, says rank {rank}; pass one of them, as in mesh['rows']",
+            "a length": f"A is [8, 8] and owner [7] on rank {rank}; pass a square matrix, and a rank for each of its "
+            "rows",
+            "rows of B": f"B is [3, 1] on rank {rank}, which holds 2 of its rows; pass [2, N]",
+        }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "partition", "cells"),
+    [
+        (8, "random", "83.2 M | 456 GB | 497 GiB | 1.2 s"),
+        (8, "good", "20.2 M | 111 GB | 175 GiB | 0.39 s"),
+        (64, "random", "22.4 M | 122 GB | 123 GiB | 2.5 s"),
+        (64, "good", "2.5 M | 14 GB | 22 GiB | 0.29 s"),
+        (1024, "random", "1.57 M | 8.6 GB | 8.6 GiB | 0.17 s"),
+        (1024, "good", "0.16 M | 0.86 GB | 1.4 GiB | 0.018 s"),
+    ],
+)
+def test_the_page_shows_what_the_function_returns(ranks, partition, cells):
+    nodes, edges = 111_059_956, 1_615_685_872
+    cut = random_cut(nodes, edges / nodes, ranks)
+    cut = cut if partition == "random" else edges // ranks // 10
+    cost = graph_cost(nodes // ranks, cut, cut, edges // ranks, [256, 256, 172], link=450e9 if ranks == 8 else 50e9)
+    digits = lambda number, count: f"{number:.{count}f}"
+    shown = [cell.split() for cell in cells.split(" | ")]
+    for (text, _), value in zip(shown, (cut / 1e6, cost.bytes_sent / 1e9, cost.memory / 2**30, cost.seconds)):
+        assert digits(value, len(text.partition(".")[2])) == text
+    page = (Path(__file__).parents[2] / "docs" / "use" / "many-gpus.md").read_text()
+    assert f"| {ranks:,} | {partition} | {cells} |" in page
+
+
+@pytest.mark.parametrize("name", ["rows", "received", "sent", "entries"])
+def test_costs_are_of_counts(name):
+    counts = {"rows": 1, "received": 1, "sent": 1, "entries": 1, name: -1}
+    with pytest.raises(OperandError, match=f"^{name} is -1; pass how many there are, 0 or more$"):
+        graph_cost(**counts, widths=[1])
+
+
+def test_some_rank_must_own_the_nodes():
+    with pytest.raises(OperandError, match=r"^ranks is 0; pass at least 1$"):
+        random_cut(10, 2.0, 0)

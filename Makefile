@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
 MUTATION_INSTALLED := $(VENV)/installed-mutation
 DOCS_INSTALLED := $(VENV)/installed-docs
+HUGGINGFACE_INSTALLED := $(VENV)/installed-huggingface
 TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
@@ -18,7 +19,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-huggingface test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -44,6 +45,10 @@ endif
 # The benchmarks' own: their cases, results and report, whose page is opened in Chromium where there is one.
 test-bench: $(BENCH_INSTALLED)
 	$(PYTEST) tests/benchmarks
+
+# Models of Hugging Face's transformers, which takes 170 MB and seconds to import: `make test` skips these tests without it.
+test-huggingface: $(HUGGINGFACE_INSTALLED)
+	HF_HUB_OFFLINE=1 $(PYTEST) tests/linear/test_huggingface.py
 
 # All of them, with every case of every table and many random examples.
 test-thorough:
@@ -139,6 +144,10 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(HUGGINGFACE_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[huggingface]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_compiling, is_wrapped
 from ..not_scripted import NotScripted
-from .functional import SUM, spmm
+from .functional import SUM, Reduce, spmm
 from .operands import as_format
 
 __all__ = ["SpMM"]
@@ -126,7 +126,7 @@ class SpMM(NotScripted, nn.Module):
         """Whether the values are a parameter."""
         return isinstance(self.AV, nn.Parameter)
 
-    def forward(self, B: Tensor, reduce: str = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
+    def forward(self, B: Tensor, reduce: Reduce = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
         """Multiply the layer's matrix by a dense one.
 
         Args:
@@ -150,6 +150,10 @@ class SpMM(NotScripted, nn.Module):
             tensor([50., 43.])
         """
         return spmm(self.A, B, reduce)
+
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, B: Tensor, reduce: Reduce = "sum") -> Tensor: ...
 
     def extra_repr(self) -> str:
         """Return what `repr` shows between the parentheses."""

@@ -113,7 +113,8 @@ class SpMM(NotScripted, nn.Module):
         if AV is None:
             AV = self.AV  # which takes a module ten times as long
         rows, columns = form.coords
-        if rows is not buffers["AM"] or columns is not buffers["AK"]:
+        is_current = rows is buffers["AM"] and columns is buffers["AK"]
+        if not is_current and not (is_compiling() and self._has_stand_ins()):
             form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
             form = form.with_values(AV)
@@ -160,6 +161,15 @@ class SpMM(NotScripted, nn.Module):
         form = self._form
         trained = ", trainable=True" if self.trainable else ""
         return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"
+
+    def _has_stand_ins(self) -> bool:
+        """Return whether torch.export has put tensors without numbers in the place of the layer's coordinates.
+
+        The exported program then holds the coordinates themselves: which entries there are is known.
+        """
+        known = [part for part in self._form.coords if part is not None]
+        parts = [part for part in (self.AM, self.AK) if part is not None]
+        return all(type(part) is not Tensor and part.device == own.device for part, own in zip(parts, known))
 
     def _rebuilt(self) -> SparseFormat:
         """Return a format over the layer's present tensors; refuse coordinates of one call by torch.func."""

@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
 MUTATION_INSTALLED := $(VENV)/installed-mutation
 DOCS_INSTALLED := $(VENV)/installed-docs
+HUGGINGFACE_INSTALLED := $(VENV)/installed-huggingface
 TYPED := build/typecheck
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 
@@ -18,7 +19,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-huggingface test-types test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -45,6 +46,10 @@ endif
 test-bench: $(BENCH_INSTALLED)
 	$(PYTEST) tests/benchmarks
 
+# Models of Hugging Face's transformers, which takes 170 MB and seconds to import: `make test` skips these tests without it.
+test-huggingface: $(HUGGINGFACE_INSTALLED)
+	HF_HUB_OFFLINE=1 $(PYTEST) tests/linear/test_huggingface.py
+
 # All of them, with every case of every table and many random examples.
 test-thorough:
 	INSUM_TESTS=thorough $(MAKE) test test-bench
@@ -62,6 +67,10 @@ test-gpu: $(SET_UP)
 PYTHONS ?= $(RUN)
 test-wheel: $(INSTALLED)
 	$(RUN) tests/try_wheel.py $(PYTHONS)
+
+# What type checkers make of a program that uses the package: of its editable install, and of its wheel.
+test-types: $(INSTALLED)
+	$(RUN) tests/try_types.py
 
 # Random statements built for GPUs that need not be there; the last line counts. FUZZ_SEED=1 draws others.
 FUZZ_KERNELS ?= 2000
@@ -128,7 +137,7 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+$(INSTALLED): setup.cfg setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	    || { echo "insum_ops needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
@@ -139,6 +148,10 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(HUGGINGFACE_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[huggingface]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

@@ -5,10 +5,34 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-__all__ = ["Moves"]
+__all__ = ["Moves", "Target", "destination", "pinned"]
+
+Target = torch.device | torch.dtype | str | int | Tensor | None
 
 Movable = TypeVar("Movable", bound="Moves")
+
+
+def destination(
+    target: Target, dtype: torch.dtype | None
+) -> tuple[torch.device | str | int | None, torch.dtype | None]:
+    """Return the device and the dtype that a `to` is given: its first argument may be either, or a tensor of both."""
+    if isinstance(target, torch.dtype):
+        return None, target
+    if isinstance(target, Tensor):
+        return target.device, target.dtype
+    return target, dtype
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory; refuse it where there is nothing to pin it for."""
+    if not torch.accelerator.is_available():
+        raise RuntimeError(
+            "memory is pinned for copies to an accelerator, but torch finds none here; leave pin_memory out, or ask "
+            "torch.accelerator.is_available() first"
+        )
+    return tensor.pin_memory()
 
 
 class Moves:

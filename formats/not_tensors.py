@@ -23,6 +23,10 @@ REMEDIES = {  # what torch's and scipy's matrices have by these names
     "requires_grad": "values.requires_grad",
     "grad": "values.grad",
     "data": "values",
+    "type": "to(dtype)",
+    "is_pinned": "values.is_pinned()",
+    "is_shared": "values.is_shared()",
+    "to_scipy": "to_torch(), whose indices and values scipy.sparse takes",
     "coalesce": "itself, since conversion has merged its entries",
 }
 

@@ -18,7 +18,7 @@ from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
-from .moves import Moves
+from .moves import Moves, Target, destination, pinned
 from .not_tensors import NotTensor
 from .pattern_cache import PatternCache, Regrouped
 from .regrouped_view import RegroupedView, facts_of
@@ -214,14 +214,17 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         Returns:
             Another format of the same pattern; tensors that are pinned already are taken as they are.
 
+        Raises:
+            RuntimeError: torch finds no accelerator to pin memory for.
+
         Example:
             >>> import torch
             >>> from insum_ops.formats import COO
             >>> A = COO.from_dense(torch.eye(2))
             >>> pinned = A.pin_memory() if torch.cuda.is_available() else A
         """
-        coords = tuple(coord if coord is None else coord.pin_memory() for coord in self.coords)
-        return self._copied(coords, self.values.pin_memory())
+        coords = tuple(coord if coord is None else pinned(coord) for coord in self.coords)
+        return self._copied(coords, pinned(self.values))
 
     def share_memory_(self: Format) -> Format:
         """Move the tensors into memory that processes share, so that a format is sent to them without a copy.
@@ -242,7 +245,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
 
     def to(
         self: Format,
-        device: torch.device | torch.dtype | str | int | None = None,
+        device: Target = None,
         dtype: torch.dtype | None = None,
         *,
         non_blocking: bool = False,
@@ -250,7 +253,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         """Return the format on another device, or with values of another dtype, or both: `A.to("cuda", torch.float16)`.
 
         Args:
-            device: where to, or a dtype in its place; None to stay.
+            device: where to, or a dtype or a tensor that has both in its place; None to stay.
             dtype: of what type the values are to be; None for the type they have.
             non_blocking: whether to copy without waiting, as `Tensor.to` does.
 
@@ -267,8 +270,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             >>> A.to(torch.float64).dtype
             torch.float64
         """
-        if isinstance(device, torch.dtype):
-            device, dtype = None, device
+        device, dtype = destination(device, dtype)
         place = self.device if device is None else device
         values = self.values.to(device=place, dtype=dtype or self.dtype, non_blocking=non_blocking)
         check_dtype("values", values)

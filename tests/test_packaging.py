@@ -269,3 +269,18 @@ insum("C[I[p]] += B[p] * B[p]", I=torch.tensor([1, 1]), B=B, size=(2,)).sum().ba
 assert B.grad.tolist() == [2.0, 4.0]
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_editable_install_names_a_folder_that_type_checkers_can_read(tree, tmp_path):
+    script = "import sys, setuptools.build_meta as backend; backend.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=tree, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.whl")
+    built = zipfile.ZipFile(path)
+    assert built.testzip() is None
+    folder = Path(built.read("insum_ops-editable.pth").decode().strip())
+    assert folder == tree.resolve() / "build" / "editable"
+    for name in _expected():
+        assert (folder / name).is_file(), name
+    (record,) = (name for name in built.namelist() if name.endswith("RECORD"))
+    listed = [line.split(",")[0] for line in built.read(record).decode().splitlines()]
+    assert sorted(listed) == sorted(built.namelist())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import prod, sqrt
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -237,6 +237,10 @@ class SparseConvolution(SparseModule):
         except KeyError:  # parametrized
             weight, bias = self.weight, self.bias
         return x.at(convolve(x.features, weight, kernel_map, bias, self.groups), voxels)
+
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: SparseConvTensor) -> SparseConvTensor: ...
 
     def map(self, x: SparseConvTensor) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of this layer over a tensor's voxels, and the voxels that it leads to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,6 +80,10 @@ class SparsePool(SparseModule):
         check_input(self, x, self.ndim)
         kernel_map, voxels = x.map(self.layout, self.indice_key)
         return x.at(self.pool(x.features, kernel_map), voxels)
+
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: SparseConvTensor) -> SparseConvTensor: ...
 
     def pool(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
         """Combine the features of each window; the two kinds of pooling differ in this alone.

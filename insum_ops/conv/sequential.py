@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -12,6 +12,8 @@ from .convolution import SparseModule, check_kind
 from .tensor import SparseConvTensor
 
 __all__ = ["SparseBatchNorm", "SparseIdentity", "SparseReLU", "SparseSequential", "ToDense"]
+
+Features = TypeVar("Features", Tensor, SparseConvTensor)
 
 
 class SparseSequential(SparseModule):
@@ -138,6 +140,10 @@ class ToDense(SparseModule):
         check_kind(self, x)
         return x.dense()
 
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: SparseConvTensor) -> Tensor: ...
+
 
 class SparseIdentity(SparseModule):
     """A sparse module that returns what it is given.
@@ -168,6 +174,10 @@ class SparseIdentity(SparseModule):
         """
         return x
 
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: SparseConvTensor) -> SparseConvTensor: ...
+
 
 class SparseBatchNorm(nn.BatchNorm1d):
     """`nn.BatchNorm1d` that takes a `SparseConvTensor` as well, and normalises its features over all voxels.
@@ -193,7 +203,7 @@ class SparseBatchNorm(nn.BatchNorm1d):
                 [ 1.]])
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Features) -> Features:
         """Normalise the features of a tensor, or a tensor of features.
 
         Args:
@@ -215,6 +225,10 @@ class SparseBatchNorm(nn.BatchNorm1d):
             return x.replace_feature(super().forward(x.features))
         return super().forward(x)
 
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: Features) -> Features: ...
+
 
 class SparseReLU(nn.ReLU):
     """`nn.ReLU` that takes a `SparseConvTensor` as well.
@@ -231,7 +245,7 @@ class SparseReLU(nn.ReLU):
                 [3.]])
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Features) -> Features:
         """Return the features of a tensor, or a tensor of features, with 0 in the place of what is negative.
 
         Args:
@@ -249,3 +263,7 @@ class SparseReLU(nn.ReLU):
         if isinstance(x, SparseConvTensor):
             return x.replace_feature(super().forward(x.features))
         return super().forward(x)
+
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: Features) -> Features: ...

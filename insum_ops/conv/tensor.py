@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..compiler import OperandError, ShapeError, outside_transforms
 from ..formats.guard import ChangeGuards, may_keep
-from ..formats.moves import Moves
+from ..formats.moves import Moves, Target, destination, pinned
 from ..formats.not_tensors import no_attribute
 from ..formats.torch_state import is_capturing, is_compiling
 from ..formats.voxels.grid import VoxelGrid
@@ -400,7 +400,7 @@ class SparseConvTensor(Moves, _Fields):
 
     def to(
         self,
-        device: torch.device | torch.dtype | str | int | None = None,
+        device: Target = None,
         dtype: torch.dtype | None = None,
         *,
         non_blocking: bool = False,
@@ -408,7 +408,7 @@ class SparseConvTensor(Moves, _Fields):
         """Return the tensor on another device, or with features of another dtype, or both.
 
         Args:
-            device: where to, or a dtype in its place; None to stay.
+            device: where to, or a dtype or a tensor that has both in its place; None to stay.
             dtype: of what type the features are to be; None for the type they have.
             non_blocking: whether to copy without waiting, as `Tensor.to` does.
 
@@ -424,8 +424,7 @@ class SparseConvTensor(Moves, _Fields):
             >>> x.to(torch.float16).features.dtype, x.half().features.dtype
             (torch.float16, torch.float16)
         """
-        if isinstance(device, torch.dtype):
-            device, dtype = None, device
+        device, dtype = destination(device, dtype)
         place = self._features.device if device is None else device
         features = self._features.to(device=place, dtype=dtype, non_blocking=non_blocking)
         if features.device == self.indices.device:
@@ -438,6 +437,9 @@ class SparseConvTensor(Moves, _Fields):
         Returns:
             A new `SparseConvTensor`.
 
+        Raises:
+            RuntimeError: torch finds no accelerator to pin memory for.
+
         Example:
             >>> import torch
             >>> from insum_ops.nn import SparseConvTensor
@@ -445,7 +447,7 @@ class SparseConvTensor(Moves, _Fields):
             >>> x = SparseConvTensor(torch.tensor([[1.0], [2.0]]), indices, spatial_shape=[3, 2], batch_size=1)
             >>> pinned = x.pin_memory() if torch.cuda.is_available() else x
         """
-        return self._over(self._features.pin_memory(), self.indices.pin_memory())
+        return self._over(pinned(self._features), pinned(self.indices))
 
     def share_memory_(self) -> SparseConvTensor:
         """Move features and voxels into memory that processes share, so that they are sent without a copy.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import GroupCOO
 from ..not_scripted import NotScripted
 from .clebsch_gordan import Irreps, read_irreps
-from .paths import Instruction, Variances, fully_connected, normalised
+from .paths import Instruction, IrrepNormalization, PathNormalization, Variances, fully_connected, normalised
 from .product import make_product
+from .slots import LayoutName
 
 __all__ = ["FullyConnectedTensorProduct", "TensorProduct"]
 
@@ -90,17 +91,17 @@ class TensorProduct(NotScripted, nn.Module):
         in1_var: Variances = None,
         in2_var: Variances = None,
         out_var: Variances = None,
-        irrep_normalization: str | None = None,
-        path_normalization: str | None = None,
+        irrep_normalization: IrrepNormalization | None = None,
+        path_normalization: PathNormalization | None = None,
         internal_weights: bool | None = None,
         shared_weights: bool | None = None,
         compile_left_right: bool = True,
         compile_right: bool = False,
-        normalization: str | None = None,
+        normalization: IrrepNormalization | None = None,
         _specialized_code: bool | None = None,
         _optimize_einsums: bool | None = None,
         *,
-        layout: str = "mul_ir",
+        layout: LayoutName = "mul_ir",
     ) -> None:
         super().__init__()
         if normalization is not None:
@@ -205,6 +206,19 @@ class TensorProduct(NotScripted, nn.Module):
             return self._product(x, y, self._weights(weight), src, dst, num_nodes)
         except InsumError as error:
             raise shortened(error) from error.__cause__
+
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(
+            self,
+            x: Tensor,
+            y: Tensor | GroupCOO,
+            weight: Tensor | Sequence[Tensor] | None = None,
+            *,
+            src: Tensor | None = None,
+            dst: Tensor | None = None,
+            num_nodes: int | None = None,
+        ) -> Tensor: ...
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled layer; what an older version planned is planned again."""
@@ -408,8 +422,8 @@ class FullyConnectedTensorProduct(TensorProduct):
         irreps_in1: Irreps,
         irreps_in2: Irreps,
         irreps_out: Irreps,
-        irrep_normalization: str | None = None,
-        path_normalization: str | None = None,
+        irrep_normalization: IrrepNormalization | None = None,
+        path_normalization: PathNormalization | None = None,
         **options: Any,
     ) -> None:
         in1, in2 = read_irreps("irreps_in1", irreps_in1), read_irreps("irreps_in2", irreps_in2)

@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf, sqrt
 from operator import index
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from torch import Tensor
 
 from ..compiler import OperandError, ShapeError, UnsupportedError
 from .clebsch_gordan import Irreps
 
-__all__ = ["LETTERS", "MODES", "Instruction", "fully_connected", "normalised", "path_shape"]
+__all__ = [
+    "LETTERS",
+    "MODES",
+    "ConnectionMode",
+    "Instruction",
+    "IrrepNormalization",
+    "PathNormalization",
+    "fully_connected",
+    "normalised",
+    "path_shape",
+]
 
+ConnectionMode = Literal["uvw", "uvu", "uvv", "uuw", "uuu", "uvuv"]
+IrrepNormalization = Literal["component", "norm", "none"]
+PathNormalization = Literal["element", "path", "none"]
 LETTERS = {  # mode: the second input's channel, the weight's, the output's
     "uvw": ("v", "uvw", "w"),
     "uvu": ("v", "uv", "u"),
@@ -23,8 +36,8 @@ LETTERS = {  # mode: the second input's channel, the weight's, the output's
     "uvuv": ("v", "uv", "uv"),
 }
 MODES = tuple(LETTERS)
-IRREP_NORMALIZATIONS = ("component", "norm", "none")
-PATH_NORMALIZATIONS = ("element", "path", "none")
+IRREP_NORMALIZATIONS = get_args(IrrepNormalization)
+PATH_NORMALIZATIONS = get_args(PathNormalization)
 
 Variances = Sequence[float] | Tensor | None
 
@@ -38,7 +51,7 @@ class Instruction(NamedTuple):
     i_in1: int
     i_in2: int
     i_out: int
-    connection_mode: str
+    connection_mode: ConnectionMode
     has_weight: bool
     path_weight: float
     path_shape: tuple[int, ...]
@@ -67,8 +80,8 @@ def normalised(
     out: Irreps,
     instructions: Iterable[Sequence[object]],
     variances: tuple[Variances, Variances, Variances] = (None, None, None),
-    irrep_normalization: str | None = None,
-    path_normalization: str | None = None,
+    irrep_normalization: IrrepNormalization | None = None,
+    path_normalization: PathNormalization | None = None,
 ) -> tuple[Instruction, ...]:
     """Return checked instructions whose path weights keep the output's variance at 1.
 
@@ -161,7 +174,8 @@ def _checked(number: int, instruction: Sequence[object], in1: Irreps, in2: Irrep
     fits["uuw"] = mul1 == mul2 and (bool(has_weight) or mul3 == 1)
     if not fits.get(str(mode), True):
         raise ShapeError(f"{where} has mode {mode!r}, which multiplicities {mul1} x {mul2} -> {mul3} do not fit")
-    return Instruction(i, j, k, str(mode), bool(has_weight), weight, path_shape(str(mode), mul1, mul2, mul3))
+    known = cast(ConnectionMode, str(mode))
+    return Instruction(i, j, k, known, bool(has_weight), weight, path_shape(known, mul1, mul2, mul3))
 
 
 def _place(where: str, name: str, at: object, irreps: Irreps) -> int:

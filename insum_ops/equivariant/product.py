@@ -17,7 +17,8 @@ from ..formats.guard import may_keep
 from ..formats.torch_state import is_autocast_enabled, is_watched
 from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import Decomposition, decompose, takes_one_hot
-from .paths import Instruction, fully_connected, normalised
+from .paths import Instruction, IrrepNormalization, PathNormalization, fully_connected, normalised
+from .slots import LayoutName
 
 __all__ = ["Product", "make_product", "tensor_product"]
 
@@ -34,9 +35,9 @@ def tensor_product(
     irreps_in2: Irreps,
     irreps_out: Irreps,
     instructions: Sequence[Sequence[object]] | None = None,
-    irrep_normalization: str | None = None,
-    path_normalization: str | None = None,
-    layout: str = "mul_ir",
+    irrep_normalization: IrrepNormalization | None = None,
+    path_normalization: PathNormalization | None = None,
+    layout: LayoutName = "mul_ir",
     src: Tensor | None = None,
     dst: Tensor | None = None,
     num_nodes: int | None = None,
@@ -125,8 +126,8 @@ def _cached_product(
     in2: Irreps,
     out: Irreps,
     paths: tuple[tuple[object, ...], ...] | None,
-    irrep_rule: str | None,
-    path_rule: str | None,
+    irrep_rule: IrrepNormalization | None,
+    path_rule: PathNormalization | None,
     layout: str,
 ) -> Product:
     """Return a product, kept by what defines it; `paths` is None for every path that is allowed."""

@@ -8,7 +8,7 @@ column by a table take them as they are, flat.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from ..formats.torch_state import is_grad_enabled, is_transformed
 from .clebsch_gordan import Irreps
 from .constants import Constants
 
-__all__ = ["Slots", "check_layout", "flat_slots", "gather", "make_order", "make_slots"]
+__all__ = ["LayoutName", "Slots", "check_layout", "flat_slots", "gather", "make_order", "make_slots"]
 
-LAYOUTS = ("mul_ir", "ir_mul")
+LayoutName = Literal["mul_ir", "ir_mul"]
+LAYOUTS = get_args(LayoutName)
 
 
 @dataclass(frozen=True)

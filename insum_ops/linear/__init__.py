@@ -8,6 +8,8 @@ product        the layer's product as one step of autograd
 layer          `BlockSparseLinear`
 load           `load_patterns_`: the patterns of a checkpoint, before its values
 fused_encoder  torch's transformer encoders are made to call the layer
+pretrained     which modules are Hugging Face's
+huggingface    save_pretrained and from_pretrained; imported where transformers is
 sparsify       `sparsify`: a model's linear layers, pruned and replaced
 """
 

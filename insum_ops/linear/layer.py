@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -267,6 +267,10 @@ class BlockSparseLinear(NotScripted, nn.Module):
         except InsumError as error:
             raise shortened(error) from error.__cause__
 
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, x: Tensor) -> Tensor: ...
+
     def _product(self, x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
         """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""
         if x.layout is not torch.strided:
@@ -324,7 +328,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
         self,
         mask: Tensor,
         *,
-        init: str = "zeros",
+        init: Literal["zeros", "random"] = "zeros",
         optimizer: torch.optim.Optimizer | None = None,
         generator: torch.Generator | None = None,
     ) -> None:

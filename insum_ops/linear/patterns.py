@@ -88,14 +88,19 @@ def check_generator(generator: object) -> None:
 
 
 def check_mask(name: str, mask: Tensor, grid: Pair, device: torch.device) -> None:
-    """Refuse what is no bool tensor with an element for each block, on the layer's device."""
+    """Refuse what is no bool tensor with an element for each block, on the layer's device.
+
+    A layer on the meta device takes it from any other: its blocks are counted, and their values come later.
+    """
     if not isinstance(mask, Tensor):
         raise OperandError(f"{name} is of type {type(mask).__name__}; give a bool tensor {list(grid)}, one per block")
     if mask.dtype != torch.bool:
         raise OperandError(f"{name} is {mask.dtype}; give torch.bool, as in {name}={name} != 0")
     if tuple(mask.shape) != grid:
         raise ShapeError(f"{name} is {list(mask.shape)} but the blocks are {list(grid)}; give one bool per block")
-    if mask.device != device:
+    if mask.is_meta:
+        raise OperandError(f"{name} is on the meta device, where it has no values; give one on another device")
+    if mask.device != device and device.type != "meta":
         raise OperandError(f"{name} is on {mask.device} but the layer is on {device}; move one with .to()")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from ..models.swap_losses import has_tensor_hooks, lost_in_swap
 from .fused_encoder import keep_from_fused_kernels
 from .layer import BlockSparseLinear
 from .patterns import DTYPES, check_block_size, check_density
+from .pretrained import attach, is_conv1d, other_quantizers
 
 __all__ = ["LayerReport", "Sparsified", "sparsify"]
 
@@ -22,6 +23,7 @@ Filter = Callable[[str, nn.Module], bool]
 HEAD = ("layer", "weight", "blocks", "density", "norm² kept", "parameters", "before")
 # the last is an attribute that Hugging Face sets on all layers
 LINEAR_ATTRIBUTES = {"in_features", "out_features", "weight", "bias", "_is_hf_initialized"}
+CONV1D_ATTRIBUTES = {"nx", "nf", "weight", "bias", "_is_hf_initialized"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class LayerReport:
 
     Args:
         name: where the layer is in the model, "" for the model itself.
-        shape: the dense weight's (out_features, in_features).
+        shape: the dense weight's (out_features, in_features), of experts' weights as the model has them.
         blocks: how many blocks are stored, 0 for a layer that was skipped.
         all_blocks: how many blocks the weight has, 0 for a layer that was skipped.
         norm_share: share of the weight's squared norm that the stored blocks hold.
@@ -47,7 +49,7 @@ class LayerReport:
     """
 
     name: str  # "" for the model itself
-    shape: tuple[int, int]  # of the dense weight
+    shape: tuple[int, ...]  # of the dense weight
     blocks: int  # stored
     all_blocks: int
     norm_share: float  # of the weight's squared norm, that the stored blocks hold
@@ -101,9 +103,13 @@ def sparsify(
 ) -> Sparsified:
     """Swap the `nn.Linear` layers of a model, in place, for `BlockSparseLinear` with their largest blocks.
 
+    `Conv1D` layers of Hugging Face's transformers, whose weight is [in, out], are swapped too. A model of theirs is
+    saved with `save_pretrained` and loaded with `from_pretrained`, where `insum_ops.huggingface` is imported.
+
     What can't be swapped is left as it is, and the table says why: a layer smaller than a block, with a shared weight,
     with hooks on itself or its parameters, with buffers, attributes, parametrizations or a forward that an nn.Linear
-    has not, compiled, of a subclass of nn.Linear. Make the optimizer afterwards.
+    has not, compiled, of a subclass of nn.Linear, quantized, and weights of several experts in one tensor. Make the
+    optimizer afterwards.
 
     Args:
         model: the model, or a Linear itself.
@@ -134,14 +140,15 @@ def sparsify(
     density = check_density(density)
     pair = check_block_size(block_size, (2**63, 2**63))
     swaps: dict[str, BlockSparseLinear] = {}
-    layers = []
-    shared = _shared(model)
+    layers: list[LayerReport] = []
+    shared, quantized = _shared(model), other_quantizers(model)
     for name, module in model.named_modules():
-        if not isinstance(module, (nn.Linear, BlockSparseLinear)):
+        if not isinstance(module, (nn.Linear, BlockSparseLinear)) and not is_conv1d(module):
+            layers.extend(_expert_reports(name, module))
             continue
-        reason = _obstacle(name, module, pair, filter, shared)
-        if isinstance(module, nn.Linear) and not reason:
-            swaps[name] = BlockSparseLinear.from_dense(module, pair, density)
+        reason = _obstacle(name, module, pair, filter, shared, quantized)
+        if not reason:
+            swaps[name] = BlockSparseLinear.from_dense(_as_linear(module), pair, density)
         layers.append(_report(name, module, swaps.get(name), reason))
     for name, layer in swaps.items():
         if name == "":
@@ -149,40 +156,82 @@ def sparsify(
         else:
             model.set_submodule(name, layer)
     keep_from_fused_kernels(model)
+    attach(model)
     return Sparsified(model, tuple(layers))
 
 
 def _obstacle(
-    name: str, module: nn.Module, block_size: tuple[int, int], filter: Filter | None, shared: set[int]
+    name: str,
+    module: nn.Module,
+    block_size: tuple[int, int],
+    filter: Filter | None,
+    shared: set[int],
+    quantized: dict[int, str],
 ) -> str:
     """Return the reason why a linear layer stays as it is, or "" if it can be swapped."""
     if isinstance(module, BlockSparseLinear):
         return "block-sparse already"
     if any(map(is_lazy, module.parameters())):
         return "has no values yet, before its first call"
+    expected = CONV1D_ATTRIBUTES if is_conv1d(module) else LINEAR_ATTRIBUTES
     if is_parametrized(module):  # which makes it a class of its own, too
-        return lost_in_swap(module, LINEAR_ATTRIBUTES, name)
-    if type(module) is not nn.Linear:
+        return lost_in_swap(module, expected, name)
+    if type(module) is not nn.Linear and not is_conv1d(module, or_subclass=False):
         return f"a subclass, {type(module).__name__}"
     if filter is not None and not filter(name, module):
         return "left out by filter"
     if id(module) in shared or any(id(parameter) in shared for parameter in module.parameters()):
         return "shared with another layer"
-    lost = lost_in_swap(module, LINEAR_ATTRIBUTES, name) or _lost_of_parameters(module)
+    if id(module) in quantized:
+        return f"its model is quantized with {quantized[id(module)]}, and can be saved with one method only"
+    lost = lost_in_swap(module, expected, name) or _lost_of_parameters(module)
     if lost:
         return lost
-    if "weight" not in module._parameters:
+    weight = module._parameters.get("weight")
+    if weight is None:
         return "its weight is no parameter"
-    if module.weight.is_meta:
+    if weight.is_meta:
         return "has no values yet, on the meta device"
-    if module.weight.dtype not in DTYPES:
-        return f"its weight is {module.weight.dtype}"
-    if module.out_features < block_size[0] or module.in_features < block_size[1]:
+    if weight.dtype not in DTYPES:
+        return f"its weight is {weight.dtype}"
+    out_features, in_features = _features(module)
+    if out_features < block_size[0] or in_features < block_size[1]:
         return "smaller than a block"
     return ""
 
 
-def _lost_of_parameters(module: nn.Linear) -> str:
+def _features(module: nn.Module) -> tuple[int, int]:
+    """Return (out_features, in_features) of a linear layer."""
+    names = ("nf", "nx") if is_conv1d(module) else ("out_features", "in_features")
+    return int(getattr(module, names[0])), int(getattr(module, names[1]))
+
+
+def _as_linear(module: nn.Module) -> nn.Linear:
+    """Return a linear layer, or for a Conv1D one with views of its parameters."""
+    if isinstance(module, nn.Linear):
+        return module
+    out_features, in_features = _features(module)
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    assert weight is not None  # `_obstacle` has seen it
+    linear = nn.Linear(in_features, out_features, bias is not None, device="meta").train(module.training)
+    linear.weight = nn.Parameter(weight.detach().T, weight.requires_grad)
+    if bias is not None:
+        linear.bias = bias
+    return linear
+
+
+def _expert_reports(name: str, module: nn.Module) -> Iterator[LayerReport]:
+    """Yield a report on each weight [experts, out, in] of a module, which reads it in a forward of its own."""
+    if type(module).__module__.startswith("torch."):  # convolutions have weights of three dimensions too
+        return
+    for key, parameter in module._parameters.items():
+        if parameter is not None and not is_lazy(parameter) and parameter.ndim == 3 and len(parameter) > 1:
+            reason = f"the weights of {len(parameter)} experts, which {type(module).__name__} multiplies itself"
+            place, size = f"{name}.{key}" if name else key, parameter.numel()
+            yield LayerReport(place, tuple(parameter.shape), 0, 0, 1.0, size, size, reason)
+
+
+def _lost_of_parameters(module: nn.Module) -> str:
     """Return what a swap would lose of the layer's parameters, hooks or attributes, or "" if nothing."""
     for name, parameter in module.named_parameters():
         if has_tensor_hooks([parameter]):
@@ -211,7 +260,7 @@ def _shared(model: nn.Module) -> set[int]:
 def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reason: str) -> LayerReport:
     """Return the report on a layer, which was skipped if there is no new one."""
     before = sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
-    shape = (int(module.out_features), int(module.in_features))  # type: ignore[arg-type]
+    shape = _features(module)
     if layer is None:
         return LayerReport(name, shape, 0, 0, 1.0, before, before, reason)
     wide = torch.promote_types(layer.weight.dtype, torch.float32)
@@ -230,7 +279,7 @@ def _report(name: str, module: nn.Module, layer: BlockSparseLinear | None, reaso
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:
     """Return the cells of a layer's row in the table."""
-    name, shape = layer.name or "(model)", f"{layer.shape[0]} x {layer.shape[1]}"
+    name, shape = layer.name or "(model)", " x ".join(map(str, layer.shape))
     if layer.skipped:
         return name, shape, f"skipped: {layer.skipped}"
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -35,7 +35,10 @@ from .edges import Edges, edges_of
 from .operands import as_format, trained_source
 from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
 
-__all__ = ["sddmm", "spmm"]
+__all__ = ["Reduce", "sddmm", "spmm"]
+
+Format = TypeVar("Format", bound=SparseFormat)
+Reduce = Literal["sum", "mean", "max", "min", "amax", "amin"]
 
 SUM = ("C[m] += A[m,k] * B[k]", "C[m,n] += A[m,k] * B[k,n]", "C[b,m,n] += A[m,k] * B[b,k,n]")
 MANY = "C[...,m,n] += A[m,k] * B[...,k,n]"
@@ -47,7 +50,7 @@ FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
+def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
     """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
 
     Rows without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an
@@ -259,6 +262,10 @@ def _entry_counts(form: SparseFormat) -> Tensor:
     return counts.repeat_interleave(block_rows)[: form.shape[0]]
 
 
+@overload
+def sddmm(pattern: Format, X: Tensor, Y: Tensor) -> Format: ...
+@overload
+def sddmm(pattern: Tensor | tuple[Any, ...], X: Tensor, Y: Tensor) -> Tensor: ...
 def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     """V[m,k] = X[m,d] * Y[k,d], summed over d, only where the pattern has an entry: `X @ Y.T`, sampled.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_compiling, is_wrapped
 from ..not_scripted import NotScripted
-from .functional import SUM, spmm
+from .functional import SUM, Reduce, spmm
 from .operands import as_format
 
 __all__ = ["SpMM"]
@@ -113,7 +113,8 @@ class SpMM(NotScripted, nn.Module):
         if AV is None:
             AV = self.AV  # which takes a module ten times as long
         rows, columns = form.coords
-        if rows is not buffers["AM"] or columns is not buffers["AK"]:
+        is_current = rows is buffers["AM"] and columns is buffers["AK"]
+        if not is_current and not (is_compiling() and self._has_stand_ins()):
             form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
             form = form.with_values(AV)
@@ -126,7 +127,7 @@ class SpMM(NotScripted, nn.Module):
         """Whether the values are a parameter."""
         return isinstance(self.AV, nn.Parameter)
 
-    def forward(self, B: Tensor, reduce: str = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
+    def forward(self, B: Tensor, reduce: Reduce = "sum") -> Tensor:  # [..., K, N] -> [..., M, N]
         """Multiply the layer's matrix by a dense one.
 
         Args:
@@ -151,11 +152,24 @@ class SpMM(NotScripted, nn.Module):
         """
         return spmm(self.A, B, reduce)
 
+    if TYPE_CHECKING:
+        # nn.Module's own returns Any
+        def __call__(self, B: Tensor, reduce: Reduce = "sum") -> Tensor: ...
+
     def extra_repr(self) -> str:
         """Return what `repr` shows between the parentheses."""
         form = self._form
         trained = ", trainable=True" if self.trainable else ""
         return f"{SUM[1]}, shape={list(form.shape)}, nnz={form.nnz}, {type(form).__name__}{trained}"
+
+    def _has_stand_ins(self) -> bool:
+        """Return whether torch.export has put tensors without numbers in the place of the layer's coordinates.
+
+        The exported program then holds the coordinates themselves: which entries there are is known.
+        """
+        known = [part for part in self._form.coords if part is not None]
+        parts = [part for part in (self.AM, self.AK) if part is not None]
+        return all(type(part) is not Tensor and part.device == own.device for part, own in zip(parts, known))
 
     def _rebuilt(self) -> SparseFormat:
         """Return a format over the layer's present tensors; refuse coordinates of one call by torch.func."""

@@ -84,6 +84,22 @@ def test_pinned_memory():
     assert batch.indices.is_pinned()
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory can be pinned")
+def test_without_an_accelerator_no_memory_is_pinned():
+    with pytest.raises(RuntimeError) as caught:
+        cloud().pin_memory()
+    assert str(caught.value) == (
+        "memory is pinned for copies to an accelerator, but torch finds none here; leave pin_memory out, or ask "
+        "torch.accelerator.is_available() first"
+    )
+
+
+def test_a_tensor_says_where_to_and_of_what_type():
+    moved = cloud().to(torch.zeros(1, dtype=torch.float64))
+    assert moved.features.dtype == torch.float64
+    assert moved.indices.dtype == torch.int32
+
+
 def test_a_batch_holds_the_grids_one_after_another():
     first, second = cloud(), cloud()
     batch = default_collate([{"x": default_collate([first, second])}, {"x": second}])["x"]

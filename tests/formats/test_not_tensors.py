@@ -64,6 +64,8 @@ def test_a_format_is_neither_indexed_nor_iterated() -> None:
         ("t", "T"),
         ("requires_grad_", "with_values(A.values.requires_grad_())"),
         ("grad", "values.grad"),
+        ("is_shared", "values.is_shared()"),
+        ("to_scipy", "to_torch(), whose indices and values scipy.sparse takes"),
         ("from_numpy_dense", "from_dense"),
         ("to_densse", "to_dense"),
     ],

@@ -101,6 +101,28 @@ def test_pinned_memory():
     assert torch.equal(pinned.to("cuda", non_blocking=True).to_dense().cpu(), DENSE)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory can be pinned")
+def test_without_an_accelerator_no_memory_is_pinned():
+    with pytest.raises(RuntimeError) as caught:
+        made(GroupCOO).pin_memory()
+    assert str(caught.value) == (
+        "memory is pinned for copies to an accelerator, but torch finds none here; leave pin_memory out, or ask "
+        "torch.accelerator.is_available() first"
+    )
+
+
+def test_a_tensor_says_where_to_and_of_what_type():
+    moved = made(GroupCOO).to(torch.zeros(1, dtype=torch.float64, device="meta"))
+    assert (moved.device.type, moved.dtype) == ("meta", torch.float64)
+
+
+def test_workers_of_a_loader_send_formats():
+    loader = DataLoader([(made(kind), number) for number, kind in enumerate(KINDS)], batch_size=None, num_workers=1)
+    for number, (A, label) in enumerate(loader):
+        assert (type(A), label) == (KINDS[number], number)
+        assert torch.equal(A.to_dense(), DENSE)
+
+
 def test_a_batch_is_refused_with_a_remedy():
     A = made(GroupCOO)
     words = (

@@ -383,3 +383,14 @@ def test_a_layer_on_the_meta_device_is_not_multiplied():
     layer.load_state_dict(layer.state_dict(), assign=True)
     layer.to_empty(device=B.device).load_state_dict(SpMM(csr(A)).state_dict())
     assert_matches(layer(B), A @ B)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", ["COO", "ELL", "GroupCOO", "BlockCOO"])
+def test_a_layer_is_exported_before_its_first_call(kind):
+    A, B = blocked(random_matrix(12, 8)), random_dense(8, 3)
+    layer = SpMM(KINDS[kind](A))
+    program = torch.export.export(layer, (B,))
+    other = random_dense(8, 3)
+    assert_matches(program.module()(other), A @ other)
+    assert set(program.state_dict) == set(layer.state_dict())

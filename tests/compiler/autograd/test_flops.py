@@ -10,7 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
-from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SpMM, SubMConv3d
+from insum_ops.nn import (
+    BlockSparseLinear,
+    FullyConnectedTensorProduct,
+    SparseConv3d,
+    SparseConvTensor,
+    SparseConvTranspose3d,
+    SpMM,
+    SubMConv3d,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -56,3 +64,33 @@ def test_layers_count_what_they_store():
     assert counted(lambda: layer(torch.randn(4, 64))) == 2 * 4 * layer.weight.numel()
     voxels = torch.tensor([[0, i, i, i] for i in range(5)])
     assert counted(lambda: SubMConv3d(4, 4, 3)(SparseConvTensor(torch.randn(5, 4), voxels, [8, 8, 8], 1))) > 0
+
+
+def _features(layer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    voxels = torch.tensor([[0, i, i, i] for i in range(5)])
+    return lambda x: layer(SparseConvTensor(x, voxels, [8, 8, 8], 1)).features
+
+
+@pytest.mark.parametrize(
+    ("layer", "width"),
+    [
+        (SpMM(GroupCOO.from_dense(torch.eye(5)), trainable=True), 3),
+        (BlockSparseLinear(64, 48, block_size=16, density=0.5), 64),
+        (BlockSparseLinear(60, 50, block_size=16, density=0.5), 60),
+        (_features(SubMConv3d(4, 6, 3)), 4),
+        (_features(SubMConv3d(4, 6, 1)), 4),
+        (_features(SparseConv3d(4, 6, 3, 2)), 4),
+        (_features(SparseConvTranspose3d(4, 6, 3)), 4),
+    ],
+)
+def test_the_gradients_of_a_layer_count_as_two_of_it(layer, width):
+    x = torch.randn(5, width, requires_grad=True)
+    forward = counted(lambda: layer(x))
+    assert forward > 0
+    assert counted(lambda: layer(x).sum().backward()) == 3 * forward
+
+
+def test_the_gradients_of_a_tensor_product_count():
+    layer = FullyConnectedTensorProduct("8x0e+8x1o", "1x0e+1x1o", "8x0e+8x1o")
+    x, y = torch.randn(5, 32, requires_grad=True), torch.randn(5, 4)
+    assert counted(lambda: layer(x, y).sum().backward()) > 2 * counted(lambda: layer(x, y)) > 0

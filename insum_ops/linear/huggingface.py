@@ -10,11 +10,13 @@ from torch import nn
 from ..compiler import OperandError
 
 try:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise ImportError(
-        "insum_ops.huggingface needs transformers of version 5 or newer; install it with pip install "
+        "insum_ops.huggingface needs transformers of version 5.23 or newer; install it with pip install "
         "'insum_ops[huggingface]'"
     ) from error
 
@@ -75,7 +77,18 @@ class BlockSparseQuantizer(HfQuantizer):
     ) -> tuple[None, dict[str, str]]:
         """Write the patterns' sizes, which may have changed, into the model's config; `save_pretrained` calls it."""
         model.config.quantization_config = BlockSparseConfig(_layers(model))  # type: ignore[union-attr]
+        conversions: Any = getattr(model, "_weight_conversions", None)
+        if conversions is None:  # as save_pretrained would work them out
+            known = get_model_conversion_mapping(model, add_legacy=False)
+            conversions = [conversion for conversion in known if not isinstance(conversion, PrefixChange)]
+        kept = _without_blocks(conversions, model)
+        if len(kept) < len(conversions):
+            model._weight_conversions = kept  # type: ignore[assignment]
         return None, {}
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: nn.Module) -> list[Any]:
+        """Return how the tensors of a checkpoint become those of the model; `from_pretrained` calls it."""
+        return _without_blocks(weight_conversions, model)
 
     def _process_model_before_weight_loading(self, model: nn.Module, **options: Any) -> None:
         if not self.pre_quantized:
@@ -147,6 +160,25 @@ def _layers(model: nn.Module) -> dict[str, dict[str, Any]]:
         for name, layer in model.named_modules()
         if isinstance(layer, BlockSparseLinear)
     }
+
+
+def _without_blocks(conversions: list[Any], model: nn.Module) -> list[Any]:
+    """Return the conversions that no block-sparse layer needs.
+
+    The others cut matrices apart or join them, as q, k and v from one tensor; blocks and their coordinates are none.
+    """
+    keys = [f"{name}.{part}" for name in _layers(model) for part in ("weight", "coords", "bias")]
+    return [
+        conversion
+        for conversion in conversions
+        if not isinstance(conversion, WeightConverter) or not any(_matches(conversion, key) for key in keys)
+    ]
+
+
+def _matches(converter: Any, key: str) -> bool:
+    """Whether a converter makes the tensor of this name in a model."""
+    _, pattern = converter.reverse_transform().rename_source_key(key)
+    return pattern is not None
 
 
 def _has(model: nn.Module, name: str) -> bool:

@@ -98,10 +98,10 @@ def check_mask(name: str, mask: Tensor, grid: Pair, device: torch.device) -> Non
         raise OperandError(f"{name} is {mask.dtype}; give torch.bool, as in {name}={name} != 0")
     if tuple(mask.shape) != grid:
         raise ShapeError(f"{name} is {list(mask.shape)} but the blocks are {list(grid)}; give one bool per block")
-    if mask.is_meta:
-        raise OperandError(f"{name} is on the meta device, where it has no values; give one on another device")
     if mask.device != device and device.type != "meta":
         raise OperandError(f"{name} is on {mask.device} but the layer is on {device}; move one with .to()")
+    if mask.is_meta:
+        raise OperandError(f"{name} is on the meta device, where it has no values; give one on another device")
 
 
 def block_grid(shape: Pair, block_size: Pair) -> Pair:

@@ -657,3 +657,14 @@ def test_a_parametrized_weight_has_no_pattern_to_change():
     parametrize.remove_parametrizations(layer, "weight")
     layer.set_pattern_(~mask)
     assert torch.equal(layer.mask, ~mask)
+
+
+@pytest.mark.cpu
+def test_a_layer_on_the_meta_device_has_room_for_a_pattern():
+    mask = torch.rand(4, 3) < 0.5
+    layer = BlockSparseLinear(48, 64, 16, pattern=mask, device="meta")
+    assert (layer.coords.shape, layer.weight.shape) == ((2, int(mask.sum())), (int(mask.sum()), 16, 16))
+    assert layer.weight.is_meta
+    with pytest.raises(OperandError) as caught:
+        BlockSparseLinear(48, 64, 16, pattern=mask.to("meta"), device="meta")
+    assert str(caught.value) == "pattern is on the meta device, where it has no values; give one on another device"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from insum_ops.compiler.language.errors import OperandError
 from insum_ops.nn import BlockSparseLinear, Sparsified, sparsify
 
-transformers = pytest.importorskip("transformers", minversion="5")
+transformers = pytest.importorskip("transformers", minversion="5.23")
 
 import insum_ops.huggingface  # noqa: E402  # it needs transformers
 
@@ -146,6 +146,23 @@ def test_patterns_are_saved_as_they_are_then(tmp_path):
     for name, saved in {"model": model, "copied": copied}.items():
         saved.save_pretrained(tmp_path / name)
         assert_same(transformers.LlamaForCausalLM.from_pretrained(tmp_path / name), saved)
+
+
+def test_matrices_that_a_checkpoint_joins_are_saved_apart(tmp_path):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
+    model = transformers.NomicBertModel(transformers.NomicBertConfig(**sizes)).eval()
+    joined = [name for name, _ in model.named_modules() if name.endswith("q_proj")]
+    assert len(joined) == 2
+    sparsify(model, 16, 0.5, filter=lambda name, layer: "layers.0" in name)  # the others stay dense
+    model.get_submodule(joined[0]).prune_(0.25)
+    model.save_pretrained(tmp_path)
+    loaded, info = transformers.NomicBertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    ours, theirs = loaded.state_dict(), model.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
 
 
 def test_a_base_model_loads_from_one_with_a_head_and_the_other_way_round(tmp_path):

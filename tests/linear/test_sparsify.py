@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import re
+import sys
 
 import pytest
 import torch
@@ -280,3 +282,31 @@ def test_wrong_arguments_are_refused_before_anything_changes(options, error, wor
     with pytest.raises(error, match=f"^{re.escape(words)}$"):
         sparsify(**{"model": model, "block_size": 16, **options})
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.cpu
+def test_without_transformers_its_import_says_what_to_install(monkeypatch):
+    for name in ("transformers", "transformers.conversion_mapping"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("insum_ops.huggingface", "insum_ops.linear.huggingface"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("insum_ops.huggingface")
+    assert str(caught.value) == (
+        "insum_ops.huggingface needs transformers of version 5.23 or newer; install it with pip install "
+        "'insum_ops[huggingface]'"
+    )
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 32, 16))
+        self.position = nn.Parameter(torch.randn(1, 32, 16))  # one matrix is no several experts
+
+
+@pytest.mark.cpu
+def test_weights_of_several_experts_are_reported():
+    result = sparsify(nn.Sequential(Experts(), nn.Conv1d(4, 4, 3), nn.Linear(32, 32)), 16, 0.5)
+    assert reasons(result) == {"0.up": "the weights of 4 experts, which Experts multiplies itself", "2": ""}
+    assert result.layers[0].shape == (4, 32, 16)

@@ -22,7 +22,7 @@ from insum_ops.compiler import InsumError
 from insum_ops.distributed.rules import spelled
 from insum_ops.formats import BlockCOO, GroupCOO
 
-EXAMPLES = 300 if IS_THOROUGH else 15
+EXAMPLES = 300 if IS_THOROUGH else 8
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
 RANDOM = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
 

@@ -74,7 +74,7 @@ class ColumnParallel(ParallelStyle):
     The input is the same on all ranks; its gradient is summed over them. Weights and bias are those of the first rank.
 
     Args:
-        order: which block rows each rank has, as `balanced_order` returns it; None for equal stretches.
+        order: which block rows each rank has [block rows], as `balanced_order` returns it; None for equal stretches.
         gather_output: whether every rank gets the whole output; otherwise each has its own features, in this order.
 
     Raises:
@@ -115,7 +115,8 @@ class RowParallel(ParallelStyle):
     Every rank gets the whole output. Weights and bias are those of the first rank; the bias is whole on each.
 
     Args:
-        order: which block columns each rank has, as `balanced_order` returns it; None for equal stretches.
+        order: which block columns each rank has [block columns], as `balanced_order` returns it; None for equal
+            stretches.
         split_input: whether each rank passes its own features, as `ColumnParallel` leaves them; otherwise the input is
             whole on all ranks.
 

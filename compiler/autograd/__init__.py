@@ -8,19 +8,22 @@ A file imports only from those above it.
     gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     functions        autograd functions of statements
     functorch_rules  statements inside the transforms of torch.func, and in forward mode
+    format_operators two opaque torch operators for a statement with a format in it
 """
 
 from .flop_formula import flops
+from .format_operators import followed_sparse, implement
 from .functions import by_torch, differentiable, unchecked
-from .functorch_rules import transformed, transformed_sparse
+from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain, run_several
+from .operators import run_plain, run_several
 
 __all__ = [
     "by_torch",
     "differentiable",
     "flops",
+    "followed_sparse",
     "gradients_of",
     "implement",
     "is_sum",
@@ -28,6 +31,5 @@ __all__ = [
     "run_plain",
     "run_several",
     "transformed",
-    "transformed_sparse",
     "unchecked",
 ]

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped
+from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_traced, is_watched, is_wrapped
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..language import parse
 from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .legacy_vmap import one_by_one
-from .operators import run_plain, run_plain_with_winners
+from .operators import call as call_plain
+from .operators import differentiate, run_plain, run_plain_with_winners
 
 __all__ = ["by_torch", "differentiable", "unchecked"]
 
@@ -61,6 +62,9 @@ def differentiable(
     `pattern_of` says of its format, if the caller knows it.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
+    if is_traced([operand for operand in operands.values() if isinstance(operand, Tensor)]):
+        # the operator that a tracer sees is differentiable itself
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
     if fact is None and by_torch(None, expr, operands) is not None:
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
@@ -70,6 +74,20 @@ def differentiable(
             return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+
+
+@differentiate
+def _as_operator(
+    expr: str, names: str, size: Sequence[int] | None, tensors: Sequence[Tensor], fact: Fact | None
+) -> Tensor:
+    """Return the value of the operator that tracers see, with gradients."""
+    function = _Sum if is_sum(expr) else _Extremum
+    call = _Call(_as_operators, expr, tuple(names.split(",")), size, fact, None)
+    return function.apply(call, *tensors)  # type: ignore[no-any-return]
+
+
+def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None) -> Tensor:
+    return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
 def by_torch(call_key: object, expr: str, operands: Mapping[str, Any]) -> object:
@@ -105,7 +123,7 @@ class _Sum(torch.autograd.Function):
         if call.forward is not None:
             return owned(call.forward())
         evaluate, expr, names, size, fact, *_ = call
-        if fact is not None or is_compiling():
+        if fact is not None or is_watched():
             return owned(run_plain(expr, ",".join(names), size, list(tensors), fact))
         return owned(evaluate(expr, dict(zip(names, tensors)), size))
 
@@ -119,7 +137,7 @@ class _Sum(torch.autograd.Function):
             return _gradients(evaluate, expr, names, needs_grads, dict(zip(names, tensors)), grad_output)
 
         tensors = (grad_output, *ctx.saved_tensors)
-        if is_compiling() or is_grad_enabled():
+        if is_watched() or is_grad_enabled():
             return None, *run(*tensors)
         return None, *planned(PLAIN_CALLS, ("gradients", expr, names, needs_grads), run, tensors, varies=True)
 

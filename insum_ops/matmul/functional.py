@@ -29,9 +29,18 @@ from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import PLAIN, is_compiling, is_grad_enabled, is_transformed, may_autocast, wants_gradient
+from ..formats.torch_state import (
+    PLAIN,
+    is_compiling,
+    is_dynamo,
+    is_grad_enabled,
+    is_traced,
+    is_transformed,
+    may_autocast,
+    wants_gradient,
+)
 from ..functional import insum
-from .edges import Edges, edges_of
+from .edges import Edges, edges_of, traced_edges
 from .operands import as_format, trained_source
 from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
 
@@ -125,8 +134,10 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
             return insum(statements[B.ndim - 1], A=filled, B=B)
     if isinstance(A, SparseFormat):
         form = A
+    elif isinstance(A, tuple) and reduce != "mean" and is_traced([B]):
+        form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
-        _refuse_tracing("A")
+        _leave_graph("A")
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
@@ -215,14 +226,19 @@ class _Trained(torch.autograd.Function):
         return None if d_entries is None else source.like(listed, d_entries), None, d_B, None
 
 
-def _refuse_tracing(name: str) -> None:
-    """Refuse a matrix that is no format under `torch.compile`.
+def _leave_graph(name: str) -> None:
+    """Break the graph of `torch.compile` at a matrix that is neither a format nor a graph of edges.
 
-    Its cached format is found by identity and version counter, which a tracer would take for constants.
+    Its format is found by identity and version counter, which a tracer would take for constants.
+
+    Raises:
+        UnsupportedError: torch.export traces the call, which has no breaks.
     """
-    if is_compiling():
+    if is_dynamo():
+        torch._dynamo.graph_break(f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats")
+    elif is_compiling():
         raise UnsupportedError(
-            f"{name} is no format, and torch.compile can trace nothing else; "
+            f"{name} is no format, and torch.export can trace nothing else; "
             f"convert {name} beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
         )
 
@@ -307,7 +323,10 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
             raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")
     if isinstance(pattern, SparseFormat):
         return pattern.with_values(_sampled(pattern, X, Y))
-    _refuse_tracing("pattern")
+    if isinstance(pattern, tuple) and is_traced([X, Y]):
+        traced = traced_edges(pattern, "pattern", (Y.shape[0], X.shape[0]), X.dtype)
+        return insum("V[e] += X[E[1,e],d] * Y[E[0,e],d]", X=X, Y=Y, E=traced.coords[0])
+    _leave_graph("pattern")
     if isinstance(pattern, Tensor):
         source = sparse_source(pattern, "pattern")
         return source.like(pattern.detach(), source.arranged.read(_sampled(source.arranged.pattern, X, Y)))

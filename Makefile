@@ -18,7 +18,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-torch test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -44,6 +44,10 @@ endif
 # The benchmarks' own: their cases, results and report, whose page is opened in Chromium where there is one.
 test-bench: $(BENCH_INSTALLED)
 	$(PYTEST) tests/benchmarks
+
+# Every entry point in every tool of torch, each first call in a process of its own.
+test-torch: $(INSTALLED)
+	INSUM_TESTS=torch $(PYTEST) tests/torch_table
 
 # All of them, with every case of every table and many random examples.
 test-thorough:

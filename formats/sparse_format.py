@@ -173,7 +173,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         block_size: Sizes | None,
     ) -> Format:
         """Return a format of a tracer's tensors, which has padding unless this kind never has any."""
-        form, cache = object.__new__(cls), PatternCache(0, len(cls.value_axes) - 1, ChangeGuards((), False))
+        form, cache = object.__new__(cls), PatternCache(0, len(cls.value_axes) - 1, ChangeGuards(()))
         parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
         vars(form).update(parts, _pattern_cache=cache)
         return form

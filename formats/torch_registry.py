@@ -57,7 +57,7 @@ def _flatten(form: SparseFormat) -> tuple[list[Any], _Context]:
 
 def _flatten_with_keys(form: SparseFormat) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
     leaves, context = _flatten(form)
-    names = ["values", *(f"coords[{dim}]" for dim in context.stored)]
+    names = ["values", *(f"coords_{dim}" for dim in context.stored)]
     return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
 
 

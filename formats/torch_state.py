@@ -28,6 +28,7 @@ __all__ = [
     "is_compiling",
     "is_deterministic",
     "is_dynamo",
+    "is_exporting",
     "is_forward_mode",
     "is_free",
     "is_functional",
@@ -81,6 +82,11 @@ def is_compiling() -> bool:
 def is_dynamo() -> bool:
     """Return whether the tracer reads our Python code, as that of torch.compile, instead of running it."""
     return torch.compiler.is_dynamo_compiling()
+
+
+def is_exporting() -> bool:
+    """Return whether torch.export runs our code, so that what it records must need nothing of ours."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction

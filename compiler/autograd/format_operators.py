@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...formats.parts import FormatParts, from_parts, parts_of, traced_from_parts
-from ...formats.torch_state import is_traced, is_transformed
+from ...formats.torch_state import is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned
@@ -21,7 +21,7 @@ from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import library, refuse_transforms
+from .operators import library, refuse_transforms, run_plain
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -79,8 +79,28 @@ def followed_sparse(
     """
     if is_traced([form.values, *dense.values()]):
         parts = parts_of(form)
+        if parts is not None and is_exporting() and parts.device.type == "cpu":
+            return _rewritten(expr, size, name, traced_from_parts(parts), dense, _run_unfactual)
         return None if parts is None else _apply(expr, size, name, parts, dense)
     return transformed_sparse(evaluate, expr, name, form, size, dense, group_dim) if is_transformed() else None
+
+
+def _run_unfactual(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Tensor:
+    return run_plain(expr, names, size, tensors, None)
+
+
+def _rewritten(
+    expr: str,
+    size: Sequence[int] | None,
+    name: str,
+    form: SparseFormat,
+    dense: Mapping[str, Tensor],
+    run: Callable[..., Tensor],
+) -> Tensor:
+    """Return the value of the statement with its format rewritten away, which `run` evaluates."""
+    recipe = recipe_for(expr, size, name, form, dense)
+    tensors = recipe.tensors(form, dense)
+    return recipe.finish(run(recipe.text, ",".join(tensors), recipe.size, list(tensors.values())))
 
 
 def _apply(expr: str, size: Sequence[int] | None, name: str, parts: FormatParts, dense: Mapping[str, Tensor]) -> Tensor:
@@ -171,10 +191,8 @@ def _differentiable(*arguments: Any) -> Tensor:
             return _value(*call)  # type: ignore[no-any-return]
     if is_sum(call.expr):
         return _Format.apply(call, *inputs)  # type: ignore[no-any-return]
-    form, dense = traced_from_parts(call.parts), call.dense
-    recipe = recipe_for(call.expr, call.size, call.name, form, dense)
-    tensors = recipe.tensors(form, dense)
-    return recipe.finish(call_plain(recipe.text, ",".join(tensors), recipe.size, list(tensors.values()), "", []))
+    form = traced_from_parts(call.parts)
+    return _rewritten(call.expr, call.size, call.name, form, call.dense, lambda *plain: call_plain(*plain, "", []))
 
 
 def _differentiable_gradient(*arguments: Any) -> Tensor:

@@ -82,7 +82,7 @@ def _as_operator(
 ) -> Tensor:
     """Return the value of the operator that tracers see, with gradients."""
     function = _Sum if is_sum(expr) else _Extremum
-    call = _Call(_as_operators, expr, tuple(names.split(",")), size, fact, None)
+    call = _Call(_as_operators, expr, tuple(names.split(",")), None if size is None else tuple(size), fact, None)
     return function.apply(call, *tensors)  # type: ignore[no-any-return]
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_forward_mode, is_grad_enabled, is_watched, transforms
+from ...formats.torch_state import PLAIN, is_exporting, is_forward_mode, is_grad_enabled, is_watched, transforms
 from ..binding import bind
 from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
+from ..reference import lowered
 from ..runtime import resolved
 
 __all__ = [
@@ -181,7 +182,12 @@ library.impl("run_with_winners", _below_autograd, "Autograd")
 
 
 def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
-    """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called."""
+    """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called.
+
+    On a CPU torch.export records torch's own operations instead, so that a package needs nothing of ours.
+    """
+    if is_exporting() and all([tensor.device.type == "cpu" for tensor in tensors]):
+        return lowered(bind(parse(expr), dict(zip(names.split(","), tensors)), size), names.split(","), tensors)  # type: ignore[no-any-return]
     if _is_watched(tensors):
         return call(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]

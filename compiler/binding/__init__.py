@@ -13,7 +13,7 @@ A file imports only from those above it.
 
 from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
-from .contraction_path import contraction_path
+from .contraction_path import contraction_path, example_of
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
@@ -34,6 +34,7 @@ __all__ = [
     "bucket",
     "check_pattern",
     "contraction_path",
+    "example_of",
     "grouping",
     "is_sparse",
     "kinds_of",

@@ -171,7 +171,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
         raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
     if sources < 0 or targets < 0:
         raise ShapeError(f"size is {size}; a size is at least 0")
-    return sources, targets
+    return sources, targets  # type: ignore[return-value]
 
 
 @outside_transforms()

@@ -69,8 +69,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
     version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
     A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
-    `torch.compile` traces formats alone, after one ordinary call (and its backward, to train) that works out what is
-    known of their pattern.
+    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor, at a scipy array and at
+    the mean over a graph's edges its graph breaks.
 
     Args:
         A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
@@ -89,7 +89,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
             or A and B are on two devices.
         ShapeError: A is no matrix, or B has another number of rows than A has columns.
         IndexRangeError: an edge names a node that is not there.
-        UnsupportedError: `torch.compile` meets an A that is no format.
+        UnsupportedError: `torch.export` meets an A that is neither a format nor a graph.
 
     Example:
         >>> import torch
@@ -133,7 +133,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         if filled is not None:
             return insum(statements[B.ndim - 1], A=filled, B=B)
     if isinstance(A, SparseFormat):
-        form = A
+        form: Any = A
     elif isinstance(A, tuple) and reduce != "mean" and is_traced([B]):
         form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
@@ -296,7 +296,7 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         OperandError: the pattern is nothing of the kinds above, or X or Y is no dense matrix.
         ShapeError: X or Y has other rows than the pattern, or the two have different D.
         IndexRangeError: an edge names a node that is not there.
-        UnsupportedError: `torch.compile` meets a pattern that is no format.
+        UnsupportedError: `torch.export` meets a pattern that is neither a format nor a graph.
 
     Example:
         >>> import torch

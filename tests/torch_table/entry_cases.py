@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,6 +115,14 @@ def _formats() -> list[EntryCase]:
     return cases
 
 
+def _sparse(layout: str) -> Tensor:
+    return _matrix().to_sparse() if layout == "coo" else _matrix().to_sparse_csr()
+
+
+def _product(x: Tensor, A: Tensor) -> Tensor:
+    return spmm(A, x)
+
+
 def _matmul() -> list[EntryCase]:
     columns = lambda n: (torch.randn(13, n),)
     graph = lambda n: (torch.randn(n, 4), _edges(n, 3 * n), torch.randn(3 * n))
@@ -128,11 +137,13 @@ def _matmul() -> list[EntryCase]:
         EntryCase("sddmm of edges", lambda: Calls(scores), graph, ((0,), (1,), (0,))),
     ]
     for layout in ("coo", "csr"):
-        A = _matrix().to_sparse() if layout == "coo" else _matrix().to_sparse_csr()
+        made = partial(_sparse, layout)
         cases.append(
-            EntryCase(f"spmm of a {layout} tensor", lambda A=A: Calls(lambda x, A: spmm(A, x), A=A), columns, ((1,),))
+            EntryCase(f"spmm of a {layout} tensor", lambda made=made: Calls(_product, A=made()), columns, ((1,),))
         )
-        cases.append(EntryCase(f"sddmm of a {layout} tensor", lambda A=A: Calls(sampled, A=A), rows, ((1,),)))
+        cases.append(
+            EntryCase(f"sddmm of a {layout} tensor", lambda made=made: Calls(sampled, A=made()), rows, ((1,),))
+        )
     return cases
 
 
@@ -159,10 +170,9 @@ def _products() -> list[EntryCase]:
 
     cases = []
     for name, make in (("FullyConnectedTensorProduct", fully), ("TensorProduct", channelwise)):
-        numel = make().weight_numel
         pair = lambda n: (torch.randn(n, 16), torch.randn(n, 4))
         cases.append(EntryCase(f"nn.{name}, shared", make, pair, ((0,), (0,)), (0, 1)))
-        own = lambda n, k=numel: (torch.randn(n, 16), torch.randn(n, 4), torch.randn(n, k))
+        own = lambda n, make=make: (torch.randn(n, 16), torch.randn(n, 4), torch.randn(n, make().weight_numel))
         per = lambda make=make: make(shared_weights=False, internal_weights=False)
         cases.append(EntryCase(f"nn.{name}, per sample", per, own, ((0,), (0,), (0,)), (0, 1, 2)))
 
@@ -170,7 +180,12 @@ def _products() -> list[EntryCase]:
             layer = make(shared_weights=False, internal_weights=False)
             return _Along(layer)
 
-        edges = lambda n, k=numel: (torch.randn(n, 16), torch.randn(3 * n, 4), torch.randn(3 * n, k), *_edges(n, 3 * n))
+        edges = lambda n, make=make: (
+            torch.randn(n, 16),
+            torch.randn(3 * n, 4),
+            torch.randn(3 * n, make().weight_numel),
+            *_edges(n, 3 * n),
+        )
         cases.append(EntryCase(f"nn.{name}, per edge", along, edges, ((0,),) * 5, (0, 1, 2)))
     return cases
 

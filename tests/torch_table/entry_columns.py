@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from entry_cases import CASES, SIZES, EntryCase
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 N = 7
 CLOSE = dict(rtol=1e-4, atol=1e-4)
@@ -94,7 +95,7 @@ def inductor(case: EntryCase) -> None:
 def _exported(case: EntryCase) -> tuple[nn.Module, Any]:
     module = case.module()
     shapes = tuple(
-        dict.fromkeys(dims, torch.export.Dim.AUTO) if isinstance(x, Tensor) else None
+        dict.fromkeys(dims, torch.export.Dim.AUTO) if isinstance(x, Tensor) else [None] * len(tree_leaves(x))
         for x, dims in zip(case.at(N), case.varying)
     )
     with torch.no_grad():

@@ -2,13 +2,13 @@
 
 A file imports only from those above it.
 
-    operators        two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
-    flop_formula     what `FlopCounterMode` counts of a statement
-    legacy_vmap      batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
-    gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
-    functions        autograd functions of statements
-    functorch_rules  statements inside the transforms of torch.func, and in forward mode
-    format_operators two opaque torch operators for a statement with a format in it
+    operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
+    flop_formula      what `FlopCounterMode` counts of a statement
+    legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
+    gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
+    functions         autograd functions of statements
+    functorch_rules   statements inside the transforms of torch.func, and in forward mode
+    format_operators  two opaque torch operators for a statement with a format in it
 """
 
 from .flop_formula import flops

@@ -100,7 +100,7 @@ def test_the_compiled_function_gives_the_same():
 
 def test_an_exported_module_learns():
     ours = FullyConnectedTensorProduct(*UVU[:3])
-    x, y = inputs(ours, 3)
+    x, y = (tensor.detach().requires_grad_() for tensor in inputs(ours, 3))
     expected = ours(x, y)
     value = torch.export.export(ours, (x, y)).module()(x, y)
     torch.testing.assert_close(value, expected, **TOLERANCE[torch.float64])

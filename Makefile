@@ -19,7 +19,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-huggingface test-types test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch test-types test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -49,6 +49,10 @@ test-bench: $(BENCH_INSTALLED)
 # Models of Hugging Face's transformers, which takes 170 MB and seconds to import: `make test` skips these tests without it.
 test-huggingface: $(HUGGINGFACE_INSTALLED)
 	HF_HUB_OFFLINE=1 $(PYTEST) tests/linear/test_huggingface.py
+
+# Every entry point in every tool of torch, each first call in a process of its own.
+test-torch: $(INSTALLED)
+	INSUM_TESTS=torch $(PYTEST) tests/torch_table
 
 # All of them, with every case of every table and many random examples.
 test-thorough:

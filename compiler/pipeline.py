@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
-from .autograd import by_torch, differentiable, implement, is_sum, run_plain, transformed, transformed_sparse, unchecked
+from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, transformed, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
@@ -65,11 +65,10 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     form = operands[sparse[0]]
     name, group_dim = grouping(expr, tuple(sparse), form.group_dim, form.coords[form.group_dim] is not None)
     dense = {key: operand for key, operand in operands.items() if key != name}
-    if is_transformed():
-        value = transformed_sparse(evaluate, expr, name, form, size, dense, group_dim)
-        if value is not None:
-            return value
-    elif len(sparse) == 1 and is_sum(expr) and wants_gradient(list(dense.values())):
+    value = followed_sparse(evaluate, expr, name, form, size, dense, group_dim) if len(sparse) == 1 else None
+    if value is not None:  # by a transform, or as a torch operator if a tracer watches
+        return value
+    if len(sparse) == 1 and is_sum(expr) and wants_gradient(list(dense.values())) and not is_transformed():
         return differentiable(evaluate, expr, operands, size)
     form = grouped(expr, size, name, form, group_dim, dense)
     recipe = recipe_for(expr, size, name, form, dense)
@@ -85,7 +84,7 @@ def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: 
     return run_plain(expr, ",".join(tensors), size, values, fact)  # `run`, as a torch operator if a tracer watches
 
 
-@implement  # as a torch operator, which tracers see instead of all that is below
+@implement(evaluate)  # as a torch operator, which tracers see instead of all that is below
 def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None, wants_winners: bool) -> Result:
     """Return the value of one statement over plain tensors and, if wanted, the positions of a max's winners."""
     return runner_of(prepare(expr, names, size, tensors, fact, wants_winners), tensors, fact)(tensors, fact)

@@ -22,7 +22,7 @@ def facts_of(
 ) -> RowFacts | None:
     """Return the facts about the rows of groups, cached with the pattern; None if p is the row."""
     rows, facts = coords[group_dim], cache.facts
-    if facts is None and rows is not None:
+    if facts is None and rows is not None and may_keep(rows):  # a tracer does without
         with torch.inference_mode(False):  # what is kept must be good for training too
             facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):

@@ -20,6 +20,7 @@ from .from_tensors import FromTensors
 from .guard import ChangeGuards, may_keep
 from .moves import Moves, Target, destination, pinned
 from .not_tensors import NotTensor
+from .parts import keep
 from .pattern_cache import PatternCache, Regrouped
 from .regrouped_view import RegroupedView, facts_of
 from .row_order import RowOrderedView, order_rows
@@ -60,6 +61,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             raise FormatError(f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension")
         vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size)
         vars(self).update(_pattern_cache=self._checked())
+        if may_keep(*coords):
+            keep(self)
 
     def _checked(self) -> PatternCache:
         """Return a new pattern cache; raise FormatError if coordinates, values and shape do not fit each other."""
@@ -156,6 +159,21 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         else:
             cache = PatternCache(like.num_entries, like.num_slots, ChangeGuards(own, False))
         form = object.__new__(cls)
+        parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
+        vars(form).update(parts, _pattern_cache=cache)
+        return form
+
+    @classmethod
+    def _traced(
+        cls: type[Format],
+        coords: tuple[Tensor | None, ...],
+        values: Tensor,
+        shape: Sizes,
+        group_dim: int,
+        block_size: Sizes | None,
+    ) -> Format:
+        """Return a format of a tracer's tensors, which has padding unless this kind never has any."""
+        form, cache = object.__new__(cls), PatternCache(0, len(cls.value_axes) - 1, ChangeGuards(()))
         parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
         vars(form).update(parts, _pattern_cache=cache)
         return form

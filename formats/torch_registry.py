@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from .parts import register_format
 from .pattern_cache import PatternCache
 from .sparse_format import SparseFormat
 
@@ -43,6 +44,7 @@ def register(*kinds: type[SparseFormat]) -> None:
             from_dumpable_context=partial(_from_file, kind),
             flatten_with_keys_fn=_flatten_with_keys,
         )
+        register_format(kind)
         default_collate_fn_map[kind] = _refuse_to_collate
     torch.serialization.add_safe_globals(list(kinds))
 
@@ -55,7 +57,7 @@ def _flatten(form: SparseFormat) -> tuple[list[Any], _Context]:
 
 def _flatten_with_keys(form: SparseFormat) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
     leaves, context = _flatten(form)
-    names = ["values", *(f"coords[{dim}]" for dim in context.stored)]
+    names = ["values", *(f"coords_{dim}" for dim in context.stored)]
     return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
 
 

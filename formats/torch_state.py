@@ -27,11 +27,14 @@ __all__ = [
     "is_capturing",
     "is_compiling",
     "is_deterministic",
+    "is_dynamo",
+    "is_exporting",
     "is_forward_mode",
     "is_free",
     "is_functional",
     "is_grad_enabled",
     "is_inference_mode",
+    "is_traced",
     "is_transformed",
     "is_watched",
     "is_wrapped",
@@ -76,6 +79,16 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def is_dynamo() -> bool:
+    """Return whether the tracer reads our Python code, as that of torch.compile, instead of running it."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def is_exporting() -> bool:
+    """Return whether torch.export runs our code, so that what it records must need nothing of ours."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction
 _fp16_reduction = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
 _bf16_reduction = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
@@ -117,6 +130,13 @@ def is_forward_mode() -> bool:
 def is_watched() -> bool:
     """Return whether a tracer, a mode or a transform follows what happens: it must happen through torch operators."""
     return is_compiling() or modes() > 0 or transforms() is not None
+
+
+def is_traced(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a tracer follows a call over these tensors, and no transform inside of it."""
+    if transform_kinds():
+        return False
+    return is_compiling() or (modes() > 0 and any([type(tensor) not in PLAIN for tensor in tensors]))
 
 
 def is_transformed() -> bool:

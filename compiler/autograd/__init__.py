@@ -2,26 +2,29 @@
 
 A file imports only from those above it.
 
-    operators        two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
-    flop_formula     what `FlopCounterMode` counts of a statement
-    legacy_vmap      batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
-    gradients        the gradients and tangents of a statement, evaluated by whatever evaluates a statement
-    in_steps         the value and gradients of a statement of many factors, sharing what lies on the way
-    functions        autograd functions of statements
-    functorch_rules  statements inside the transforms of torch.func, and in forward mode
+    operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
+    flop_formula      what `FlopCounterMode` counts of a statement
+    legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
+    gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
+    in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
+    functions         autograd functions of statements
+    functorch_rules   statements inside the transforms of torch.func, and in forward mode
+    format_operators  two opaque torch operators for a statement with a format in it
 """
 
 from .flop_formula import flops
+from .format_operators import followed_sparse, implement
 from .functions import by_torch, differentiable, unchecked
-from .functorch_rules import transformed, transformed_sparse
+from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import implement, run_plain, run_plain_with_winners, run_several
+from .operators import run_plain, run_plain_with_winners, run_several
 
 __all__ = [
     "by_torch",
     "differentiable",
     "flops",
+    "followed_sparse",
     "gradients_of",
     "implement",
     "is_sum",
@@ -30,6 +33,5 @@ __all__ = [
     "run_plain_with_winners",
     "run_several",
     "transformed",
-    "transformed_sparse",
     "unchecked",
 ]

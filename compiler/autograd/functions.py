@@ -13,14 +13,24 @@ import torch
 from torch import Tensor
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_compiling, is_free, is_grad_enabled, is_wrapped, uses_tensor_cores
+from ...formats.torch_state import (
+    PLAIN,
+    is_compiling,
+    is_free,
+    is_grad_enabled,
+    is_traced,
+    is_watched,
+    is_wrapped,
+    uses_tensor_cores,
+)
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..language import parse
 from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
-from .operators import run_plain, run_plain_with_winners
+from .operators import call as call_plain
+from .operators import differentiate, run_plain, run_plain_with_winners
 
 __all__ = ["by_torch", "differentiable", "unchecked"]
 
@@ -63,6 +73,9 @@ def differentiable(
     `pattern_of` says of its format, if the caller knows them.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
+    if is_traced([operand for operand in operands.values() if isinstance(operand, Tensor)]):
+        # the operator that a tracer sees is differentiable itself
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
     if fact is None and by_torch(None, expr, operands) is not None:
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     forward = None if plan is None else partial(planned, *plan)
@@ -77,6 +90,20 @@ def differentiable(
         forward = partial(planned, cache, ("in steps", key), in_steps, *rest)
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+
+
+@differentiate
+def _as_operator(
+    expr: str, names: str, size: Sequence[int] | None, tensors: Sequence[Tensor], fact: Fact | None
+) -> Tensor:
+    """Return the value of the operator that tracers see, with gradients."""
+    function = _Sum if is_sum(expr) else _Extremum
+    call = _Call(_as_operators, expr, tuple(names.split(",")), None if size is None else tuple(size), fact, None)
+    return function.apply(call, *tensors)  # type: ignore[no-any-return]
+
+
+def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None) -> Tensor:
+    return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
 def by_torch(call_key: object, expr: str, operands: Mapping[str, Any]) -> object:
@@ -113,7 +140,7 @@ class _Sum(torch.autograd.Function):
             value = forward()
             if isinstance(value, tuple):
                 value, *kept = value
-        elif fact is not None or is_compiling():
+        elif fact is not None or is_watched():
             value = run_plain(expr, ",".join(names), size, list(tensors), fact)
         else:
             value = evaluate(expr, dict(zip(names, tensors)), size)
@@ -131,7 +158,7 @@ class _Sum(torch.autograd.Function):
             tensors, kept = dict(zip(names, saved)), saved[len(names) :]
             return _gradients(evaluate, expr, names, needs_grads, tensors, grad_output, kept, rounds)
 
-        if is_compiling() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+        if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
             return None, *run(grad_output, *ctx.saved_tensors[: len(names)])
         call_key = "gradients", expr, names, needs_grads, rounds
         return None, *planned(PLAIN_CALLS, call_key, run, (grad_output, *ctx.saved_tensors), varies=True)

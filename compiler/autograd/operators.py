@@ -14,17 +14,21 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...formats.facts import Fact
-from ...formats.torch_state import PLAIN, is_forward_mode, is_grad_enabled, is_watched
+from ...formats.torch_state import PLAIN, is_exporting, is_forward_mode, is_grad_enabled, is_watched, transforms
 from ..binding import bind
 from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
+from ..reference import lowered
 from ..runtime import resolved
 
 __all__ = [
     "batch_call",
     "call",
     "call_with_winners",
+    "differentiate",
     "implement",
+    "library",
+    "refuse_transforms",
     "run_plain",
     "run_plain_with_winners",
     "run_several",
@@ -32,9 +36,9 @@ __all__ = [
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
 
-_library = torch.library.Library("insum_ops", "DEF")
-_library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+library = torch.library.Library("insum_ops", "DEF")
+library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 
 
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
@@ -53,28 +57,47 @@ def implement(run: Run) -> Run:
     global _run
     _run = run
     for key in ("CPU", "CUDA"):
-        _library.impl("run", value, key)
-        _library.impl("run_with_winners", value_and_winners, key)
+        library.impl("run", value, key)
+        library.impl("run_with_winners", value_and_winners, key)
     return run
 
 
-def _with_gradients(operator: Any) -> Any:
-    """Return an operator that raises UnsupportedError for tensors that want a gradient.
+def refuse_transforms(expr: str, tensors: Sequence[Tensor]) -> bool:
+    """Return whether one of an operator's tensors wants a gradient, which it has outside of torch.func alone.
 
-    None do, unless a compiled transform or an exported program hid from us that they are differentiated.
+    Raises:
+        UnsupportedError: one is differentiated by torch.func or has a tangent, which a tracer hid from us.
+    """
+    wants_grad = is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
+    if (wants_grad and transforms() is not None) or _has_tangent(tensors):
+        raise UnsupportedError(
+            f"{expr!r} is to be differentiated as an operator, which torch.func inside torch.compile does, and forward "
+            "mode; compile what is inside the transform"
+        )
+    return wants_grad
+
+
+def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make `function` what is called in the place of `run` where a gradient is wanted, and return it; a decorator.
+
+    It takes the arguments of `run_plain`.
     """
 
-    def checked(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        if (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)) or _has_tangent(tensors):
-            raise UnsupportedError(
-                f"{expr!r} is to be differentiated as an operator, which has no gradient: torch.func inside "
-                "torch.compile does so, and an exported program; compile what is inside the transform, or run the "
-                "program inside torch.no_grad()"
-            )
+    def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+        if refuse_transforms(expr, tensors):
+            return function(expr, names, size, tensors, Fact.from_text(fact, facts))
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(expr, names, size, tensors, fact, facts)
+            return call(expr, names, size, tensors, fact, facts)
 
-    return checked
+    library.impl("run", value, "Autograd")
+    return function
+
+
+def _below_autograd(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
+    """The winners of a `max`, which are asked for inside of its autograd function alone."""
+    refuse_transforms(expr, tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return call_with_winners(expr, names, size, tensors, fact, facts)
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
@@ -84,7 +107,7 @@ def _has_tangent(tensors: Sequence[Tensor]) -> bool:
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
-@torch.library.register_fake("insum_ops::run", lib=_library)
+@torch.library.register_fake("insum_ops::run", lib=library)
 def _fake(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:
@@ -92,7 +115,7 @@ def _fake(
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
 
 
-@torch.library.register_fake("insum_ops::run_with_winners", lib=_library)
+@torch.library.register_fake("insum_ops::run_with_winners", lib=library)
 def _fake_with_winners(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -116,8 +139,8 @@ def _batch_with_winners(
     return call_with_winners(*batch, *_as_text(batch_fact)), (0, 0)
 
 
-torch.library.register_vmap("insum_ops::run", _batch, lib=_library)
-torch.library.register_vmap("insum_ops::run_with_winners", _batch_with_winners, lib=_library)
+torch.library.register_vmap("insum_ops::run", _batch, lib=library)
+torch.library.register_vmap("insum_ops::run_with_winners", _batch_with_winners, lib=library)
 
 
 def batch_call(
@@ -155,12 +178,16 @@ def _as_text(fact: Fact | None) -> tuple[str, list[Tensor]]:
 
 call = torch.ops.insum_ops.run.default
 call_with_winners = torch.ops.insum_ops.run_with_winners.default
-_library.impl("run", _with_gradients(call), "Autograd")
-_library.impl("run_with_winners", _with_gradients(call_with_winners), "Autograd")
+library.impl("run_with_winners", _below_autograd, "Autograd")
 
 
 def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
-    """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called."""
+    """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called.
+
+    On a CPU torch.export records torch's own operations instead, so that a package needs nothing of ours.
+    """
+    if is_exporting() and all([tensor.device.type == "cpu" for tensor in tensors]):
+        return lowered(bind(parse(expr), dict(zip(names.split(","), tensors)), size), names.split(","), tensors)  # type: ignore[no-any-return]
     if _is_watched(tensors):
         return call(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]

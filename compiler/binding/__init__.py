@@ -14,7 +14,7 @@ A file imports only from those above it.
 
 from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
-from .contraction_path import contraction_path
+from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
@@ -46,6 +46,7 @@ __all__ = [
     "bucket",
     "check_pattern",
     "contraction_path",
+    "example_of",
     "grouping",
     "is_sparse",
     "kinds_of",

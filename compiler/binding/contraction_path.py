@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import opt_einsum
 
-__all__ = ["contraction_path"]
+__all__ = ["contraction_path", "example_of"]
+
+UNKNOWN = 64  # what stands for a length of which a tracer has no example
+
+
+def example_of(extent: Any) -> int:
+    """Return a length, or the example that a tracer has for its symbol: what only saves work may depend on that.
+
+    >>> example_of(5)
+    5
+    """
+    if isinstance(extent, int):
+        return extent
+    example = extent.node.hint
+    return example if isinstance(example, int) else UNKNOWN
 
 
 def contraction_path(
@@ -22,6 +37,6 @@ def contraction_path(
     letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
     kept = [name for name in free if any(name in names for names in factors)]
     terms = ["".join(letters[name] for name in names) for names in (*factors, kept)]
-    shapes = [tuple(extents[name] for name in names) for names in factors]
+    shapes = [tuple(example_of(extents[name]) for name in names) for names in factors]
     path, _ = opt_einsum.contract_path(f"{','.join(terms[:-1])}->{terms[-1]}", *shapes, shapes=True)
     return tuple(tuple(pair) for pair in path)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import is_compiling
+from ...formats.torch_state import is_compiling, is_dynamo
 from ..language import parse
 from .bind import Meta, TensorLike, bind
 from .rewrite import sparse_factor
@@ -42,11 +42,10 @@ def _numbers(size: Sequence[int]) -> tuple[int, ...]:
 
     A recipe is for one size, so a tracer that has met several must trace each of them instead of a symbolic one.
     """
-    return tuple([index(extent) for extent in size]) if is_compiling() else tuple(size)
+    return tuple([index(extent) for extent in size]) if is_dynamo() else tuple(size)
 
 
-@lru_cache(maxsize=256)
-def _cached_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
+def _new_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tuple[Any, ...]:
     """Return the fields of the recipe; `kind` are those of the format's `Kind`, `others` describe the other tensors."""
     statement, sparse_kind = parse(expr), Kind(*kind)
     tensors: dict[str, TensorLike] = {key: Meta(shape, dtype, device) for key, shape, dtype, device, _ in others}
@@ -55,9 +54,12 @@ def _cached_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> t
     return recipe(bound, sparse_factor(statement, sparse), sparse_kind)
 
 
+_cached_recipe = lru_cache(maxsize=256)(_new_recipe)
+
+
 def _recipe(*key: Any) -> tuple[Any, ...]:
     """Return what `_cached_recipe` does, as a plain function that a tracer can be told to call."""
-    return _cached_recipe(*key)
+    return _new_recipe(*key) if is_compiling() else _cached_recipe(*key)  # a tracer's sizes are no keys
 
 
 @lru_cache(maxsize=256)

@@ -15,10 +15,11 @@ A file imports only from those above it.
 
 from .demands import numbers_held, sums_in_float32
 from .lower import lower, placeholders
-from .program import program_for
+from .program import lowered, program_for
 
 __all__ = [
     "lower",
+    "lowered",
     "numbers_held",
     "placeholders",
     "program_for",

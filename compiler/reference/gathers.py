@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.nn.functional import embedding_bag
 
-from ..binding import Bound
+from ..binding import Bound, example_of
 from ..language import Access, Const, Index, Var, fresh_name
 
 __all__ = ["Gathers", "Length", "Value", "large_gathers", "lengths_of", "placeholders"]
@@ -65,12 +65,16 @@ def lengths_of(bound: Bound) -> dict[str | int, int]:
     return lengths
 
 
+def _product(extents: Iterable[int]) -> int:
+    return math.prod(example_of(extent) for extent in extents)
+
+
 def large_gathers(bound: Bound) -> frozenset[Access]:
     """Return the factors of which at least as many elements are gathered as their tensors hold."""
     return frozenset(
         access
         for access in bound.statement.accesses
-        if math.prod(bound.extents[name] for name in access.names) >= math.prod(bound.shapes[access.name])
+        if _product(bound.extents[name] for name in access.names) >= _product(bound.shapes[access.name])
     )
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
 from .demands import orders_of, path_of
-from .gathers import large_gathers, lengths_of
+from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
+from .lower import Lowering
 
-__all__ = ["Program", "program_for"]
+__all__ = ["Program", "lowered", "program_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
 
@@ -54,3 +57,16 @@ def program_for(
         function = compiled(lowering.finished_graph(wants_winners))
         program = _programs[key] = Program(function, lowering.length_arguments)
     return program
+
+
+def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
+    """Return the value of a bound statement by torch's operations, whatever symbols a tracer has for its lengths.
+
+    Every index tensor may hold -1: a tracer's tensors have no numbers to look for it.
+    """
+    by_name = dict(zip(names, tensors))
+    padded = frozenset(access.name for access in bound.statement.index_accesses)
+    lowering = Lowering(bound, padded, True)
+    function, lengths = compiled(lowering.finished_graph(False)), lengths_of(bound)
+    operands = [by_name[name] for name in placeholders(bound)]
+    return function(*operands, *[lengths[key] for key in lowering.length_arguments])

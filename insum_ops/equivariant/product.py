@@ -242,8 +242,8 @@ class Product:
         if x.dim() != 2:
             raise ShapeError(f"x is {list(x.shape)}; with src and dst it has one row for each node")
         rows = x.shape[0] if num_nodes is None else _whole_number(num_nodes)
-        _check_positions("src", src, f"x has {x.shape[0]} nodes", x.shape[0])
-        _check_positions("dst", dst, f"there are {rows} nodes", rows)
+        _check_positions("src", src, "x has {} nodes", x.shape[0])
+        _check_positions("dst", dst, "there are {} nodes", rows)
         if self.decomposition is None:
             return x.new_zeros(rows, self.dims[2])
         return self.decomposition(x, y, weight, src, dst, rows)
@@ -304,7 +304,7 @@ class Product:
             )
         if y.device != x.device:
             raise OperandError(f"x is on {x.device} but y is on {y.device}; move them to one device")
-        _check_positions("y", y, f"irreps_in2 {self.in2} has {self.dims[1]} kinds", self.dims[1])
+        _check_positions("y", y, f"irreps_in2 {self.in2} has {{}} kinds", self.dims[1])
 
     def check_kinds(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
         """Refuse tensors on two devices, or of two dtypes unless autocast casts them."""
@@ -330,14 +330,17 @@ def _whole_number(num_nodes: object) -> int:
 def _check_positions(name: str, positions: Tensor, extent: str, count: int) -> None:
     """Refuse positions of another dtype or out of range, in the caller's names.
 
-    While torch traces the call no number can be read: then the statements refuse, in their own names.
+    `extent` says how many there are, with {} for the `count`: a tracer can't write a size without fixing it. While
+    torch traces the call no number can be read: then the statements refuse, in their own names.
     """
     if positions.dtype not in INDEX_DTYPES:
         raise OperandError(f"{name} is {_short(positions.dtype)}; positions are int32 or int64")
     if not is_watched() and remembered_range(positions)[1] >= count:
         place = (positions >= count).nonzero()[0].tolist()
         where = f"{name}[{','.join(map(str, place)) or '()'}]"
-        raise IndexRangeError(f"{where} is {int(positions[tuple(place)])}, but {extent}; they count from 0")
+        raise IndexRangeError(
+            f"{where} is {int(positions[tuple(place)])}, but {extent.format(count)}; they count from 0"
+        )
 
 
 def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:

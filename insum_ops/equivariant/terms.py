@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -70,7 +70,7 @@ class PathTerm:
     def weight_numel(self) -> int:
         return self.num_paths * prod(self.weight_shape) if self.key[2] else 0
 
-    @cached_property
+    @property
     def weight_shape(self) -> tuple[int, ...]:
         mode, muls, _, _ = self.key
         return path_shape(mode, *muls)

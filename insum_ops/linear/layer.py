@@ -13,7 +13,15 @@ from torch.nn.functional import pad
 from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards, may_keep
-from ..formats.torch_state import autocast_dtype, default_dtype, is_autocast_enabled, is_compiling, may_autocast
+from ..formats.parts import FormatParts
+from ..formats.torch_state import (
+    autocast_dtype,
+    default_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_traced,
+    may_autocast,
+)
 from ..not_scripted import NotScripted
 from .patterns import (
     block_grid,
@@ -261,7 +269,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
-        W, bias = self.as_format(), self._parameter("bias")
+        bias = self._parameter("bias")
+        W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
         try:
             return product(x, W, bias, lambda: self._product(x, W, bias))
         except InsumError as error:
@@ -271,7 +280,13 @@ class BlockSparseLinear(NotScripted, nn.Module):
         # nn.Module's own returns Any
         def __call__(self, x: Tensor) -> Tensor: ...
 
-    def _product(self, x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
+    def _traced_format(self) -> FormatParts:
+        """Return the weight for a tracer: its pattern is read when the compiled call runs."""
+        weight, blocks, grid = self._parameter("weight"), self.block_size, self.grid
+        shape = grid[0] * blocks[0], grid[1] * blocks[1]
+        return FormatParts(f"BlockCOO;0;{blocks[0]},{blocks[1]};*", shape, weight, [self.coords])
+
+    def _product(self, x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:
         """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""
         if x.layout is not torch.strided:
             raise OperandError(f"x is a {x.layout} tensor; pass a dense one, as x.to_dense()")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..compiler import evaluate, gradients_of, one_by_one, owned, planned
 from ..formats import BlockCOO
+from ..formats.parts import FormatParts
 from ..formats.torch_state import is_compiling, is_free, is_grad_enabled, wants_gradient
 from ..functional import insum
 
@@ -18,24 +19,26 @@ __all__ = ["EXPR", "product"]
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
 
 
-def product(x: Tensor, W: BlockCOO, bias: Tensor | None, run: Callable[[], Tensor] | None = None) -> Tensor:
+def product(
+    x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None, run: Callable[[], Tensor] | None = None
+) -> Tensor:
     """Return x [..., i] by W [o, i] as [..., o], sums starting from the bias [o].
 
     A call without gradients that has no launch plan yet calls `run` instead, in which a layer checks x.
     """
     tensors = (x, W.values) if bias is None else (x, W.values, bias)
-    if not is_compiling() and not wants_gradient(tensors):
+    if not isinstance(W, FormatParts) and not is_compiling() and not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
         marks = EXPR, run is None
         return planned(W.memory, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
     if run is not None:
         return run()
-    if not is_free() or (bias is not None and bias.dtype != x.dtype):
+    if isinstance(W, FormatParts) or not is_free() or (bias is not None and bias.dtype != x.dtype):
         return _evaluate(x, W, bias)
     return _Product.apply(x, W.values, bias, W)  # type: ignore[no-any-return]
 
 
-def _evaluate(x: Tensor, W: BlockCOO, bias: Tensor | None) -> Tensor:
+def _evaluate(x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:
     """Evaluate the statement over x with its leading dimensions flattened."""
     X = _rows(x)
     operands: dict[str, Any] = {"X": X, "W": W}

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
+from ..formats import COO
 from ..formats.check import VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
+from ..formats.parts import FormatParts, Kind, register_kind
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange
 
-__all__ = ["Edges", "edges_of"]
+__all__ = ["Edges", "edges_of", "traced_edges"]
 
 SIZES = 64  # kept for one graph, then all are dropped: a new size with every call must not fill memory
 
@@ -92,12 +94,7 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
 
     `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names.
     """
-    if len(A) not in (2, 3) or not isinstance(A[0], Tensor) or not isinstance(A[1], (Tensor, type(None))):
-        kinds = ", ".join(type(part).__name__ for part in A)
-        raise OperandError(
-            f"{name} is a tuple of ({kinds}); pass (edge_index, edge_weight, size) with edge_index [2, E], "
-            "edge_weight [E] or None, and size (sources, targets), a number or None"
-        )
+    check_graph(A, name)
     edge_index = A[0]
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     by_size = _edges.get(edge_index)
@@ -112,21 +109,18 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     return edges
 
 
-def _checked_sizes(size: Any) -> tuple[int, int]:
-    """Return (sources, targets) of a caller's size; refuse what is none."""
-    parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    try:
-        sources, targets = (index(part) for part in parts)
-    except (TypeError, ValueError):
-        raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
-    if sources < 0 or targets < 0:
-        raise ShapeError(f"size is {size}; a size is at least 0")
-    return sources, targets
+def check_graph(A: tuple[Any, ...], name: str) -> None:
+    """Refuse a tuple that is no graph."""
+    if len(A) not in (2, 3) or not isinstance(A[0], Tensor) or not isinstance(A[1], (Tensor, type(None))):
+        kinds = ", ".join([type(part).__name__ for part in A])
+        raise OperandError(
+            f"{name} is a tuple of ({kinds}); pass (edge_index, edge_weight, size) with edge_index [2, E], "
+            "edge_weight [E] or None, and size (sources, targets), a number or None"
+        )
 
 
-@outside_transforms()
-def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
-    """Return the edges as a format; refuse an edge_index of another type or shape, or that names an absent node."""
+def check_edge_index(edge_index: Tensor) -> None:
+    """Refuse an edge_index of another type or shape."""
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise OperandError(
             f"edge_index is {edge_index.dtype}; node numbers are int32 or int64, as edge_index.long() has them"
@@ -135,6 +129,55 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
         remedy = "; pass edge_index.T" if edge_index.ndim == 2 and edge_index.shape[1] == 2 else ""
         shape = list(edge_index.shape)
         raise ShapeError(f"edge_index is {shape}; it must be [2, E], sources first, then targets{remedy}")
+
+
+def traced_edges(A: tuple[Any, ...], name: str, size: tuple[int, int], dtype: torch.dtype) -> FormatParts:
+    """Return a graph for a tracer: its edges are checked and put in order when the compiled call runs."""
+    check_graph(A, name)
+    edge_index, edge_weight = A[0], A[1]
+    check_edge_index(edge_index)
+    sources, targets = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
+    if edge_weight is None:
+        edge_weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
+    return FormatParts("Edges;0;;*", (targets, sources), edge_weight, [edge_index])
+
+
+def _edges_of_parts(parts: FormatParts) -> Edges:
+    targets, sources = parts.shape
+    return edges_of((parts.coords[0], parts.values, (sources, targets)), "A", None)
+
+
+def _traced_format(parts: FormatParts) -> SparseFormat:
+    sources, targets = parts.coords[0].unbind(0)
+    return COO._traced((targets, sources), parts.values, parts.shape, 0, None)
+
+
+register_kind(
+    "Edges",
+    Kind(
+        build=lambda parts: _edges_of_parts(parts).format(parts.values, parts.dtype),
+        trace=_traced_format,
+        listed=lambda parts, form, grad: _edges_of_parts(parts).arranged.read(grad),
+    ),
+)
+
+
+def _checked_sizes(size: Any) -> tuple[int, int]:
+    """Return (sources, targets) of a caller's size; refuse what is none."""
+    parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    try:
+        sources, targets = (part if isinstance(part, torch.SymInt) else index(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
+    if sources < 0 or targets < 0:
+        raise ShapeError(f"size is {size}; a size is at least 0")
+    return sources, targets  # type: ignore[return-value]
+
+
+@outside_transforms()
+def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
+    """Return the edges as a format; refuse an edge_index of another type or shape, or that names an absent node."""
+    check_edge_index(edge_index)
     if edge_index.is_meta:
         raise OperandError("edge_index is on the meta device, where it lists no edges; give it memory and values first")
     guard = ChangeGuard.of(edge_index)  # before it is read: another thread may write to it

@@ -29,9 +29,18 @@ from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import PLAIN, is_compiling, is_grad_enabled, is_transformed, may_autocast, wants_gradient
+from ..formats.torch_state import (
+    PLAIN,
+    is_compiling,
+    is_dynamo,
+    is_grad_enabled,
+    is_traced,
+    is_transformed,
+    may_autocast,
+    wants_gradient,
+)
 from ..functional import insum
-from .edges import Edges, edges_of
+from .edges import Edges, edges_of, traced_edges
 from .operands import as_format, trained_source
 from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
 
@@ -63,8 +72,8 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
     version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
     A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
-    `torch.compile` traces formats alone, after one ordinary call (and its backward, to train) that works out what is
-    known of their pattern.
+    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor, at a scipy array and at
+    the mean over a graph's edges its graph breaks.
 
     Args:
         A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
@@ -83,7 +92,7 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
             or A and B are on two devices.
         ShapeError: A is no matrix, or B has another number of rows than A has columns.
         IndexRangeError: an edge names a node that is not there.
-        UnsupportedError: `torch.compile` meets an A that is no format.
+        UnsupportedError: `torch.export` meets an A that is neither a format nor a graph.
 
     Example:
         >>> import torch
@@ -127,9 +136,11 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         if filled is not None:
             return insum(statements[B.ndim - 1], A=filled, B=B)
     if isinstance(A, SparseFormat):
-        form = A
+        form: Any = A
+    elif isinstance(A, tuple) and reduce != "mean" and is_traced([B]):
+        form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
-        _refuse_tracing("A")
+        _leave_graph("A")
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
@@ -218,14 +229,19 @@ class _Trained(torch.autograd.Function):
         return None if d_entries is None else source.like(listed, d_entries), None, d_B, None
 
 
-def _refuse_tracing(name: str) -> None:
-    """Refuse a matrix that is no format under `torch.compile`.
+def _leave_graph(name: str) -> None:
+    """Break the graph of `torch.compile` at a matrix that is neither a format nor a graph of edges.
 
-    Its cached format is found by identity and version counter, which a tracer would take for constants.
+    Its format is found by identity and version counter, which a tracer would take for constants.
+
+    Raises:
+        UnsupportedError: torch.export traces the call, which has no breaks.
     """
-    if is_compiling():
+    if is_dynamo():
+        torch._dynamo.graph_break(f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats")
+    elif is_compiling():
         raise UnsupportedError(
-            f"{name} is no format, and torch.compile can trace nothing else; "
+            f"{name} is no format, and torch.export can trace nothing else; "
             f"convert {name} beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
         )
 
@@ -287,7 +303,7 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         OperandError: the pattern is nothing of the kinds above, or X or Y is no dense matrix.
         ShapeError: X or Y has other rows than the pattern, or the two have different D.
         IndexRangeError: an edge names a node that is not there.
-        UnsupportedError: `torch.compile` meets a pattern that is no format.
+        UnsupportedError: `torch.export` meets a pattern that is neither a format nor a graph.
 
     Example:
         >>> import torch
@@ -314,7 +330,10 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
             raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")
     if isinstance(pattern, SparseFormat):
         return pattern.with_values(_sampled(pattern, X, Y))
-    _refuse_tracing("pattern")
+    if isinstance(pattern, tuple) and is_traced([X, Y]):
+        traced = traced_edges(pattern, "pattern", (Y.shape[0], X.shape[0]), X.dtype)
+        return insum("V[e] += X[E[1,e],d] * Y[E[0,e],d]", X=X, Y=Y, E=traced.coords[0])
+    _leave_graph("pattern")
     if isinstance(pattern, Tensor):
         source = sparse_source(pattern, "pattern")
         return source.like(pattern.detach(), source.arranged.read(_sampled(source.arranged.pattern, X, Y)))

@@ -16,7 +16,7 @@ from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_compiling, is_wrapped
+from ..formats.torch_state import is_compiling, is_dynamo, is_traced, is_wrapped
 from ..not_scripted import NotScripted
 from .functional import SUM, Reduce, spmm
 from .operands import as_format
@@ -42,8 +42,7 @@ class SpMM(NotScripted, nn.Module):
     """C[m,n] += A[m,k] * B[k,n], with a sparse A that the layer holds.
 
     A is converted here, once. Coordinates (`AM`, `AK`) and values (`AV`) are copies: no gradient flows back to A, and
-    training does not change it. `state_dict` holds all three. Compile after one ordinary call and, to train, its
-    backward.
+    training does not change it. `state_dict` holds all three.
 
     A change in place of `AV` counts at once. Other coordinates come by `load_state_dict`, or as tensors that are
     assigned to `AM` and `AK`: where the layer's own are overwritten with others, as by an average over buffers, it
@@ -112,6 +111,8 @@ class SpMM(NotScripted, nn.Module):
         AV = buffers.get("AV")
         if AV is None:
             AV = self.AV  # which takes a module ten times as long
+        if not is_dynamo() and is_traced([AV]):  # torch.export and the like put their own tensors here
+            return type(form)._traced((self.AM, self.AK), AV, form.shape, form.group_dim, form.block_size)
         rows, columns = form.coords
         is_current = rows is buffers["AM"] and columns is buffers["AK"]
         if not is_current and not (is_compiling() and self._has_stand_ins()):

@@ -13,7 +13,6 @@ o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from tolerances import TOLERANCE  # noqa: E402
 
 from insum_ops import tensor_product  # noqa: E402
-from insum_ops.compiler.language.errors import UnsupportedError  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 
@@ -99,15 +98,14 @@ def test_the_compiled_function_gives_the_same():
         torch.testing.assert_close(compiled(*given), expected, **TOLERANCE[torch.float64])
 
 
-def test_an_exported_module_runs_where_nothing_learns():
+def test_an_exported_module_learns():
     ours = FullyConnectedTensorProduct(*UVU[:3])
-    x, y = inputs(ours, 3)
+    x, y = (tensor.detach().requires_grad_() for tensor in inputs(ours, 3))
     expected = ours(x, y)
-    program = torch.export.export(ours, (x, y)).module()
-    with torch.no_grad():
-        torch.testing.assert_close(program(x, y), expected, **TOLERANCE[torch.float64])
-    with pytest.raises(UnsupportedError, match=r"or run the program inside torch\.no_grad\(\)$"):
-        program(x, y)
+    value = torch.export.export(ours, (x, y)).module()(x, y)
+    torch.testing.assert_close(value, expected, **TOLERANCE[torch.float64])
+    grads = [torch.autograd.grad(result.square().sum(), (x, y)) for result in (value, expected)]
+    torch.testing.assert_close(*grads, **TOLERANCE[torch.float64])
 
 
 @pytest.mark.cpu

@@ -25,7 +25,7 @@ from tolerances import DTYPES, assert_matches
 from torch import Tensor
 
 from insum_ops import sddmm
-from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError
 from insum_ops.formats import COO, GroupCOO
 
 pytestmark = SPARSE_WARNINGS
@@ -247,13 +247,7 @@ def test_another_device():
     fails(OperandError, "pattern is on cpu but Y is on meta; move them to one device", pattern, X, X.to("meta"))
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="this torch fails to trace a raise, in words of its own")
-def test_a_tracer_needs_a_format():
-    edge_index, X = torch.tensor([[0, 1], [1, 2]]), torch.ones(3, 2)
-    traced = torch.compile(lambda e, X: sddmm((e, None), X, X), backend="eager")
-    message = (
-        "pattern is no format, and torch.compile can trace nothing else; "
-        "convert pattern beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
-    )
-    with pytest.raises(UnsupportedError, match=f"^{re.escape(message)}"):
-        traced(edge_index, X)
+def test_a_tracer_takes_edges():
+    e, X = torch.tensor([[0, 1], [1, 2]]), torch.arange(6.0).view(3, 2)
+    traced = torch.compile(lambda e, X: sddmm((e, None), X, X), fullgraph=True, backend="eager")
+    torch.testing.assert_close(traced(e, X), sddmm((e, None), X, X))

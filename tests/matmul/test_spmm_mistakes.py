@@ -12,7 +12,7 @@ from sparse_inputs import SPARSE_WARNINGS, scipy_of
 from torch import Tensor
 
 from insum_ops import sddmm, spmm
-from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError
 from insum_ops.formats import FormatError, GroupCOO
 from insum_ops.nn import SpMM
 
@@ -243,16 +243,10 @@ def test_wrong_tuples():
     )
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="this torch fails to trace a raise, in words of its own")
-def test_a_tracer_needs_a_format():
-    edge_index, B = torch.tensor([[0, 1], [1, 2]]), torch.ones(3, 2)
-    traced = torch.compile(lambda e, B: spmm((e, None), B), backend="eager")
-    message = (
-        "A is no format, and torch.compile can trace nothing else; "
-        "convert A beforehand, with insum_ops.nn.SpMM or insum_ops.formats"
-    )
-    with pytest.raises(UnsupportedError, match=f"^{re.escape(message)}"):
-        traced(edge_index, B)
+def test_a_tracer_takes_edges():
+    e, B = torch.tensor([[0, 1], [1, 2]]), torch.arange(6.0).view(3, 2)
+    traced = torch.compile(lambda e, B: spmm((e, None), B), fullgraph=True, backend="eager")
+    torch.testing.assert_close(traced(e, B), spmm((e, None), B))
 
 
 def test_a_bare_edge_index_is_no_graph():

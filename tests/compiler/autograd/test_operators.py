@@ -88,7 +88,8 @@ def test_new_lengths_do_not_compile_again_and_again():
     assert len(graphs) <= 2
 
 
-def test_exported_it_is_one_node():
+@pytest.mark.cpu
+def test_exported_on_a_cpu_it_needs_nothing_of_ours():
     class Layer(torch.nn.Module):
         def forward(self, AM, AK, AV, B):
             return spmm(AM, AK, AV, B)
@@ -96,7 +97,7 @@ def test_exported_it_is_one_node():
     given = tensors()
     program = torch.export.export(Layer(), tuple(given.values()))
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [call]
+    assert not [target for target in targets if "insum_ops" in str(target)]
     torch.testing.assert_close(program.module()(*given.values()), spmm(**given))
 
 

@@ -1,0 +1,178 @@
+"""A format as text, sizes and tensors, which is how a torch operator takes it, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import is_
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ..identity_cache import ByIdentity
+from ..lru_cache import LRUCache
+from .guard import ChangeGuard
+from .pattern_cache import PatternCache
+
+__all__ = [
+    "FormatParts",
+    "Kind",
+    "from_parts",
+    "keep",
+    "parts_of",
+    "register_format",
+    "register_kind",
+    "traced_from_parts",
+]
+
+Sizes = tuple[int, ...]
+
+LOST = 16  # patterns that are kept for coordinates whose format is gone, as those of a compiled function
+STACKED = "*"  # in the place of the stored dimensions: one tensor [ndim, P] holds the coordinates of all
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an operator makes a format of one kind from its parts."""
+
+    build: Callable[[FormatParts], Any]  # to compute with
+    trace: Callable[[FormatParts], Any]  # of a tracer's tensors, which can't be checked
+    listed: Callable[
+        [FormatParts, Any, Tensor], Tensor
+    ]  # a gradient of the format's values as one of the parts' values
+
+
+@dataclass(frozen=True)
+class FormatParts:
+    """A format taken apart, which stands for it where a tracer follows the call.
+
+    >>> import torch
+    >>> from insum_ops.formats import BlockCOO
+    >>> parts_of(BlockCOO.from_dense(torch.ones(4, 4), block_size=(2, 2))).text
+    'BlockCOO;0;2,2;0,1'
+    """
+
+    text: str  # kind, group dimension, block size and stored dimensions
+    shape: Sizes
+    values: Tensor
+    coords: list[Tensor]
+
+    coord_axes: ClassVar[tuple[()]] = ()  # by which a statement knows formats
+    group_dim: ClassVar[int] = 0  # no tracer asks how to group it
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def with_values(self, values: Tensor) -> FormatParts:
+        return replace(self, values=values)
+
+    def parsed(self) -> tuple[str, tuple[Tensor | None, ...], int, Sizes | None]:
+        """Return the kind, all coordinates, the group dimension and the block size."""
+        kind, group_dim, blocks, stored = self.text.split(";")
+        if stored == STACKED:
+            coords: tuple[Tensor | None, ...] = self.coords[0].unbind(0)
+        else:
+            by_dim = dict(zip(stored.split(","), self.coords))
+            coords = tuple([by_dim.get(str(dim)) for dim in range(len(self.shape))])
+        return kind, coords, int(group_dim), tuple(map(int, blocks.split(","))) if blocks else None
+
+
+_kinds: dict[str, Kind] = {}
+# What is cached about coordinates, as long as a format over them lives: an operator gets the coordinates alone.
+_caches: WeakValueDictionary[tuple[Any, ...], PatternCache] = WeakValueDictionary()
+_lost: LRUCache[PatternCache] = LRUCache(LOST)
+_stacked: ByIdentity[dict[tuple[Any, ...], Any]] = ByIdentity()
+
+
+def register_kind(name: str, kind: Kind) -> None:
+    """Let operators take formats of this name."""
+    _kinds[name] = kind
+
+
+def register_format(kind: type[Any]) -> None:
+    """Let operators take the formats of a class."""
+    build = lambda parts: _stacked_format(kind, parts) if parts.text.endswith(STACKED) else _format(kind, parts)
+    register_kind(kind.__name__, Kind(build, lambda parts: _traced(kind, parts), lambda parts, form, grad: grad))
+
+
+def parts_of(form: Any) -> FormatParts | None:
+    """Return the parts of a format; None for a view of one."""
+    if isinstance(form, FormatParts):
+        return form
+    name = type(form).__name__
+    if name not in _kinds:
+        return None
+    blocks = "" if form.block_size is None else ",".join([str(length) for length in form.block_size])
+    stored = ",".join([str(dim) for dim, coord in enumerate(form.coords) if coord is not None])
+    coords = [coord for coord in form.coords if coord is not None]
+    return FormatParts(f"{name};{form.group_dim};{blocks};{stored}", tuple(form.shape), form.values, coords)
+
+
+def from_parts(parts: FormatParts) -> tuple[Any, Callable[[FormatParts, Any, Tensor], Tensor]]:
+    """Return the format of these parts, and what turns a gradient of its values into one of theirs.
+
+    Coordinates that no living format has are checked, once.
+
+    Raises:
+        FormatError: they make no format of this kind.
+    """
+    kind = _kinds[parts.text.split(";")[0]]
+    return kind.build(parts), kind.listed
+
+
+def traced_from_parts(parts: FormatParts) -> Any:
+    """Return the format of a tracer's tensors, which can't be checked: where a kind can be padded, this one is."""
+    return _kinds[parts.text.split(";")[0]].trace(parts)
+
+
+def keep(form: Any) -> None:
+    """Let `from_parts` find what is cached about the pattern of a format, as long as it lives."""
+    parts = parts_of(form)
+    if parts is not None:
+        _caches[_key(parts)] = form._pattern_cache
+
+
+def _key(parts: FormatParts) -> tuple[Any, ...]:
+    return (parts.text, parts.shape, *map(id, parts.coords))
+
+
+def _format(kind: Any, parts: FormatParts) -> Any:
+    """Return a format with what is cached about its coordinates."""
+    _, coords, group_dim, block_size = parts.parsed()
+    key = _key(parts)
+    cache = _caches.get(key) or _lost.get(key)
+    if cache is not None:
+        tensors = cache.guard.tensors
+        if len(tensors) == len(parts.coords) and all(map(is_, tensors, parts.coords)):
+            return kind._of_parts(coords, parts.values, parts.shape, group_dim, block_size, cache)
+    form = kind(coords, parts.values, parts.shape, group_dim, block_size)
+    _lost[key] = form._pattern_cache
+    return form
+
+
+def _stacked_format(kind: Any, parts: FormatParts) -> Any:
+    """Return a format over the rows of one tensor of coordinates, kept as long as that tensor and no other values."""
+    owner, key = parts.coords[0], (parts.text, parts.shape, parts.values.dtype)
+    kept = _stacked.get(owner) or {}
+    guard, form = kept.get(key, (None, None))
+    if guard is None or not guard.holds_for(owner):
+        guard = ChangeGuard.of(owner)  # before it is read: another thread may write to it
+        # a copy, and of values the shape alone: what is kept may keep neither alive
+        _, coords, group_dim, block_size = replace(parts, coords=[owner.clone()]).parsed()
+        values = torch.zeros((), dtype=parts.dtype, device=parts.device).expand(parts.values.shape)
+        form = kind(coords, values, parts.shape, group_dim, block_size)
+        if guard is not None:
+            _stacked.keep(owner, {**kept, key: (guard, form)})
+    return form.with_values(parts.values)
+
+
+def _traced(kind: Any, parts: FormatParts) -> Any:
+    _, coords, group_dim, block_size = parts.parsed()
+    return kind._traced(coords, parts.values, parts.shape, group_dim, block_size)

@@ -73,9 +73,9 @@ class BlockSparseLinear(NotScripted, nn.Module):
     `coords`. If `coords` is overwritten in place, as an average over buffers does, the layer refuses to compute and to
     be saved. Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
 
-    Before `torch.compile`, make one ordinary call. Under DistributedDataParallel pass `broadcast_buffers=False`, or the
-    pattern is sent and compared at every step. In an `nn.TransformerEncoderLayer` the layer is called for inference
-    too, where torch would read the weight of an `nn.Linear` itself.
+    Under DistributedDataParallel pass `broadcast_buffers=False`, or the pattern is sent and compared at every step. In
+    an `nn.TransformerEncoderLayer` the layer is called for inference too, where torch would read the weight of an
+    `nn.Linear` itself.
 
     Args:
         in_features: size of the last dimension of the input.

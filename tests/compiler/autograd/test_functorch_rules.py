@@ -406,13 +406,19 @@ def test_what_a_tracer_can_not_follow_is_refused_in_words():
         "Jvp is inside torch.compile, which can follow a single Grad of torch.func; "
         "leave out torch.compile, or compile what is inside the transform"
     )
-    with pytest.raises(UnsupportedError) as caught:
-        call("C[i] += A[i,k]", "A", None, [random(3, 3).requires_grad_()], "", [])
+    A = random(3, 3)
+    with forward_ad.dual_level(), pytest.raises(UnsupportedError) as caught:
+        call("C[i] += A[i,k]", "A", None, [forward_ad.make_dual(A, A)], "", [])
     assert str(caught.value) == (
-        "'C[i] += A[i,k]' is to be differentiated as an operator, which has no gradient: torch.func inside "
-        "torch.compile does so, and an exported program; compile what is inside the transform, or run the program "
-        "inside torch.no_grad()"
+        "'C[i] += A[i,k]' is to be differentiated as an operator, which torch.func inside torch.compile does, and "
+        "forward mode; compile what is inside the transform"
     )
+
+
+def test_the_operator_itself_has_gradients():
+    A = random(3, 3).requires_grad_()
+    call("C[i] += A[i,k] * A[i,k]", "A", None, [A], "", []).sum().backward()
+    torch.testing.assert_close(A.grad, 2 * A.detach())
 
 
 def test_a_transform_of_what_is_compiled_is_as_ever():

@@ -23,7 +23,7 @@ import torch
 from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, values
 from torch import Tensor
 
-from insum_ops import close_names, lru_cache
+from insum_ops import close_names, identity_cache, lru_cache
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
@@ -461,7 +461,7 @@ def test_a_generator_version_is_the_same_in_every_process_though_files_move(tmp_
     """The package has another name, the generator's folder too, and every file one more comment."""
     for name in ("compiler", "formats"):
         shutil.copytree(Path(problem_module.__file__).parents[2] / name, tmp_path / "moved" / name)
-    for leaf in (lru_cache, close_names):
+    for leaf in (lru_cache, identity_cache, close_names):
         shutil.copy(Path(leaf.__file__), tmp_path / "moved")
     compiler = tmp_path / "moved" / "compiler"
     (compiler / "codegen").rename(compiler / "kernel_text")

@@ -42,14 +42,15 @@ def value_in_steps(
 ) -> tuple[Tensor, ...]:
     """Return the value of a statement over plain tensors, and then what lies on the way to it and is to be kept.
 
-    Nothing is kept if the statement is evaluated by `whole`: where steps save nothing, or would keep too much.
+    Nothing is kept if the statement is evaluated by `whole`: where steps save nothing, would keep too much, or multiply
+    what is not in the statement.
     """
     values = list(tensors.values())
     if any([type(tensor) not in PLAIN or tensor.layout is not torch.strided for tensor in values]):
         return (whole(),)
     statement = prepare(expr, ",".join(tensors), size, values, None)
     parts = split_of(statement.bound, statement.padding(statement.variant(values)))
-    steps = () if parts is None else steps_of(statement.bound, parts)
+    steps = () if parts is None or parts.gathers_products else steps_of(statement.bound, parts)
     if not steps or not may_be_kept(statement.bound, steps):
         return (whole(),)
     run = lambda step, values: evaluate(step.text, dict(zip(step.names, values)), step.size)

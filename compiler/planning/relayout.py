@@ -33,6 +33,15 @@ class Split:
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
 
+    @property
+    def gathers_products(self) -> bool:
+        """Whether products on the way are read through index tensors, so that nobody may read some of them.
+
+        A gradient made of these steps would multiply the 0 of such a product by its factors, and 0 times NaN is NaN.
+        """
+        made = {step.output.name for step in self.steps[:-1] if len(step.accesses) > 1}
+        return any(access.name in made and access.is_indirect for step in self.steps for access in step.accesses)
+
 
 def relaid(bound: Bound, device: Device) -> Split | None:
     """Return the steps of a statement that picks elements along memory, or None if there is none or nothing is gained.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from process_caches import forget
 
 from insum_ops import explain, insum, tune
 from insum_ops.compiler import routes
@@ -95,7 +96,9 @@ def gathered_last(monkeypatch):
         taken = []
         in_turn = routes._in_turn
         monkeypatch.setattr(routes, "_in_turn", lambda *args: taken.append(str(args[1])) or in_turn(*args))
+        forget()  # what other tests have planned of the same statements
         yield taken
+    forget()
 
 
 def relations(dtype=torch.float64):

@@ -97,7 +97,7 @@ def gradients_of_gradients() -> None:
     (grad,) = torch.autograd.grad(layer(x.square()), x, y, create_graph=True)
     (again,) = torch.autograd.grad((grad * grad).sum(), y)  # d/dy |2x A^T y|^2 = 2 A (4 x^2 A^T y)
     with torch.no_grad():
-        (back,) = (rows._Transposed.apply(y, layer),)
+        back = rows._Product.apply(y, layer, True)
         torch.testing.assert_close(again, layer(8 * x.square() * back))
 
 

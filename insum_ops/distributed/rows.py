@@ -178,7 +178,7 @@ class SplitSpMM(NotScripted, nn.Module):
                 f"B is {list(B.shape)} on rank {dist.get_rank()}, which holds {self.rows} of its rows; pass "
                 f"[{self.rows}, N]"
             )
-        return _Product.apply(B, self)  # type: ignore[no-any-return]
+        return _Product.apply(B, self, False)  # type: ignore[no-any-return]
 
     @property
     def own(self) -> SpMM:
@@ -244,24 +244,13 @@ def _arrived(rows: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The product with A; the gradient is that with its transpose, so each is the other's."""
+    """The product with A or its transpose; the gradient of each is the other."""
 
     @staticmethod
-    def forward(ctx: Any, B: Tensor, layer: SplitSpMM) -> Tensor:
-        ctx.layer = layer
-        return layer._multiply(B)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        return _Transposed.apply(grad_output, ctx.layer), None
-
-
-class _Transposed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, C: Tensor, layer: SplitSpMM) -> Tensor:
-        ctx.layer = layer
-        return layer._multiply_transposed(C)
+    def forward(ctx: Any, B: Tensor, layer: SplitSpMM, is_transposed: bool) -> Tensor:
+        ctx.layer, ctx.is_transposed = layer, is_transposed
+        return layer._multiply_transposed(B) if is_transposed else layer._multiply(B)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        return _Product.apply(grad_output, ctx.layer), None
+        return _Product.apply(grad_output, ctx.layer, not ctx.is_transposed), None, None

@@ -26,7 +26,7 @@ SECONDS = 600
 
 SPARSE = "torch.compile takes no sparse tensor as an input"
 MAPS = "the map of new voxels is not made inside a graph yet"
-BY_HAND = {
+NOT_RUN = {
     **{f"{op} of a {layout} tensor": SPARSE for op in ("spmm", "sddmm") for layout in ("coo", "csr")},
     **{f"nn.{kind}, given {what}": MAPS for kind in ("SubMConv3d", "SparseConv3d") for what in ("cloud", "voxels")},
 }
@@ -39,8 +39,8 @@ def _cells() -> list[object]:
 
 @pytest.mark.parametrize(("name", "column"), _cells())
 def test_a_cold_call_goes_through(name, column):
-    if name in BY_HAND and column != "functorch":
-        pytest.xfail(BY_HAND[name])
+    if name in NOT_RUN and column != "functorch":
+        pytest.skip(NOT_RUN[name])
     environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, str(HERE / "entry_columns.py"), name, column]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=SECONDS)

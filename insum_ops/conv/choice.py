@@ -3,7 +3,8 @@
 The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
 The form that the rules name comes first, and the others are not tried where the device needs no longer for it than the
 host for the call: over the 3,500 voxels of `examples/unet.py` other forms took half of the time before its first steps
-and no part of any step. Until a map has proved that it lasts, and where nothing may be timed, the rules of forms.py hold.
+and no part of any step. Until a map has proved that it lasts, and where nothing may be timed, the rules of forms.py
+hold.
 """
 
 from __future__ import annotations

@@ -317,20 +317,18 @@ def test_tiles_of_other_sizes_are_for_a_full_search(contests, monkeypatch):
 
 
 @by_host
-def test_the_form_of_the_rules_is_tried_first_and_may_be_enough_unless_all_are_asked_for(contests, monkeypatch):
-    for mode, is_limited in (("full", False), ("default", True)):
-        monkeypatch.setattr(conv_choice, "tuning_mode", lambda: mode)
-        monkeypatch.setattr(conv_choice, "host_milliseconds", lambda *_: 1.0)
-        for likely, name in ((STATIONARY, "table"), (GROUPED, "groups of 8"), (TILED, "tiles of 8")):
-            monkeypatch.setattr(conv_choice, "form_of", lambda *_: likely)
-            contests.clear()
-            layer, x = submanifold(), cloud()
-            with torch.no_grad():
-                for _ in range(3):
-                    layer(x)
-            ((_, names),) = contests
-            assert names[0] == name
-            assert contests.enough == float(is_limited)
+@pytest.mark.parametrize(("mode", "enough"), [("full", 0.0), ("default", 1.0)])
+@pytest.mark.parametrize(("form", "name"), [(STATIONARY, "table"), (GROUPED, "groups of 8"), (TILED, "tiles of 8")])
+def test_the_form_of_the_rules_comes_first_and_may_be_enough(contests, monkeypatch, form, name, mode, enough):
+    monkeypatch.setattr(conv_choice, "tuning_mode", lambda: mode)
+    monkeypatch.setattr(conv_choice, "host_milliseconds", lambda *_: 1.0)
+    monkeypatch.setattr(conv_choice, "form_of", lambda *_: form)
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    ((_, names),) = contests
+    assert (names[0], contests.enough) == (name, enough)
 
 
 def test_a_large_kernel_has_no_tiles(contests):

@@ -1,6 +1,6 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, run_plain, run_plain_with_winners, run_several
+from .autograd import gradients_of, one_by_one, refuse_transforms, run_plain, run_plain_with_winners, run_several
 from .binding import (
     INDEX_DTYPES,
     bind,
@@ -126,6 +126,7 @@ __all__ = [
     "planned",
     "power_of_two",
     "refuse_freed",
+    "refuse_transforms",
     "remember_range",
     "remember_segments",
     "remembered_range",

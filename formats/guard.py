@@ -117,10 +117,6 @@ class ChangeGuard:
         # other memory from the same address on, as `x.data = x.data[:n]`
         return tensor.shape == self.shape and tensor.stride() == self.strides and tensor.dtype is self.dtype
 
-    def has_version_of(self, tensor: Tensor) -> bool:
-        """Return whether nothing was written to a tensor, for a tracer, whose tensors lie nowhere."""
-        return tensor._version == self.version
-
 
 # (tensor, its version, what asks for its address, its address, its shape, what asks for its strides, its strides)
 Check = tuple[Any, int, Callable[[], int], int, Any, Callable[[], Any], Any]

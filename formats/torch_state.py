@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "is_deterministic",
     "is_dynamo",
     "is_exporting",
+    "is_followed",
     "is_forward_mode",
     "is_free",
     "is_functional",
@@ -38,6 +40,7 @@ __all__ = [
     "is_transformed",
     "is_watched",
     "is_wrapped",
+    "is_zero",
     "may_autocast",
     "may_round_sums",
     "modes",
@@ -46,6 +49,7 @@ __all__ = [
     "rounds_float32",
     "transform_kinds",
     "transforms",
+    "uncompiled",
     "uses_tensor_cores",
     "wants_gradient",
 ]
@@ -69,6 +73,8 @@ current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
+
+uncompiled = _disable_dynamo  # what an operator runs: where a graph breaks at it, torch.compile would compile its parts
 
 
 def is_compiling() -> bool:
@@ -139,6 +145,11 @@ def is_traced(tensors: Sequence[Tensor]) -> bool:
     return is_compiling() or (modes() > 0 and any([type(tensor) not in PLAIN for tensor in tensors]))
 
 
+def is_followed(tensor: Tensor) -> bool:
+    """Return whether a tracer follows what is done with a tensor, be it inside of a transform."""
+    return is_compiling() or (modes() > 0 and type(tensor) not in PLAIN)
+
+
 def is_transformed() -> bool:
     """Return whether a transform of torch.func is active, or derivatives are carried forward."""
     if is_compiling():
@@ -182,6 +193,14 @@ def is_free() -> bool:
     if modes() or transforms() is not None or may_autocast():
         return False
     return forward_ad._current_level < 0  # else a tensor may have a tangent, which its plan would lose
+
+
+def is_zero(size: int) -> bool:
+    """Return whether a size is 0; one that a tracer knows only when the call runs, as of what is found, is not."""
+    if type(size) is int:
+        return size == 0
+    is_none: object = size == 0
+    return is_none.node.guard_or_false(__file__, 0) if isinstance(is_none, torch.SymBool) else bool(is_none)
 
 
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:

@@ -18,7 +18,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import run_plain, run_plain_with_winners, run_several
+from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several
 
 __all__ = [
     "by_torch",
@@ -29,6 +29,7 @@ __all__ = [
     "implement",
     "is_sum",
     "one_by_one",
+    "refuse_transforms",
     "run_plain",
     "run_plain_with_winners",
     "run_several",

@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 
 import torch
 
-from ...formats.torch_state import default_dtype
+from ...formats.torch_state import default_dtype, is_zero
 from ..language import Access, Const, Statement, Var
 from .bind_errors import INDEX_DTYPES, VALUE_DTYPES, TensorLike, refuse
 
@@ -74,8 +74,11 @@ class Bound:
 
     @property
     def is_empty(self) -> bool:
-        """True if no product is ever formed: some index runs over nothing, or points into nothing."""
-        return 0 in self.size or any([0 in shape for shape in self.shapes.values()])
+        """True if no product is ever formed: some index runs over nothing, or points into nothing.
+
+        A tracer's size that depends on data is taken for one that is not 0.
+        """
+        return any([is_zero(size) for shape in (self.size, *self.shapes.values()) for size in shape])
 
     @cached_property
     def winner_dtype(self) -> torch.dtype:

@@ -57,7 +57,11 @@ class Geometry:
 
     @cached_property
     def axes(self) -> tuple[tuple[int, int, int, int], ...]:
-        return tuple(self.axis(axis) for axis in range(len(self.kernel_size)))
+        return self._each()
+
+    def _each(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Return the four numbers of each axis; a tracer can't follow a cached property, which has a lock."""
+        return tuple([self.axis(axis) for axis in range(len(self.kernel_size))])
 
     @cached_property
     def extent(self) -> int:
@@ -79,9 +83,9 @@ class Geometry:
 
     def coarse_shape(self, fine: Sizes) -> Sizes:
         """Return the shape of the grid that `nn.Conv3d` makes of one of this shape."""
-        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in zip(fine, self.axes))
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in zip(fine, self._each()))
 
     def fine_shape(self, coarse: Sizes, output_padding: Sizes) -> Sizes:
         """Return the shape of the grid that `nn.ConvTranspose3d` makes of one of this shape."""
-        sizes = zip(coarse, self.axes, output_padding)
+        sizes = zip(coarse, self._each(), output_padding)
         return tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, (k, s, p, d), extra in sizes)

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..check import integer_sizes
 from ..errors import FormatError
 from ..guard import ChangeGuard
-from ..torch_state import is_compiling
 
 __all__ = ["VoxelGrid"]
 
@@ -96,14 +95,11 @@ class VoxelGrid:
             return False
         if checked.guard is None:
             return True
-        if is_compiling():  # a tracer's tensors lie nowhere
-            return checked.guard.has_version_of(indices)
         return checked.guard.holds_for(indices)
 
     def mark_checked(self, indices: Tensor) -> None:
         """Note with the tensor that its voxels are inside the grid and distinct."""
-        if not is_compiling():
-            setattr(indices, _CHECKED, _Checked(self, ChangeGuard.of(indices)))
+        setattr(indices, _CHECKED, _Checked(self, ChangeGuard.of(indices)))
 
     def check(self, indices: Tensor) -> None:
         """Raise FormatError if a voxel is outside the grid or given twice; each tensor is looked at once."""
@@ -140,6 +136,15 @@ class VoxelGrid:
                 f"indices[{first}] and indices[{second}] are both {indices[first].tolist()}; give each voxel once "
                 "and merge the features of its points first"
             )
+
+    def assert_right(self, indices: Tensor) -> None:
+        """Let an exported program stop at a voxel that is outside the grid or given twice; nothing is read now."""
+        sizes = torch.tensor([self.batch_size, *self.spatial_shape], dtype=torch.int64, device=indices.device)
+        keys = self.keys(indices).sort().values
+        is_right = ((indices >= 0) & (indices < sizes)).all() & (keys[1:] != keys[:-1]).all()
+        torch._assert_async(
+            is_right, f"a voxel is given twice or lies outside spatial_shape {list(self.spatial_shape)}"
+        )
 
 
 def _integer(batch_size: Any) -> int:

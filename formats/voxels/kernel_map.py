@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -13,13 +13,27 @@ from torch import Tensor
 
 from ..errors import FormatError
 from ..guard import may_keep
-from ..torch_state import is_capturing, is_compiling
+from ..torch_state import is_capturing, is_exporting, is_followed
 from . import map_tables
 from .geometry import Geometry, per_axis
 from .grid import VoxelGrid
+from .map_parts import Key, MapParts, described, keep, known_map, known_start
 from .map_tables import GroupedMap, Tables, TiledMap
+from .sort import reached_voxels
 
-__all__ = ["MOST_TAPS", "GroupedMap", "KernelMap", "TiledMap", "kernel_map", "map_on"]
+__all__ = [
+    "MOST_TAPS",
+    "GroupedMap",
+    "KernelMap",
+    "TiledMap",
+    "from_parts",
+    "kernel_map",
+    "map_of",
+    "map_on",
+    "parts_of",
+    "reached_by",
+    "traced_map",
+]
 
 Sizes = tuple[int, ...]  # one for each axis
 
@@ -243,7 +257,7 @@ class KernelMap:
             self._tables.tiled[key] = tiled
 
     def has_tiles(self, tile_size: int = 128) -> bool:
-        """Return whether `tiled` need not sort; for a capture or a tracer, whether it need not make anything.
+        """Return whether `tiled` need not sort; for a capture, whether it need not make anything.
 
         Args:
             tile_size: outputs of a tile.
@@ -261,7 +275,7 @@ class KernelMap:
         tiles = self._tables.tiled
         if (self._side, tile_size) in tiles:
             return True
-        if is_compiling() or self.is_captured:
+        if self.is_captured:
             return False
         return (self._shared_side, tile_size) in tiles
 
@@ -398,7 +412,10 @@ def kernel_map(
     is_centred = kind == "subm"
     paddings = per_axis("padding", 0 if is_centred else padding, ndim, 0)
     extra = per_axis("output_padding", 0 if is_centred else output_padding, ndim, 0)
-    return map_on(indices, grid, kind, kernel, strides, paddings, dilations, extra)
+    sizes = kernel, strides, paddings, dilations, extra
+    if is_followed(indices):
+        return traced_map(indices, grid, kind, *sizes)  # type: ignore[return-value]  # which stands for one
+    return map_on(indices, grid, kind, *sizes)
 
 
 def map_on(
@@ -412,27 +429,137 @@ def map_on(
     extra: Sizes,
 ) -> KernelMap:
     """Return what `kernel_map` does, for arguments that were checked: one size for each axis, and an existing kind."""
+    geometry = _known_geometry(kind, kernel, strides, paddings, dilations)
     if kind == "subm":
-        return _submanifold(indices, grid, _centred(kernel, strides, dilations))
-    geometry = _geometry(kernel, strides, paddings, dilations)
+        shape = grid.spatial_shape
+        made = _submanifold(indices, grid, geometry)
+    else:
+        shape = _shape_of_outputs(indices, grid, kind, geometry, extra)
+        made = _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
+    if may_keep(indices, made.out_indices):
+        keep(_key(kind, geometry, grid, shape), made, indices, made.out_indices)  # for operators of compiled calls
+    return made
+
+
+def traced_map(
+    indices: Tensor,
+    grid: VoxelGrid,
+    kind: str,
+    kernel: Sizes,
+    strides: Sizes,
+    paddings: Sizes,
+    dilations: Sizes,
+    extra: Sizes,
+) -> MapParts:
+    """Return what `map_on` does for a tracer: the map is made when the compiled call runs."""
+    geometry = _geometry_of(kind, kernel, strides, paddings, dilations)
+    shape = grid.spatial_shape if kind == "subm" else _shape_of_outputs(indices, grid, kind, geometry, extra)
+    text, sizes = _key(kind, geometry, grid, shape)
+    target = indices
+    if kind != "subm" and is_exporting():
+        target = reached_voxels(indices, VoxelGrid(shape, grid.batch_size), geometry, kind == "strided")
+    elif kind != "subm":
+        target = torch.ops.insum_ops.reached_voxels.default(indices, text, list(sizes))
+    return MapParts(indices, target, text, sizes, geometry.kernel_size)
+
+
+def parts_of(kernel_map: KernelMap | MapParts) -> MapParts:
+    """Return the parts of a map, for a tracer."""
+    if isinstance(kernel_map, MapParts):
+        return kernel_map
+    side, kernel = kernel_map._side, kernel_map.kernel_size
+    source, target = kernel_map.indices, kernel_map.out_indices
+    shape, out_shape = kernel_map.spatial_shape, kernel_map.out_spatial_shape
+    if side:
+        source, target, shape, out_shape = target, source, out_shape, shape
+    geometry = Geometry(kernel, kernel_map.stride, kernel_map.padding, kernel_map.dilation)
+    text, sizes = _key(kernel_map._tables.kind, geometry, VoxelGrid(shape, kernel_map.batch_size), out_shape)
+    return MapParts(source, target, text, sizes, kernel, side)
+
+
+def from_parts(parts: MapParts) -> KernelMap:
+    """Return the map of its parts, outside of a tracer."""
+    kernel_map = map_of(parts.source, parts.target, parts.geometry, parts.sizes)
+    return kernel_map.inverse if parts.side else kernel_map
+
+
+def map_of(source: Tensor, target: Tensor, text: str, sizes: Sizes) -> KernelMap:
+    """Return the map between voxels, made once; an operator gets them, text and sizes of `MapParts`.
+
+    Raises:
+        FormatError: a voxel of the source is given twice or lies outside the grid, or the target is not what the source
+            leads to.
+    """
+    kernel_map = known_map(source, target, (text, sizes))
+    if kernel_map is not None:
+        return kernel_map
+    kernel_map = _start_of(source, text, sizes)
+    if target is not source and not torch.equal(target, kernel_map.out_indices):
+        raise FormatError(
+            "the indices of voxels were changed in place since a convolution made or read them; change a clone of them "
+            "and make a new SparseConvTensor of it"
+        )
+    keep((text, sizes), kernel_map, source, target)
+    return kernel_map
+
+
+def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
+    """Return the voxels that a convolution leads to, as a tensor that nobody else holds; its map is made once.
+
+    Raises:
+        FormatError: a voxel of the source is given twice or lies outside the grid.
+    """
+    kernel_map = _start_of(source, text, sizes)
+    with torch.inference_mode(False):
+        target = kernel_map.out_indices.clone()
+    keep((text, sizes), kernel_map, source, target)
+    return target
+
+
+def _start_of(source: Tensor, text: str, sizes: Sizes) -> KernelMap:
+    """Return the map of a convolution that starts from voxels, which holds neither them nor what it is known by."""
+    kernel_map = known_start(source, (text, sizes))
+    if kernel_map is not None:
+        return kernel_map
+    kind, geometry, grid, out_grid = _described(text, sizes)
+    if kind == "subm":
+        kernel_map = _submanifold(source, grid, geometry)
+        alias = source.detach()
+        return replace(kernel_map, indices=alias, out_indices=alias)
+    return replace(_generated(source, grid, out_grid, geometry, kind), indices=source.detach())
+
+
+_described = lru_cache(256)(described)
+
+
+def _key(kind: str, geometry: Geometry, grid: VoxelGrid, out_shape: Sizes) -> Key:
+    """Return the text and the sizes by which parts of a map tell what it is."""
+    axes = geometry.kernel_size, geometry.stride, geometry.padding, geometry.dilation
+    text = ";".join([kind, *[",".join([str(number) for number in numbers]) for numbers in axes]])
+    return text, (grid.batch_size, *grid.spatial_shape, *out_shape)
+
+
+def _shape_of_outputs(indices: Tensor, grid: VoxelGrid, kind: str, geometry: Geometry, extra: Sizes) -> Sizes:
+    """Return the shape of the grid that a convolution leads to; raise FormatError if there is none."""
     if kind == "strided":
         if any(extra):
             raise FormatError(f"output_padding is {list(extra)} but kind is 'strided'; only 'transposed' takes it")
         shape = geometry.coarse_shape(grid.spatial_shape)
     else:
         shape = geometry.fine_shape(grid.spatial_shape, extra)
+    stride, padding = list(geometry.stride), list(geometry.padding)
     if min(shape) < 1:
         raise FormatError(
-            f"a {kind} convolution with kernel_size {list(kernel)}, stride {list(strides)}, padding "
-            f"{list(geometry.padding)} and dilation {list(dilations)} leaves nothing of spatial_shape "
+            f"a {kind} convolution with kernel_size {list(geometry.kernel_size)}, stride {stride}, padding "
+            f"{padding} and dilation {list(geometry.dilation)} leaves nothing of spatial_shape "
             f"{list(grid.spatial_shape)}: its output would be {list(shape)}"
         )
     if max(shape) > 2**31 and indices.dtype == torch.int32:
         raise FormatError(
-            f"indices is torch.int32, but a {kind} convolution with stride {list(strides)} and padding "
-            f"{list(geometry.padding)} makes a grid of {list(shape)}, whose coordinates pass it; use indices.long()"
+            f"indices is torch.int32, but a {kind} convolution with stride {stride} and padding "
+            f"{padding} makes a grid of {list(shape)}, whose coordinates pass it; use indices.long()"
         )
-    return _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
+    return shape
 
 
 @torch.inference_mode(False)  # what is kept must be good for training too
@@ -446,10 +573,11 @@ def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Kernel
     return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
 
 
-@cache
-def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Geometry:
-    """Return the geometry of a submanifold convolution; raise FormatError for an even kernel or a stride."""
-    if any(size % 2 == 0 for size in kernel):
+def _geometry_of(kind: str, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Geometry:
+    """Return the geometry of a convolution; raise FormatError for a submanifold's even kernel or stride."""
+    if kind != "subm":
+        return Geometry(kernel, stride, padding, dilation)
+    if any([size % 2 == 0 for size in kernel]):
         raise FormatError(
             f"kernel_size is {list(kernel)}; a submanifold kernel has a centre, so each size is odd; "
             "use a strided convolution for even kernels"
@@ -459,10 +587,11 @@ def _centred(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[i
             f"stride is {list(stride)}; a submanifold convolution keeps its voxels, so its stride is 1; "
             "use a strided convolution to downsample"
         )
-    return Geometry(kernel, stride, tuple(d * (k // 2) for d, k in zip(dilation, kernel)), dilation)
+    return Geometry(kernel, stride, tuple([d * (k // 2) for d, k in zip(dilation, kernel)]), dilation)
 
 
-_geometry = cache(Geometry)  # keeps what was worked out about each
+_known_geometry = cache(_geometry_of)  # keeps what was worked out about each
+_geometry = cache(Geometry)
 
 
 @torch.inference_mode(False)
@@ -484,5 +613,7 @@ def _generated(indices: Tensor, grid: VoxelGrid, out_grid: VoxelGrid, geometry: 
         kind,
         geometry.reached if kind == "strided" else geometry.volume,
         geometry.volume if kind == "strided" else geometry.reached,
-        Tables((len(out_indices), len(indices)), False, [swapped, inverse], counts and sum(counts[1]), counts),
+        Tables(
+            (len(out_indices), len(indices)), False, [swapped, inverse], counts and sum(counts[1]), counts, kind=kind
+        ),
     )

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..facts import longest_first
 from ..guard import may_keep
-from ..torch_state import is_compiling
 from . import sort as voxel_sort
 
 try:
@@ -110,6 +109,7 @@ class Tables:
     grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
     tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
     uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
+    kind: str = "subm"  # of side 0
 
     def of(self, side: int) -> Tensor:
         """Return the table of neighbours of a side, made from the other side's and kept if it is not there yet."""
@@ -160,9 +160,7 @@ class Tables:
 
 
 def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
-    """Return the module that finds and groups neighbours on this device; a tracer gets the one of torch operations."""
-    if is_compiling():
-        return voxel_sort
+    """Return the module that finds and groups neighbours on this device."""
     has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
     return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
 

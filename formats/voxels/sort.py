@@ -8,9 +8,10 @@ from torch import Tensor
 from .geometry import Geometry
 from .grid import VoxelGrid
 
-__all__ = ["count", "find", "generate", "group", "swap", "tile"]
+__all__ = ["count", "find", "generate", "group", "reached_voxels", "swap", "table_between", "tile"]
 
 STRETCH, MOST_STRETCHES = 65_536, 16
+NO_CELL = 2**63 - 1  # above every key of a grid
 
 
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, None]:
@@ -19,12 +20,26 @@ def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, 
     Raises FormatError if a voxel is outside the grid or given twice.
     """
     grid.check(indices)
+    return table_between(indices, indices, grid, geometry, to_coarse=False), None
+
+
+def table_between(indices: Tensor, outputs: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool) -> Tensor:
+    """Return NBR[x,z], int32 [X, V]: which voxel of `grid` lies at tap z of output x, -1 where none does.
+
+    It asks nothing about the voxels, so that a tracer can follow it.
+    """
     keys, order = grid.keys(indices).sort()
-    reached = _keys(indices, grid, geometry, to_coarse=False)
-    if len(keys) == 0:
-        return reached.int(), None
-    at = torch.searchsorted(keys, reached).clamp_max(len(keys) - 1)
-    return torch.where(keys[at] == reached, order[at], -1).int(), None
+    keys = torch.cat([keys, keys.new_full((1,), NO_CELL)])  # so that what is searched for always has a place
+    order = torch.cat([order, order.new_full((1,), -1)])
+    reached = _keys(outputs, grid, geometry, to_coarse)
+    at = torch.searchsorted(keys, reached)
+    return torch.where(keys[at] == reached, order[at], -1).int()
+
+
+def reached_voxels(indices: Tensor, out_grid: VoxelGrid, geometry: Geometry, to_coarse: bool) -> Tensor:
+    """Return all voxels of `out_grid` that `indices` reach, ascending; it asks nothing about them, for a tracer."""
+    keys = torch.unique(_keys(indices, out_grid, geometry, to_coarse))
+    return out_grid.indices(keys[keys >= 0], indices.dtype)
 
 
 def generate(
@@ -57,7 +72,7 @@ def _keys(indices: Tensor, grid: VoxelGrid, geometry: Geometry, to_coarse: bool)
             position = position * stride - padding + taps
             is_inside = torch.ones_like(position, dtype=torch.bool)
         is_inside = is_inside & (position >= 0) & (position < size)
-        middle = [len(indices), *[1] * (keys.ndim - 1), kernel]
+        middle = [indices.shape[0], *[1] * (keys.ndim - 1), kernel]
         position, is_inside = position.view(middle), is_inside.view(middle)
         keys = torch.where(is_inside & (keys[..., None] >= 0), keys[..., None] * size + position, -1)
     return keys.flatten(1)

@@ -28,7 +28,7 @@ from ..compiler import (
     paused,
     tuning_mode,
 )
-from ..formats.torch_state import is_compiling, is_deterministic, is_free
+from ..formats.torch_state import is_deterministic, is_free
 from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from ..functional import insum_pinned
 from .forms import (
@@ -78,7 +78,7 @@ def may_choose(features: Tensor) -> bool:
     """Whether convolutions of such features may be timed: on a GPU, unless tuning is off or a result must not vary."""
     if INTERPRETED or not features.is_cuda or is_deterministic():
         return False
-    return not is_compiling() and tuning_mode() != "off"
+    return tuning_mode() != "off"
 
 
 def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> Way | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..compiler import device_of
-from ..formats.torch_state import is_compiling, is_deterministic, may_round_sums, uses_tensor_cores
+from ..formats.torch_state import is_deterministic, may_round_sums, uses_tensor_cores
 from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from .cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 
@@ -114,7 +114,7 @@ def groups_pay(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device:
     How many pairs there are is read from the device, unless groups would not pay if there were as few as can be.
     """
     is_made = GROUP_SIZE in kernel_map.memory
-    if not is_made and (is_compiling() or kernel_map.is_captured):
+    if not is_made and kernel_map.is_captured:
         return False
     gpu, lengths = device_of(device), (kernel_map.num_inputs, kernel_map.num_outputs, kernel_map.volume)
     sum_itemsize = dtype.itemsize if dtype in HALF and may_round_sums(dtype) else max(dtype.itemsize, 4)
@@ -128,8 +128,6 @@ def groups_pay(kernel_map: KernelMap, channels: int, dtype: torch.dtype, device:
 
 def lasts(kernel_map: KernelMap) -> bool:
     """Whether the map has been used so often that time spent on it pays, and can be spent now."""
-    if is_compiling():  # before the uses are read: a tracer would trace anew for each number
-        return False
     return kernel_map.uses >= PAYS_AFTER and not kernel_map.is_captured
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,21 +15,25 @@ from ..formats.torch_state import (
     as_autocast,
     autocast_dtype,
     is_autocast_enabled,
-    is_compiling,
     is_deterministic,
+    is_exporting,
+    is_followed,
     is_free,
     is_grad_enabled,
+    is_traced,
     is_transformed,
     is_watched,
     may_autocast,
     wants_gradient,
 )
-from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
+from ..formats.voxels.map_parts import MapParts
 from ..functional import insum
 from ..lru_cache import LRUCache
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
-from .operands import groups_by_tap, maps, operands_of
+from .operands import groups_by_tap, maps, neighbours, operands_of
+from .operators import implement, traced_convolution
 from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
@@ -74,13 +78,20 @@ def sparse_conv3d(
     return convolve(features, weight, kernel_map, bias, groups)
 
 
-def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> Tensor:
+def convolve(
+    features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
+) -> Tensor:
     """Return what `sparse_conv3d` returns, for arguments whose types were checked."""
-    if is_compiling():
+    if is_followed(features):
         _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
-    elif not may_autocast():
-        return _convolve(features, weight, bias, kernel_map, groups, False)
+        run: Callable[..., Tensor] = _traced
+    else:
+        if isinstance(kernel_map, MapParts):  # a graph has ended between the map and its use
+            kernel_map = from_parts(kernel_map)
+        if not may_autocast():
+            return _convolve(features, weight, bias, kernel_map, groups)
+        run = _convolve
     device = features.device.type
     if is_autocast_enabled(device):
         _check(features, weight, kernel_map, bias, groups)
@@ -88,12 +99,33 @@ def convolve(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tens
         features, weight = as_autocast(features, dtype), as_autocast(weight, dtype)
         seed = None if bias is None else as_autocast(bias, dtype)
         with torch.autocast(device, enabled=False):
-            return _convolve(features, weight, seed, kernel_map, groups, False)
-    return _convolve(features, weight, bias, kernel_map, groups, False)
+            return run(features, weight, seed, kernel_map, groups)
+    return run(features, weight, bias, kernel_map, groups)
+
+
+def _traced(
+    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap | MapParts, groups: int
+) -> Tensor:
+    """Return the convolution for a tracer: an operator, or where that can't be differentiated or exported a statement.
+
+    The statement reads the table of neighbours, whose sizes are known however many pairs it holds.
+    """
+    if is_traced([features, weight]) and not is_exporting():
+        return traced_convolution(features, weight, bias, parts_of(kernel_map), groups)
+    Weight, kind = statement_weight(weight, groups), channel_kind(weight, groups)
+    In = features.unflatten(1, (groups, -1)) if kind == IN_GROUPS else features
+    NBR = neighbours(kernel_map)["NBR"]
+    Out = insum(forms.STATIONARY[kind], In=In, Weight=Weight, NBR=NBR).flatten(1)
+    return Out if bias is None else Out + bias.to(Out.dtype)
 
 
 def _convolve(
-    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool = False,
 ) -> Tensor:
     """Return the convolution, by a launch plan where there is one; autocast has been applied.
 
@@ -103,8 +135,6 @@ def _convolve(
     if wants_gradient(tensors) and not is_transformed():
         return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
     run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
-    if is_compiling():
-        return run()
     return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
 
 
@@ -114,7 +144,7 @@ def _run(
     """Check the tensors and evaluate one statement; the bias is what its sums start from."""
     if not is_swapped:
         _check(features, weight, kernel_map, bias, groups)
-    if not (is_compiling() or is_watched()):
+    if not is_watched():
         refuse_freed("weight", weight)
         if bias is not None:
             refuse_freed("bias", bias)
@@ -124,8 +154,7 @@ def _run(
     operands = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
         operands["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
-    may_tell = is_compiling() or is_free()
-    if call.fact is not None and may_tell and not wants_gradient(list(operands.values())):
+    if call.fact is not None and is_free() and not wants_gradient(list(operands.values())):
         Out = run_plain(call.statement, ",".join(operands), call.shape, list(operands.values()), call.fact)
     else:
         Out = insum(call.statement, size=call.shape, **operands)
@@ -151,12 +180,7 @@ class _Call(NamedTuple):
 
 
 def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
-    """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings.
-
-    A tracer prepares them itself.
-    """
-    if is_compiling():
-        return _prepare(features, Weight, kernel_map)
+    """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings."""
     key = "statement", Weight.shape, *forms.settings_of(features.dtype)
     call: _Call | None = kernel_map.memory.get(key)
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
@@ -214,7 +238,7 @@ class _Convolution(torch.autograd.Function):
         run = lambda dOut, features, weight: _gradients(
             dOut, features, weight, kernel_map, groups, is_swapped, wanted, bias_dtype
         )
-        if is_compiling() or is_grad_enabled():
+        if is_grad_enabled():
             return *run(*tensors), None, None, None
         marks = "gradients", groups, is_swapped, *wanted, bias_dtype
         return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
@@ -263,6 +287,9 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 
+implement(_convolve, _weight_gradient)
+
+
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
@@ -273,13 +300,15 @@ def _check_types(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: 
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise OperandError(f"{name} is of type {type(tensor).__name__}; pass a tensor")
-    if not isinstance(kernel_map, KernelMap):
+    if not isinstance(kernel_map, (KernelMap, MapParts)):
         raise OperandError(
             f"kernel_map is of type {type(kernel_map).__name__}; pass what insum_ops.formats.kernel_map makes"
         )
 
 
-def _check(features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None, groups: int) -> None:
+def _check(
+    features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
+) -> None:
     """Refuse features, weights, biases and groups whose shapes do not fit each other and the map."""
     shape, kernel = features.shape, weight.shape
     fits = len(shape) == 2 and shape[0] == kernel_map.num_inputs and kernel[1:-1] == kernel_map.kernel_size

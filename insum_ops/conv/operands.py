@@ -9,8 +9,9 @@ from torch import Tensor
 from ..compiler import outside_transforms, remember_range, remember_segments
 from ..formats.facts import OwnedRows
 from ..formats.guard import may_keep
-from ..formats.torch_state import is_compiling
-from ..formats.voxels.kernel_map import KernelMap
+from ..formats.torch_state import is_exporting, is_followed
+from ..formats.voxels.kernel_map import KernelMap, parts_of
+from ..formats.voxels.map_parts import MapParts
 from .forms import STATIONARY, TILED, Form
 
 __all__ = ["drop", "groups_by_tap", "has", "maps", "neighbours", "operands_of"]
@@ -52,8 +53,11 @@ def tiles(kernel_map: KernelMap, tile_size: int) -> tuple[dict[str, Tensor], Own
     return cached
 
 
-def neighbours(kernel_map: KernelMap) -> dict[str, Tensor]:
+def neighbours(kernel_map: KernelMap | MapParts) -> dict[str, Tensor]:
     """Return the map's table of neighbours."""
+    if isinstance(kernel_map, MapParts) or is_followed(kernel_map.indices):
+        # an exported program holds the table of a map that is there
+        return {"NBR": (kernel_map if is_exporting() else parts_of(kernel_map)).neighbours}
     operands: dict[str, Tensor] | None = kernel_map.memory.get("NBR")
     if operands is None:
         with outside_transforms():
@@ -92,12 +96,11 @@ def groups_by_tap(kernel_map: KernelMap, group_size: int) -> Tensor:
 
 
 def _keep(kernel_map: KernelMap, key: Hashable, value: object, *tensors: Tensor) -> None:
-    """Keep operands with the map, unless torch traces the call: a tracer refuses tensors that outlive it."""
+    """Keep operands with the map, where something may be kept."""
     if may_keep(*tensors):
         kernel_map.memory[key] = value
 
 
 def _remember(index: Tensor, low: int, extent: int) -> None:
     """Tell the compiler the range of an index tensor, so that it need not be read from the device."""
-    if not is_compiling():
-        remember_range(index, low, extent - 1)
+    remember_range(index, low, extent - 1)

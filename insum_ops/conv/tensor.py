@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ..compiler import OperandError, ShapeError, outside_transforms
-from ..formats.guard import ChangeGuards, may_keep
+from ..formats.guard import ChangeGuards, is_real, may_keep
 from ..formats.moves import Moves, Target, destination, pinned
 from ..formats.not_tensors import no_attribute
-from ..formats.torch_state import is_capturing, is_compiling
+from ..formats.torch_state import is_capturing, is_followed
 from ..formats.voxels.grid import VoxelGrid
-from ..formats.voxels.kernel_map import KernelMap, map_on
+from ..formats.voxels.kernel_map import KernelMap, from_parts, map_on, parts_of, traced_map
+from ..formats.voxels.map_operators import checked
+from .operators import same_rows
 
 __all__ = ["Layout", "MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
 
@@ -45,15 +47,18 @@ class Voxels:
     grid: VoxelGrid
     maps: dict[Layout, CachedMap] = field(default_factory=dict)
     made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
+    saves: tuple[str, SavedMap] | None = None  # what a tracer saves under an indice_key, with the tensor that it makes
 
     def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of a convolution over these voxels and the voxels it leads to, computed once.
 
-        It is computed again if the indices that it starts from, or those that it made, were changed in place. While
-        torch traces the call that can't be asked.
+        It is computed again if the indices that it starts from, or those that it made, were changed in place. For a
+        tracer it is computed when the compiled call runs.
         """
+        if is_followed(self.indices):
+            return self._traced(layout)
         cached = self.maps.get(layout)
-        if cached is None or not (is_compiling() or cached.is_current()):
+        if cached is None or not cached.is_current():
             kind, kernel, stride, padding, dilation, extra = layout
             with outside_transforms():
                 kernel_map = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
@@ -67,12 +72,20 @@ class Voxels:
                 self.maps[layout] = cached
         return cached.kernel_map, cached.target or self
 
+    def _traced(self, layout: Layout) -> tuple[KernelMap, Voxels]:
+        """Return a map in its parts, and the voxels that it leads to, for a tracer."""
+        parts: Any = traced_map(self.indices, self.grid, *layout)
+        if layout.kind == "subm":
+            return parts, self
+        shape = parts.sizes[1 + len(layout.kernel_size) :]
+        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size))
+
     def check(self) -> None:
         """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
 
         Nothing is checked while torch traces or captures the call.
         """
-        if not (is_compiling() or self.indices.is_meta or (self.indices.is_cuda and is_capturing())):
+        if not (is_followed(self.indices) or self.indices.is_meta or (self.indices.is_cuda and is_capturing())):
             with outside_transforms():
                 self.grid.check(self.indices)
 
@@ -82,9 +95,11 @@ class Voxels:
 
     def is_same(self, other: Voxels) -> bool:
         """Whether two sets of voxels are equal and in one order; they are read unless they are one tensor."""
-        if self is other or (self.indices is other.indices and self.grid == other.grid):
-            return True
-        return self.grid == other.grid and torch.equal(self.indices, other.indices)
+        return self.is_one(other) or (self.grid == other.grid and torch.equal(self.indices, other.indices))
+
+    def is_one(self, other: Voxels) -> bool:
+        """Whether two sets of voxels are one tensor on one grid."""
+        return self is other or (self.indices is other.indices and self.grid == other.grid)
 
 
 def _guard(indices: Tensor, hold: bool = True) -> ChangeGuards:
@@ -118,7 +133,7 @@ class SavedMap(NamedTuple):
     source: Voxels
     target: Voxels
     guard: ChangeGuards  # of the source's indices when it was made
-    is_lasting: bool = True  # False: a tracer has saved it, for the layers that it traces
+    is_lasting: bool = True  # False: a tracer has saved it, in its parts
 
 
 class MapCache:
@@ -141,8 +156,9 @@ class MapCache:
         voxels = self.voxels
         if indices is voxels.indices and grid == voxels.grid:
             return voxels, self.indice_dict
-        has_moved = getattr(indices, "device", None) != voxels.indices.device
-        return Voxels(indices, grid), {} if has_moved else dict(self.indice_dict)
+        stays = isinstance(indices, Tensor) and isinstance(voxels.indices, Tensor)  # else what torch puts for a tensor
+        stays = stays and indices.device == voxels.indices.device
+        return Voxels(indices, grid), dict(self.indice_dict) if stays else {}
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -355,7 +371,11 @@ class SparseConvTensor(Moves, _Fields):
             SparseConvTensor(voxels=2, channels=5, spatial_shape=[3, 2], batch_size=1, dtype=torch.float32)
         """
         result = object.__new__(SparseConvTensor)
-        result._hold(features, voxels, self.indice_dict)
+        saved = self.indice_dict
+        if voxels.saves is not None:  # not in the tensor that was given: a tracer would see a change of it
+            key, made = voxels.saves
+            voxels, saved = replace(voxels, saves=None), {**saved, key: made}
+        result._hold(features, voxels, saved)
         result.grid, result.voxel_num, result.benchmark = self.grid, None, False
         return result
 
@@ -396,7 +416,13 @@ class SparseConvTensor(Moves, _Fields):
             ('strided', None)
         """
         saved = None if key is None else self.indice_dict.get(key)
-        return saved if saved is None or saved.is_lasting or not may_keep(self.indices) else None
+        if key is None or saved is None or saved.is_lasting or is_followed(self.indices):
+            return saved
+        if not (is_real(saved.source.indices) and is_real(saved.target.indices)):  # a tracer has left it behind
+            return None
+        guard, made = _guard(saved.source.indices), from_parts(parts_of(saved.kernel_map))
+        saved = self.indice_dict[key] = saved._replace(kernel_map=made, guard=guard, is_lasting=True)
+        return saved
 
     def to(
         self,
@@ -502,8 +528,9 @@ class SparseConvTensor(Moves, _Fields):
             self.indice_dict[key] = SavedMap(kernel_map, Layout(*layout), source, target, _guard(indices))
 
     def _lasting(self) -> list[tuple[str, SavedMap]]:
-        """Return the saved maps that a tracer has not made, by their keys."""
-        return [(key, saved) for key, saved in self.indice_dict.items() if saved.is_lasting]
+        """Return the saved maps that a tracer has not left behind, by their keys."""
+        saved = [(key, self.find_indice_pair(key)) for key in self.indice_dict]
+        return [(key, each) for key, each in saved if each is not None]
 
     def select_by_index(self, valid: Tensor) -> SparseConvTensor:
         """Return the voxels that a mask or a list of rows picks, as a tensor of its own.
@@ -545,9 +572,12 @@ class SparseConvTensor(Moves, _Fields):
             >>> x.dense().shape, x.dense(channels_first=False).shape
             (torch.Size([1, 1, 3, 2]), torch.Size([1, 3, 2, 1]))
         """
-        grid, features = self.voxels.grid, self._features
-        grid.check(self.indices)
-        flat = features.new_zeros(grid.cells, features.shape[1]).index_copy(0, grid.keys(self.indices), features)
+        grid, features, indices = self.voxels.grid, self._features, self.indices
+        if is_followed(indices):
+            indices = checked(indices, grid)
+        else:
+            grid.check(indices)
+        flat = features.new_zeros(grid.cells, features.shape[1]).index_copy(0, grid.keys(indices), features)
         dense = flat.view(grid.batch_size, *grid.spatial_shape, features.shape[1])
         return dense.movedim(-1, 1).contiguous() if channels_first else dense
 
@@ -595,11 +625,16 @@ class SparseConvTensor(Moves, _Fields):
         raise TypeError(_not_a_tensor(f"torch's {function.__name__} does not take it"))
 
     def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
-        if isinstance(other, SparseConvTensor):
+        if not isinstance(other, SparseConvTensor):
+            return self.replace_feature(self._features + other)
+        refusal = "the two tensors lie on different voxels; bring them to the same ones to add them"
+        added = other._features
+        if not is_followed(self.indices) or self.voxels.grid != other.voxels.grid:
             if not self.voxels.is_same(other.voxels):
-                raise OperandError("the two tensors lie on different voxels; bring them to the same ones to add them")
-            other = other._features
-        return self.replace_feature(self._features + other)
+                raise OperandError(refusal)
+        elif not self.voxels.is_one(other.voxels):  # to a tracer their sizes may be two symbols
+            added = added[same_rows(self.indices, other.indices, refusal)]
+        return self.replace_feature(self._features + added)
 
     def map(self, layout: Layout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of a layer over these voxels, and the voxels that it leads to.
@@ -631,10 +666,12 @@ class SparseConvTensor(Moves, _Fields):
         if indice_key is None:
             return self.voxels.map(layout)
         saved = self.find_indice_pair(indice_key)
-        if saved is None:
+        is_traced = is_followed(self.indices)
+        if saved is None or (is_traced and not saved.source.is_one(self.voxels)):  # which a tracer could not compare
             kernel_map, target = self.voxels.map(layout)
-            is_lasting = may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours)
-            saved = SavedMap(kernel_map, layout, self.voxels, target, _guard(self.indices), is_lasting)
+            saved = SavedMap(kernel_map, layout, self.voxels, target, _guard(self.indices), not is_traced)
+            if is_traced:
+                return kernel_map, replace(target, saves=(indice_key, saved))
             self.indice_dict[indice_key] = saved
             return kernel_map, target
         if saved.layout != layout:
@@ -642,6 +679,8 @@ class SparseConvTensor(Moves, _Fields):
                 f"indice_key {indice_key!r} was saved by a layer with {_words(saved.layout)}, but this one has "
                 f"{_words(layout)}; give it another key"
             )
+        if is_traced:
+            return parts_of(saved.kernel_map), saved.target  # type: ignore[return-value]  # which stand for a map
         if not saved.source.is_same(self.voxels):
             raise OperandError(
                 f"indice_key {indice_key!r} was saved for {_place(saved.source)}, but this layer got "
@@ -650,7 +689,7 @@ class SparseConvTensor(Moves, _Fields):
         _refuse_changed(saved, indice_key)
         if layout.kind == "subm":
             return saved.kernel_map, self.voxels
-        if not (is_compiling() or saved.target.is_as_made()):
+        if not saved.target.is_as_made():
             raise OperandError(
                 f"indice_key {indice_key!r} leads to voxels whose indices were changed in place since it was saved; "
                 "change a clone of them"
@@ -699,11 +738,19 @@ class SparseConvTensor(Moves, _Fields):
                 f"indice_key {indice_key!r} was saved with kernel_size {list(saved.layout.kernel_size)}, but this "
                 f"inverse has {list(kernel_size)}; they must agree"
             )
-        if not saved.target.is_same(self.voxels):
-            raise OperandError(
-                f"indice_key {indice_key!r} leads back from {_place(saved.target)}, but this inverse got "
-                f"{_place(self.voxels)}; bring the features to the voxels that the strided convolution made"
-            )
+        is_traced = is_followed(self.indices)
+        if not (saved.target.is_one(self.voxels) if is_traced else saved.target.is_same(self.voxels)):
+            remedy = "bring the features to the voxels that the strided convolution made"
+            if not is_traced or saved.target.grid != self.voxels.grid:
+                raise OperandError(
+                    f"indice_key {indice_key!r} leads back from {_place(saved.target)}, but this inverse got "
+                    f"{_place(self.voxels)}; {remedy}"
+                )
+            refusal = f"indice_key {indice_key!r} leads back from other voxels than this inverse got; {remedy}"
+            target = saved.target.indices[same_rows(self.indices, saved.target.indices, refusal)]
+            return replace(parts_of(saved.kernel_map), target=target).inverse, saved.source  # type: ignore[return-value]
+        if is_traced:
+            return parts_of(saved.kernel_map).inverse, saved.source  # type: ignore[return-value]
         _refuse_changed(saved, indice_key)
         return saved.kernel_map.inverse, saved.source
 
@@ -720,8 +767,8 @@ def _sizes(voxels: Voxels) -> tuple[list[int], int]:
 
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
-    """Refuse a saved map whose indices were changed in place since; while torch traces the call that can't be asked."""
-    if not (is_compiling() or saved.guard.hold()):
+    """Refuse a saved map whose indices were changed in place since."""
+    if not saved.guard.hold():
         raise OperandError(
             f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
             "make a new SparseConvTensor of the changed ones"

@@ -445,10 +445,9 @@ def test_copies_of_a_layer_and_its_map_serve_on():
     assert taken(twin, map_of(x)) is TILED
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
 @pytest.mark.usefixtures("often")
 @by_host
-def test_a_tracer_takes_what_is_there_and_traces_once():
+def test_compiled_calls_come_to_tiles_as_others_do_and_are_traced_once():
     torch._dynamo.reset()
     layer, x = submanifold(), cloud()
     leaves = [x.features, *layer.parameters()]
@@ -456,54 +455,18 @@ def test_a_tracer_takes_what_is_there_and_traces_once():
     def call(features):
         return layer(x.replace_feature(features)).features
 
-    def check(compiled):
+    layer.map(x)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for form in (STATIONARY, TILED, TILED):
         y = compiled(x.features)
         expected = expected_of(layer, x, x)
         assert_matches(y, expected)
         upstream = torch.randn_like(expected)
         for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
             assert_matches(one, other)
-
-    call(x.features).sum().backward()  # makes the tables of both directions
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(call, fullgraph=True, backend=counter)
-    for form in (STATIONARY, TILED):
-        check(compiled)
-        assert form[0] in counter.graphs[-1].print_readable(print_output=False)
-        with torch._dynamo.config.patch(error_on_recompile=True):
-            for _ in range(4):
-                check(compiled)
-        assert map_of(x).uses == 2
-        call(x.features).sum().backward()  # makes the tiles
-    assert counter.frame_count == 2
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
-@pytest.mark.usefixtures("often", "_rounds")
-@by_host
-def test_a_tracer_that_differentiates_makes_nothing(monkeypatch):
-    """Tiles that are there are taken: what outlives the call is no business of a trace."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(conv_forms, "HALF", (DOUBLE,))
-    layer, x = submanifold(), cloud()
-    leaves = [x.features, *layer.parameters()]
-
-    def call(features):
-        return layer(x.replace_feature(features)).features
-
-    call(x.features).sum().backward()  # makes the tables of both directions
-    assert map_of(x).num_pairs
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for form in (STATIONARY, TILED):
-        y, expected = compiled(x.features), expected_of(layer, x, x)
-        assert_matches(y, expected)
-        upstream = torch.randn_like(expected)
-        for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y, expected))):
-            assert_matches(one, other)
         assert taken(layer, map_of(x)) is form
-        with torch.no_grad():
-            call(x.features)  # makes tiles of one direction alone
-    assert taken(layer, map_of(x).inverse, is_swapped=True) is STATIONARY
+    assert counter.frame_count == 1
 
 
 @by_host

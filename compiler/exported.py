@@ -138,9 +138,7 @@ def _is_prime(n: int) -> bool:
     return all(n % divisor for divisor in range(2, math.isqrt(n) + 1))
 
 
-def _problem(
-    expr: str, names: str, kinds: Sequence[tuple[torch.dtype, torch.device]], example: _Example
-) -> Problem:
+def _problem(expr: str, names: str, kinds: Sequence[tuple[torch.dtype, torch.device]], example: _Example) -> Problem:
     """Return the tuning problem of an example."""
     order = tuple(names.split(",")) if names else ()
     metas = {name: Meta(shape, *kind) for name, shape, kind in zip(order, example.shapes, kinds)}

@@ -1,4 +1,4 @@
-"""A whole run of the table stores what its cells gave, and writes the page of the documentation."""
+"""A run of `make test-torch` stores what its cells gave, and writes the page of the documentation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-_found: dict[tuple[str, str], tuple[str, str, str]] = {}
+from entry_cases import CASES  # noqa: E402
+from stored_cells import merged, read, write  # noqa: E402
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a cell, in the process that collects what all workers report."""
+    """Store a cell as soon as it is known, in the process to which all workers report."""
     cell = dict(report.user_properties).get("cell") if report.when == "call" else None
-    if isinstance(cell, list):
-        name, column, state, why = cell
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-        _found[name, column] = state, why, f"torch {torch.__version__.split('+')[0]} on {device}"
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if os.environ.get("INSUM_TESTS") != "torch" or hasattr(session.config, "workerinput") or not _found:
+    is_whole = os.environ.get("INSUM_TESTS") == "torch" and "PYTEST_XDIST_WORKER" not in os.environ
+    if not is_whole or not isinstance(cell, list):
         return
-    from entry_cases import CASES
-    from stored_cells import merged, read, write
-
-    write(merged(read(), _found, CASES))
+    name, column, state, why = cell
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    place = f"torch {torch.__version__.split('+')[0]} on {device}"
+    write(merged(read(), {(name, column): (state, why, place)}, CASES))

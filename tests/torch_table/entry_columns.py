@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,9 @@ def aoti(case: EntryCase) -> None:
         path = Path(folder, "package.pt2")
         module = packaged(case, path)
         has_formats = any(not isinstance(x, Tensor) for x in case.at(N))
-        script = PACKAGED if not has_formats else PACKAGED.replace("loaded(*given)", "loaded.loader.run(list(given))[0]")
+        script = (
+            PACKAGED if not has_formats else PACKAGED.replace("loaded(*given)", "loaded.loader.run(list(given))[0]")
+        )
         _checked_elsewhere(script, module, case, Path(folder), path, has_formats)
 
 
@@ -239,7 +242,8 @@ def checkpoint(case: EntryCase) -> None:
     module = case.make()
     expected = trained(module, module, case.at(N), case)
     for is_reentrant in (False, True):
-        close(trained(lambda *x: recompute(module, *x, use_reentrant=is_reentrant), module, case.at(N), case), expected)
+        again = partial(recompute, module, use_reentrant=is_reentrant)
+        close(trained(again, module, case.at(N), case), expected)
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)

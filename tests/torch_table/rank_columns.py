@@ -1,13 +1,12 @@
 """The columns of the table that two processes fill, over gloo: data parallel, sharded, split and as DTensors.
 
-This file as a program fills cells of one row or of many: `rank_columns.py FOLDER NAME|COLUMN ...`. Each of its two ranks
-writes what its cells gave to a file in the folder. A cell has a process group of its own: after an error the ranks may
-be out of step.
+This file as a program fills cells of one row or of many: `rank_columns.py FOLDER NAME|COLUMN ...`. Its two ranks write
+what their cells gave to files in the folder. A cell has a process group of its own: after an error the ranks may be out
+of step.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -23,7 +22,8 @@ from entry_columns import N, close, copies
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,7 +71,7 @@ def _stepped(model: nn.Module) -> None:
 def _data_parallel(case: EntryCase, wrap: Callable[[nn.Module], nn.Module]) -> None:
     """Train two steps, each rank on inputs of its own, and compare with one process that trains on both."""
     alone, rank = Scaled(case), distributed.get_rank()
-    shared = wrap(copy.deepcopy(alone))
+    shared = wrap(Scaled(case))
     for step in range(STEPS):
         inputs = [case.at(N + step + other) for other in range(RANKS)]
         value = shared(*inputs[rank])
@@ -108,19 +108,30 @@ def fsdp2(case: EntryCase) -> None:
     _data_parallel(case, wrap)
 
 
-def _split_inputs(inputs: tuple[Any, ...], case: EntryCase, mesh: DeviceMesh, along_lengths: bool) -> tuple[Any, ...]:
-    """The inputs as DTensors: split along the lengths that vary, or along the last of the other dimensions."""
-    split = []
-    for at, x in enumerate(inputs):
-        if not isinstance(x, Tensor) or not (x.is_floating_point() or along_lengths):
+def _split(inputs: tuple[Any, ...], case: EntryCase, mesh: DeviceMesh, along_lengths: bool) -> tuple[Any, ...]:
+    """The inputs as DTensors: all split along the lengths that vary, or the first along the last other dimension.
+
+    Index tensors are split for statements alone; others take them whole, as they do formats and clouds.
+    """
+    split: list[Any] = []
+    for x, varying in zip(inputs, case.varying):
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or (along_lengths and "insum" in case.name)):
             split.append(x)
             continue
-        varying = case.varying[at]
-        features = [dim for dim in range(x.ndim) if dim not in varying]
-        dims = list(varying) if along_lengths else features[-1:]
-        placement = Shard(dims[0]) if dims else Replicate()
-        split.append(x if isinstance(x, DTensor) else distribute_tensor(x, mesh, [placement]))
+        features = [dim for dim in range(x.ndim) if dim not in varying] if x is inputs[0] else []
+        dims = varying if along_lengths else features[-1:]
+        whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        split.append(whole.redistribute(placements=[Shard(dim) for dim in dims[:1]] or [Replicate()]))
     return tuple(split)
+
+
+def _with_whole_parameters(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Parameters as DTensors, which torch asks of a module that takes some; each rank has all of them."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
+            part.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
+    return module
 
 
 class Split(ParallelStyle):
@@ -130,26 +141,38 @@ class Split(ParallelStyle):
         self.case = case
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        enter = lambda _, inputs, mesh: _split_inputs(inputs, self.case, mesh, False)
-        leave = lambda _, value, mesh: value.full_tensor()
-        return distribute_module(module, device_mesh, None, enter, leave)
+        module.register_forward_pre_hook(lambda _, inputs: _split(inputs, self.case, device_mesh, False))
+        module.register_forward_hook(lambda _, inputs, value: value.full_tensor())
+        return _with_whole_parameters(module, device_mesh)
+
+
+def _equals_alone(
+    call: Callable[..., Tensor], module: nn.Module, alone: nn.Module, given: tuple[Any, ...], case: EntryCase
+) -> None:
+    """Compare value and gradients with those of one process; plain tensors are whole on each rank."""
+    plain = copies(case.at(N), case.wants_grad)
+    expected = alone(*plain)
+    _loss(expected).backward()
+    with implicit_replication():
+        value = call(*given)
+        close(_whole(value), expected)
+        _loss(value).backward()
+    for at in case.wants_grad:
+        close(_whole(given[at].grad), plain[at].grad)
+    for own, other in zip(module.parameters(), alone.parameters()):
+        if own.shape == other.shape:
+            close(_whole(own.grad), other.grad)
 
 
 def tensor_parallel(case: EntryCase) -> None:
     """parallelize_module: a block-sparse layer's own styles, and features split over ranks for others."""
     model, mesh = nn.Sequential(), _mesh()
-    model.layer = _wide_linear() if isinstance(case.make(), BlockSparseLinear) else case.make()
-    alone = copy.deepcopy(model.layer)
-    is_linear = isinstance(model.layer, BlockSparseLinear)
+    is_linear = isinstance(case.make(), BlockSparseLinear)
+    make = _wide_linear if is_linear else case.make
+    model.layer, alone = make(), make()
     style = insum_ops.distributed.ColumnParallel(gather_output=True) if is_linear else Split(case)
     parallelize_module(model, mesh, {"layer": style})
-    given, plain = copies(case.at(N), case.wants_grad), copies(case.at(N), case.wants_grad)
-    value, expected = model.layer(*given), alone(*plain)
-    close(value, expected)
-    _loss(value).backward()
-    _loss(expected).backward()
-    for at in case.wants_grad:
-        close(_whole(given[at].grad), plain[at].grad)
+    _equals_alone(model.layer, model.layer, alone, copies(case.at(N), case.wants_grad), case)
 
 
 def _wide_linear() -> nn.Module:
@@ -160,21 +183,18 @@ def _wide_linear() -> nn.Module:
 def as_dtensors(case: EntryCase) -> None:
     """DTensors in, split along the lengths that vary, and DTensors out; parameters are DTensors too."""
     mesh, alone = _mesh(), case.make()
-    module = distribute_module(copy.deepcopy(alone), mesh)
-    given = _split_inputs(case.at(N), case, mesh, True)
+    module = _with_whole_parameters(case.make(), mesh)
     given = tuple(
-        x.detach().requires_grad_(at in case.wants_grad) if isinstance(x, DTensor) else x for at, x in enumerate(given)
+        x.detach().requires_grad_(at in case.wants_grad) if isinstance(x, DTensor) else x
+        for at, x in enumerate(_split(case.at(N), case, mesh, True))
     )
-    plain = copies(case.at(N), case.wants_grad)
-    value, expected = module(*given), alone(*plain)
-    assert isinstance(value, DTensor), f"the result is a {type(value).__name__}"
-    close(value.full_tensor(), expected)
-    _loss(value).backward()
-    _loss(expected).backward()
-    for at in case.wants_grad:
-        close(_whole(given[at].grad), plain[at].grad)
-    for own, other in zip(module.parameters(), alone.parameters()):
-        close(_whole(own.grad), other.grad)
+
+    def call(*inputs: Any) -> Tensor:
+        value = module(*inputs)
+        assert isinstance(value, DTensor), f"the result is a {type(value).__name__}"
+        return value
+
+    _equals_alone(call, module, alone, given, case)
 
 
 COLUMNS: dict[str, Callable[[EntryCase], None]] = {

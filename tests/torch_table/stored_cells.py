@@ -29,10 +29,13 @@ Cells = dict[str, dict[str, Cell]]
 
 HEAD = """# In torch's tools
 
-Every entry point in every tool of torch that training stacks use. Each cell is a test; `make test-torch` runs them all and
-writes this page from what it found. **yes**: it goes through, and values and gradients equal those of an ordinary call.
-**torch**: torch itself can't, and a test of torch alone fails the same way. **not yet**: it is ours to mend. **not run**: no
-machine with what the cell needs has run it.
+Every entry point in every tool of torch that training stacks use. Each cell is a test; `make test-torch` runs them all
+and writes this page from what it found.
+
+- **yes**: it goes through, and values and gradients equal those of an ordinary call.
+- **torch**: torch itself can't, and a test of torch alone fails the same way.
+- **not yet**: it is ours to mend.
+- **not run**: no machine with what the cell needs has run it.
 
 """
 

@@ -17,33 +17,20 @@ from queue import Empty, Queue
 from threading import Thread
 
 import pytest
-import torch
-from entry_cases import CASES, DEVICE
+from entry_cases import CASES
 from entry_columns import COLUMNS as ALONE
 from not_green import LIMITS, NOT_YET
 from rank_columns import COLUMNS as RANKED
-from stored_cells import COLUMNS, LIMITS_AT_MOST, PAGE, STORED, merged, page, read
+from stored_cells import COLUMNS, LIMITS_AT_MOST, PAGE, merged, page, read
 
 HERE = Path(__file__).parent
 IS_WHOLE = os.environ.get("INSUM_TESTS") == "torch"
 SECONDS = 400  # for one cell
 RANKED_SECONDS = 900  # for a column of all entry points
-CHEAP = {
-    "compile cold": "insum, gather",
-    "dynamic": "spmm of edges",
-    "export dynamic": "insum, scatter",
-    "AOTI": "nn.BlockSparseLinear",
-    "make_fx": "insum, scatter",
-    "functorch": "nn.SpMM",
-    "autocast": "nn.BlockSparseLinear",
-    "capture": "nn.BlockSparseLinear",
-    "checkpoint": "nn.SpMM, trained",
-    "pickle": "nn.BlockSparseLinear",
-    "HF": "nn.BlockSparseLinear",
-    "DDP": "nn.BlockSparseLinear",
+ROW = "nn.BlockSparseLinear"  # whose cells other runs hold
+RANKED_CELLS = {
+    **dict.fromkeys(RANKED, ROW),
     "DDP static": "nn.SpMM, trained",
-    "FSDP2": "nn.BlockSparseLinear",
-    "TP": "nn.BlockSparseLinear",
     "DTensor": "insum, dense",
 }
 
@@ -56,7 +43,9 @@ class Row:
         command = [sys.executable, str(HERE / "entry_columns.py"), name]
         self.name, self.errors = name, tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
+        )
         self.answers: Queue[str] = Queue()
         Thread(target=self._listen, daemon=True).start()
 
@@ -133,42 +122,46 @@ def _on_ranks(cells: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 
 def _cells() -> list[object]:
-    chosen = [(n, c) for n in CASES for c in ALONE] if IS_WHOLE else [(n, c) for c, n in CHEAP.items() if c in ALONE]
-    if IS_WHOLE:
-        chosen += [(name, column) for column in RANKED for name in CASES]
-    else:
-        chosen += [(name, column) for column, name in CHEAP.items() if column in RANKED]
+    columns = [(name, column, name) for name in CASES for column in ALONE]
+    columns += [(name, column, column) for column in RANKED for name in CASES]
     return [
-        pytest.param(
-            name,
-            column,
-            id=f"{name}-{column}",
-            marks=pytest.mark.xdist_group(name if column in ALONE else (column if IS_WHOLE else "ranks")),
-        )
-        for name, column in chosen
+        pytest.param(name, column, id=f"{name}-{column}", marks=pytest.mark.xdist_group(group))
+        for name, column, group in columns
     ]
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("name", "column"), _cells())
+@pytest.mark.skipif(not IS_WHOLE, reason="part of make test-torch")
+@pytest.mark.parametrize(("name", "column"), _cells() if IS_WHOLE else [(ROW, "AOTI")])
 def test_an_entry_point_goes_through(name, column, record_property):
     if column in ALONE:
         state, why = _row(name).ask(column)
     else:
-        if IS_WHOLE:
-            together = tuple(f"{other}|{column}" for other in CASES)
-        else:
-            together = tuple(f"{CHEAP[other]}|{other}" for other in RANKED)
-        state, why = _on_ranks(together)[f"{name}|{column}"]
+        state, why = _on_ranks(tuple(f"{other}|{column}" for other in CASES))[f"{name}|{column}"]
     limit, known = LIMITS.get((name, column)), NOT_YET.get((name, column))
     if state == "failed" and (limit or known):
         record_property("cell", [name, column, "limit" if limit else "not yet", limit or known])
         pytest.xfail(limit or known)
-    record_property("cell", [name, column, state, why if state == "not here" else why[-300:]])
+    record_property("cell", [name, column, state, why if state == "not here" else why.strip()[-300:]])
     if state == "not here":
         pytest.skip(why)
     assert state == "passed", why
-    assert not limit and not known, "it goes through now: take it out of not_green.py"
+    assert not (limit or known), "it goes through now: take it out of not_green.py"
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(IS_WHOLE, reason="among all others")
+def test_one_cell_of_each_column_goes_through():
+    """In one process, an AOTInductor package among them."""
+    failed = {column: why for column in ALONE for state, why in [_row(ROW).ask(column)] if state == "failed"}
+    assert not failed
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(IS_WHOLE, reason="among all others")
+def test_one_cell_of_each_column_of_two_ranks_goes_through():
+    results = _on_ranks(tuple(f"{name}|{column}" for column, name in RANKED_CELLS.items()))
+    assert not [why for state, why in results.values() if state != "passed"]
 
 
 def test_the_page_shows_what_is_stored():

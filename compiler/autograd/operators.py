@@ -26,7 +26,7 @@ from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
 from ..prepared import has_kernels
 from ..reference import lowered
-from ..runtime import resolved
+from ..runtime import on_device, resolved
 
 __all__ = [
     "batch_call",
@@ -135,7 +135,8 @@ def _fake(
 
 @torch.library.register_fake("insum_ops::kernel", lib=library)
 def _fake_kernel(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], plan: str) -> Tensor:
-    return _fake(expr, names, size, tensors, "", [])
+    value: Tensor = _fake(expr, names, size, tensors, "", [])
+    return value
 
 
 @torch.library.register_fake("insum_ops::run_with_winners", lib=library)
@@ -206,13 +207,14 @@ def _launch(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], p
     """The operator on tensors with memory: the kernel, or the statement as any other where nothing is computed."""
     if 0 in size or any([0 in tensor.shape for tensor in tensors]):
         return _run(expr, names, size, tensors, None, False)  # type: ignore[no-any-return]
-    with set_wrap_triton_enabled(False):
+    with on_device(tensors[0].device), set_wrap_triton_enabled(False):
         return run_exported(expr, names, size, tensors, plan)
 
 
 def _decompose(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """What `torch.library.triton_op` does: show the kernel to compilers, but leave an exported program as it is."""
-    if torch.export._trace.custom_triton_ops_decomposition_disabled():
+    tracing = getattr(torch.export, "_trace", None)  # not imported where nothing was exported
+    if tracing is not None and tracing.custom_triton_ops_decomposition_disabled():
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     with mode:
         return run_exported(*args, **kwargs)

@@ -23,6 +23,7 @@ LIMITS: dict[Cell, str] = {
     **_cells([*COO, *CSR], ["AOTI"], "AOTInductor packages no sparse tensor."),
     **_cells([COO[1], CSR[1]], ["functorch"], "torch.func.vmap makes no sparse tensor, and the result is one."),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
+    **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
     **_cells(
         VOXELS, ["capture"], "A CUDA graph reads nothing back, and how many outputs there are depends on the voxels."
     ),
@@ -31,4 +32,6 @@ LIMITS: dict[Cell, str] = {
 MAPS = "The map of voxels is not made inside a graph."
 NOT_YET: dict[Cell, str] = {
     **_cells(CONVOLUTIONS, ["compile cold", "dynamic", "export dynamic", "AOTI", "make_fx"], MAPS),
+    **_cells(CONVOLUTIONS, ["TP", "DTensor"], "Convolutions take no DTensor: pass what to_local returns."),
+    **_cells([CSR[1]], ["capture"], "The capture is invalidated where the CSR result is made dense."),
 }

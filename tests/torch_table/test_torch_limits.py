@@ -8,6 +8,10 @@ import os
 import pytest
 import torch
 from entry_cases import DEVICE
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 from insum_ops import insum, spmm
 
@@ -76,6 +80,19 @@ def test_torch_captures_a_size_that_depends_on_values():
     x = torch.ones(3, device="cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.nonzero()
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="a DTensor is never sparse")
+@pytest.mark.parametrize("made", [_coo, _csr])
+def test_torch_makes_sparse_tensors_of_dtensors(made):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        values = distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,)), [Replicate()])
+        with implicit_replication():
+            made(values)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

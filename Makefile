@@ -50,9 +50,9 @@ test-bench: $(BENCH_INSTALLED)
 test-huggingface: $(HUGGINGFACE_INSTALLED)
 	HF_HUB_OFFLINE=1 $(PYTEST) tests/linear/test_huggingface.py
 
-# Every entry point in every tool of torch, each first call in a process of its own.
+# Every entry point in every tool of torch; what the cells give is stored, and docs/use/torch-tools.md written from it.
 test-torch: $(INSTALLED)
-	INSUM_TESTS=torch $(PYTEST) tests/torch_table
+	INSUM_TESTS=torch $(PYTEST) --dist loadgroup tests/torch_table
 
 # All of them, with every case of every table and many random examples.
 test-thorough:

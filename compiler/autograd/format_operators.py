@@ -79,7 +79,7 @@ def followed_sparse(
     """
     if is_traced([form.values, *dense.values()]):
         parts = parts_of(form)
-        if parts is not None and is_exporting() and parts.device.type == "cpu":
+        if parts is not None and is_exporting():
             return _rewritten(expr, size, name, traced_from_parts(parts), dense, _run_unfactual)
         return None if parts is None else _apply(expr, size, name, parts, dense)
     return transformed_sparse(evaluate, expr, name, form, size, dense, group_dim) if is_transformed() else None

@@ -16,6 +16,7 @@ from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
     is_compiling,
+    is_exporting,
     is_free,
     is_grad_enabled,
     is_traced,
@@ -103,6 +104,8 @@ def _as_operator(
 
 
 def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None) -> Tensor:
+    if is_exporting():
+        return run_plain(expr, ",".join(operands), size, list(operands.values()), None)
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 

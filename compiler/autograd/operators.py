@@ -2,6 +2,9 @@
 
 All planning happens inside them. The second is for a `max` or `min` whose gradient is wanted. Here, and nowhere
 else, facts are text and tensors.
+
+A program that is exported holds neither: on a CPU torch's own operations, on a GPU `insum_ops::kernel`, which is a
+Triton operator: AOTInductor sees the emitted kernel in it, and compiles that.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.triton import set_wrap_triton_enabled
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
 
 from ...formats.facts import Fact
 from ...formats.torch_state import PLAIN, is_exporting, is_forward_mode, is_grad_enabled, is_watched, transforms
 from ..binding import bind
+from ..exported import plan_for, run_exported
 from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
+from ..prepared import has_kernels
 from ..reference import lowered
-from ..runtime import resolved
+from ..runtime import on_device, resolved
 
 __all__ = [
     "batch_call",
@@ -39,6 +46,10 @@ _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, 
 library = torch.library.Library("insum_ops", "DEF")
 library.define(f"run{_ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 library.define(f"run_with_winners{_ARGUMENTS} -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+library.define(
+    "kernel(str expr, str names, SymInt[] size, Tensor[] tensors, str plan) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
@@ -89,7 +100,14 @@ def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
             return call(expr, names, size, tensors, fact, facts)
 
+    def kernel(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], plan: str) -> Any:
+        if refuse_transforms(expr, tensors):
+            return function(expr, names, size, tensors, None)
+        with torch._C._AutoDispatchBelowAutograd():
+            return call_kernel(expr, names, size, tensors, plan)
+
     library.impl("run", value, "Autograd")
+    library.impl("kernel", kernel, "Autograd")
     return function
 
 
@@ -113,6 +131,12 @@ def _fake(
 ) -> Tensor:
     bound = bind(parse(expr), dict(zip(names.split(","), tensors)), size)
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
+
+
+@torch.library.register_fake("insum_ops::kernel", lib=library)
+def _fake_kernel(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], plan: str) -> Tensor:
+    value: Tensor = _fake(expr, names, size, tensors, "", [])
+    return value
 
 
 @torch.library.register_fake("insum_ops::run_with_winners", lib=library)
@@ -176,6 +200,29 @@ def _as_text(fact: Fact | None) -> tuple[str, list[Tensor]]:
     return ("", []) if fact is None else (fact.to_text(), list(fact.tensors))
 
 
+call_kernel = torch.ops.insum_ops.kernel.default
+
+
+def _launch(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], plan: str) -> Tensor:
+    """The operator on tensors with memory: the kernel, or the statement as any other where nothing is computed."""
+    if 0 in size or any([0 in tensor.shape for tensor in tensors]):
+        return _run(expr, names, size, tensors, None, False)  # type: ignore[no-any-return]
+    with on_device(tensors[0].device), set_wrap_triton_enabled(False):
+        return run_exported(expr, names, size, tensors, plan)
+
+
+def _decompose(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """What `torch.library.triton_op` does: show the kernel to compilers, but leave an exported program as it is."""
+    tracing = getattr(torch.export, "_trace", None)  # not imported where nothing was exported
+    if tracing is not None and tracing.custom_triton_ops_decomposition_disabled():
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+    with mode:
+        return run_exported(*args, **kwargs)
+
+
+library.impl("kernel", _launch, "CUDA")
+torch.library.register_torch_dispatch("insum_ops::kernel", FunctionalTensorMode, _decompose, lib=library)
+
 call = torch.ops.insum_ops.run.default
 call_with_winners = torch.ops.insum_ops.run_with_winners.default
 library.impl("run_with_winners", _below_autograd, "Autograd")
@@ -184,13 +231,32 @@ library.impl("run_with_winners", _below_autograd, "Autograd")
 def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: Fact | None) -> Tensor:
     """Return the value of a statement over plain tensors; if a tracer or mode watches, the torch operator is called.
 
-    On a CPU torch.export records torch's own operations instead, so that a package needs nothing of ours.
+    torch.export records torch's own operations or an emitted kernel instead, so that a package needs nothing of ours.
     """
-    if is_exporting() and all([tensor.device.type == "cpu" for tensor in tensors]):
-        return lowered(bind(parse(expr), dict(zip(names.split(","), tensors)), size), names.split(","), tensors)  # type: ignore[no-any-return]
+    if is_exporting():
+        return _exported(expr, names, size, tensors)
     if _is_watched(tensors):
         return call(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]
+
+
+def _exported(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Tensor:
+    """Return the value of a statement by what an exported program may hold.
+
+    Torch differentiates its own operations. That of a kernel is of sums alone; a `max` on a GPU whose gradient is
+    wanted is torch's operations too.
+    """
+    statement, wants_grad = parse(expr), is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
+    bound = bind(statement, dict(zip(names.split(","), tensors)), size)
+    if _exports_kernels(bound.device) and (statement.is_sum or not wants_grad):
+        plan = plan_for(expr, names, bound.size, tensors)
+        if plan is not None:
+            return call_kernel(expr, names, bound.size, tensors, plan)  # type: ignore[no-any-return]
+    return lowered(bound, names.split(","), tensors)  # type: ignore[no-any-return]
+
+
+def _exports_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and has_kernels(device)
 
 
 def run_plain_with_winners(

@@ -62,6 +62,7 @@ class Bound:
     dtype: torch.dtype
     device: torch.device
     is_seeded: bool  # starts from the given output tensor
+    dynamic: frozenset[str] = frozenset()  # index names of which nothing but an example's length is known
 
     @cached_property
     def pointed(self) -> tuple[Pointed, ...]:

@@ -213,4 +213,4 @@ def wide_extent(scope: Scope, name: str, block: int) -> str:
 
 def _is_long(spec: KernelSpec, name: str, block: int) -> bool:
     """Whether the last tile may end beyond 32 bits; such lengths have a source of their own."""
-    return spec.schedule.extents[name] + block > 2**31
+    return spec.flags.is_wide or spec.schedule.extents[name] + block > 2**31

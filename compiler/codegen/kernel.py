@@ -59,11 +59,12 @@ class Flags:
     padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
     strides_vary: bool = False  # from call to call, as lengths do, so that nothing is known of them
     wants_winners: bool = False  # a max or min also stores where each of its winners is
+    is_wide: bool = False  # lengths and addresses may need 64 bits, whatever those of the example need
 
     def __str__(self) -> str:
         padded = "all" if self.padded is None else ",".join(sorted(self.padded))
-        winners = " winners" if self.wants_winners else ""
-        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}{winners}"
+        more = f"{' winners' if self.wants_winners else ''}{' wide' if self.is_wide else ''}"
+        return f"{self.precision} sums={self.sum_dtype} lazy={self.lazy} padded={padded}{more}"
 
 
 @dataclass(frozen=True)

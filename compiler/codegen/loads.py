@@ -114,7 +114,7 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     strides = spec.strides[key]
     dtype = bound.dtype if is_output else bound.dtypes[access.name]
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
-    is_wide = _span(shape, strides) * itemsize >= 2**31
+    is_wide = spec.flags.is_wide or _span(shape, strides) * itemsize >= 2**31
     terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
     # a result may be written to a place of other strides than it would be allocated with

@@ -82,6 +82,8 @@ class Flat:
 
 def is_varying(bound: Bound, name: str) -> bool:
     """Whether an index runs over a tensor's first dimension (entries, groups, batch), whose length varies by call."""
+    if name in bound.dynamic:
+        return True
     roots = (bound.statement.output, *bound.statement.accesses)
     firsts = (access.indices[0] for root in roots for access in walk(root) if access.indices)
     return any(isinstance(first, Var) and first.name == name for first in firsts)

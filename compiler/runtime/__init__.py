@@ -24,7 +24,7 @@ from .calls import PLAIN_CALLS, arguments
 from .copies import sum_of_copies
 from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
 from .joint import JointLauncher, joint_launcher
-from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, on_device, reason_of
+from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import planned
 from .ranges import (
@@ -60,6 +60,7 @@ __all__ = [
     "has_met",
     "joint_launcher",
     "launcher",
+    "load",
     "meet",
     "new_group_tables",
     "on_device",

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
-from torch import Tensor
+from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ...formats.torch_state import PLAIN, default_dtype, wants_gradient
 from ...lru_cache import LRUCache
@@ -24,7 +25,8 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
 
     That is (tensors, size, whether lengths may vary, pattern). The tensors are the operands in the caller's order, a
     format's values in its place. The pattern is the coordinates of the format, and a call over plain tensors has none:
-    its lengths may vary. The result is None if an operand is no tensor or format, or if `size` holds no integers.
+    its lengths may vary. The result is None if an operand is no tensor or format, if `size` holds no integers, or if a
+    tracer's symbols or tensors stand for them, which no plan can hold.
     """
     form: SparseFormat | None = None
     place = -1
@@ -38,6 +40,8 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
         numbers = None if size is None else _integers(size)
         learns = wants_gradient(tensors)
         if form is not None:
+            if type(form.values) not in PLAIN and isinstance(form.values, FakeTensor):
+                return None
             call_key = (expr, numbers is None, place, *operands)
             return form.memory, call_key, learns, tensors, numbers or (), False, form.coords
     except (AttributeError, TypeError):
@@ -51,13 +55,13 @@ def _plain_key(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) 
 
 
 def _integers(size: object) -> tuple[int, ...]:
-    """Return a size as integers; raise TypeError for anything else, also for what equals one, such as 3.0."""
+    """Return a size as integers; raise TypeError for anything else: what equals one, such as 3.0, or a symbol."""
     if type(size) is tuple:
         for extent in size:
             if type(extent) is not int:
                 break
         else:
             return size
-    if not isinstance(size, (tuple, list)):
+    if not isinstance(size, (tuple, list)) or any([isinstance(extent, SymInt) for extent in size]):
         raise TypeError
     return tuple(map(index, size))

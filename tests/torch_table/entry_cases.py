@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import insum_ops
 from insum_ops import insum, sddmm, spmm
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (1, 7, 13, 32, 5)  # 1 first, which torch gives a graph of its own; then primes and a power of two
 
 Inputs = tuple[Any, ...]
@@ -30,8 +32,18 @@ class EntryCase:
     wants_grad: tuple[int, ...] = (0,)  # inputs that are differentiated
 
     def at(self, n: int) -> Inputs:
+        """The inputs at a size, the same ones in every call."""
         torch.manual_seed(n)
-        return self.inputs(n)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(DEVICE), self.inputs(n))
+
+    def make(self) -> nn.Module:
+        """A new module, with the same numbers in every call."""
+        torch.manual_seed(0)
+        module = self.module().to(DEVICE)
+        if isinstance(module, Calls):  # formats and sparse tensors, which no module moves
+            for name in module.held:
+                setattr(module, name, getattr(module, name).to(DEVICE))
+        return module
 
 
 class Calls(nn.Module):

@@ -1,0 +1,109 @@
+"""What torch alone can't do: each limit that a cell of the table names, without anything of ours."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+from entry_cases import DEVICE
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+
+from insum_ops import insum, spmm
+
+pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")]
+
+WHOLE = pytest.mark.skipif(os.environ.get("INSUM_TESTS") != "torch", reason="part of make test-torch")
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr]
+
+
+class Times(torch.nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.A = torch.eye(3).to_sparse(layout=layout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.A @ x
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.Unsupported, reason="torch traces no sparse tensor")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_compiles_a_sparse_tensor(layout):
+    torch.compile(Times(layout), fullgraph=True, backend="eager")(torch.ones(3, 2))
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="torch saves no sparse tensor")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_exports_and_saves_a_sparse_tensor(layout, tmp_path):
+    torch.export.save(torch.export.export(Times(layout), (torch.ones(3, 2),)), tmp_path / "program.pt2")
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, reason="torch packages no sparse tensor")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_packages_a_sparse_tensor(layout, tmp_path):
+    program = torch.export.export(Times(layout), (torch.ones(3, 2),))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="torch copies no CSR tensor")
+def test_torch_copies_a_csr_tensor():
+    copy.deepcopy(torch.eye(3).to_sparse_csr())
+
+
+def _coo(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.arange(3).expand(2, 3), values, (3, 3)).to_dense()
+
+
+def _csr(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), values, (3, 3)).to_dense()
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="torch.vmap makes no sparse tensor")
+@pytest.mark.parametrize("made", [_coo, _csr])
+def test_torch_makes_sparse_tensors_under_vmap(made):
+    torch.func.vmap(made)(torch.ones(2, 3))
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a CUDA graph reads no size back")
+def test_torch_captures_a_size_that_depends_on_values():
+    x = torch.ones(3, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.nonzero()
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="a DTensor is never sparse")
+@pytest.mark.parametrize("made", [_coo, _csr])
+def test_torch_makes_sparse_tensors_of_dtensors(made):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        values = distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,)), [Replicate()])
+        with implicit_replication():
+            made(values)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sparse_tensor_breaks_the_graph(layout):
+    A, B = torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse(layout=layout), torch.randn(2, 3)
+    C = torch.compile(lambda B: spmm(A, 2 * B) + 1, backend="eager")(B)
+    torch.testing.assert_close(C, A.to_dense() @ (2 * B) + 1)
+
+
+def test_a_compiled_statement_has_gradients_of_gradients():
+    X, W = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    index = torch.tensor([[0, 2], [1, -1], [2, 2]])
+    product = lambda X, W: insum("Y[i,c] += X[I[i,k],c] * W[k,i]", X=X, W=W[:2], I=index)
+    assert torch.autograd.gradgradcheck(torch.compile(product, fullgraph=True, backend="eager"), (X, W))

@@ -1,0 +1,67 @@
+"""Layers whose weight is held as shards by FSDP, which keeps its sizes: found here, changed by `insum_ops.distributed`."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..compiler import OperandError
+
+__all__ = ["Shards", "agreed", "held_weight", "keepers", "shards_of"]
+
+GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+class Shards(Protocol):
+    """A weight of which each rank has a shard."""
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """What optimizers hold."""
+
+    def agreed(self, values: dict[str, Any]) -> AbstractContextManager[None]:
+        """Return a context for checks that end alike on every rank; the values are the same on all of them."""
+
+    def whole(self) -> Tensor:
+        """Return the weight of all ranks."""
+
+    def change(self, blocks: Tensor, source: Tensor, optimizers: Sequence[Optimizer]) -> None:
+        """Make these blocks the weight; `source` says which old block each of them was, -1 for none."""
+
+
+keepers: list[Callable[[Any, int], Shards]] = []  # makes shards of one parameter in a group of FSDP's
+
+
+def shards_of(layer: nn.Module) -> Shards | None:
+    """Return the shards of a layer's weight, or None if the layer holds the weight itself."""
+    module = sys.modules.get(GROUPS)
+    if module is None:
+        return None  # nothing was sharded
+    groups = [thing for thing in gc.get_objects() if type(thing) is module.FSDPParamGroup]  # FSDP lists them nowhere
+    for group in groups:
+        for at, parameter in enumerate(group.fsdp_params):
+            info = parameter._module_info
+            if info.module is layer and info.param_name == "weight":
+                if not keepers:
+                    raise OperandError(
+                        "weight is sharded by fully_shard; write `import insum_ops.distributed`, which can change it"
+                    )
+                return keepers[0](group, at)
+    return None
+
+
+def agreed(shards: Shards | None, **values: Any) -> AbstractContextManager[None]:
+    """Return a context for checks, which end alike on every rank if the weight is sharded."""
+    return nullcontext() if shards is None else shards.agreed(values)
+
+
+def held_weight(layer: Any, shards: Shards | None) -> nn.Parameter:
+    """Return the parameter that optimizers hold."""
+    weight: nn.Parameter = layer.weight if shards is None else shards.weight
+    return weight

@@ -114,8 +114,9 @@ def patterns_change_in_training_as_in_the_whole() -> list[int]:
                 mask = torch.eye(8, 3, dtype=torch.bool, device=device())
                 mask[:, 0] = True
                 draws = torch.Generator(device()).manual_seed(3)
-                each[0].set_pattern_(mask, init="random", generator=draws)
-                each[2].set_pattern_(torch.ones(each[2].whole_grid if each is model else each[2].grid) == 1)
+                each[0].set_pattern_(mask, init="random", generator=draws, optimizer=optimizer)
+                every = torch.ones(each[2].whole_grid if each is model else each[2].grid, device=device()) == 1
+                each[2].set_pattern_(every, optimizer=optimizer)
     torch.testing.assert_close(model(x), whole(x), **TOLERANCE[DTYPE])
     state = whole_state_dict(model)
     for key, value in whole.state_dict().items():

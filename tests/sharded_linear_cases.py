@@ -43,19 +43,20 @@ def train(model: nn.Module, layers: list[Any], optimizer: torch.optim.Optimizer,
         optimizer.step()
         outputs.append(y.detach())
         if step == 1:
-            layers[0].prune_(0.4)
+            layers[0].prune_(0.4)  # looks for the optimizer
         if step == 2:
             layers[1].prune_(0.3, optimizer=optimizer)
         if step == 3:
             mask = layers[0].mask
             mask[-1] = True
-            layers[0].set_pattern_(mask, init="random", generator=torch.Generator(device()).manual_seed(7))
+            draws = torch.Generator(device()).manual_seed(7)
+            layers[0].set_pattern_(mask, init="random", generator=draws, optimizer=optimizer)
         if step == 4:
             with torch.no_grad():
                 outputs.append(model(batch(9, rank)))  # a pass after which the root's weights stay whole
             mask = layers[1].mask
             mask[0] = ~mask[0]
-            layers[1].set_pattern_(mask)
+            layers[1].set_pattern_(mask, optimizer=optimizer)
     return outputs
 
 

@@ -220,7 +220,9 @@ def mistakes() -> dict[str, str]:
     split_B = distribute_tensor(operands["B"], mesh, [Shard(1)])
     split = {name: distribute_tensor(operand, mesh, [Shard(0)]) for name, operand in plain.items()}
     local = split["AK"].to_local()
-    wrong = DTensor.from_local(local + 9 if is_odd else local, mesh, [Shard(0)], run_check=False, shape=(10, 2), stride=(2, 1))
+    wrong = DTensor.from_local(
+        local + 9 if is_odd else local, mesh, [Shard(0)], run_check=False, shape=(10, 2), stride=(2, 1)
+    )
     text = SPMM.replace("AV[p,q] * ", "2 * AV[p,q] * ") if is_odd else SPMM
     some = {name: operand for name, operand in plain.items() if name != "AV" or not is_odd}
     call = lambda expr=SPMM, size=(7, 4), **tensors: message(lambda: insum(expr, size=size, **tensors))

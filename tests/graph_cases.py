@@ -113,7 +113,7 @@ class Whole(torch.nn.Module):
 
 def losses() -> dict[str, list[float]]:
     """Of the split network, with all parameters as on one rank, for two partitions; and of the whole one."""
-    gcn, ranks, found = example(), distributed.get_world_size(), {}
+    gcn, found = example(), {}
     for partition in ("good", "random", "whole"):
         layer, A, X, labels = split_layer("good" if partition == "whole" else partition)
         nodes = torch.arange(NODES, device=device()) if partition == "whole" else layer.nodes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from dtensor_cases import message
 from ranks import device
 from tolerances import TOLERANCE
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -141,6 +142,32 @@ def a_state_loads_into_a_split_model() -> None:
             assert torch.equal(value, saved.state_dict()[key]), key
 
 
+def layer_mistakes(style: ColumnParallel | RowParallel, mesh: DeviceMesh, is_odd: bool) -> tuple[dict[str, str], Any]:
+    """Of one rank, in calls of a split layer and changes of its pattern; and the layer."""
+    kind = type(style).__name__
+    made = BlockSparseLinear(16, 32, block_size=4, density=0.5)
+    parallelize_module(made, mesh, style)
+    mask = torch.ones(8, 4) == 1
+    other_mask = mask if not is_odd else ~torch.eye(8, 4).bool()
+    bad_mask = mask[1:] if is_odd else mask
+    x = torch.randn(5, 16)
+    found = {
+        f"{kind}: features": message(lambda: made(x[:, 1:] if is_odd else x)),
+        f"{kind}: a batch": message(lambda: made(x[1:] if is_odd else x)),
+        f"{kind}: a dtype": message(lambda: made(x.double() if is_odd else x)),
+        f"{kind}: a gradient": message(lambda: made(x.clone().requires_grad_(is_odd))),
+        f"{kind}: no tensor": message(lambda: made([1] if is_odd else x)),
+        f"{kind}: a mask that differs": message(lambda: made.set_pattern_(other_mask)),
+        f"{kind}: a mask of another shape": message(lambda: made.set_pattern_(bad_mask)),
+        f"{kind}: densities": message(lambda: made.prune_(0.25 if is_odd else 0.5)),
+        f"{kind}: no density": message(lambda: made.prune_(-1 if is_odd else 0.5)),
+        f"{kind}: too many": message(lambda: made.prune_(0.9)),
+        f"{kind}: weights": message(made.reset_parameters),
+    }
+    made(x)  # all ranks have come to the same place
+    return found, made
+
+
 def mistakes() -> dict[str, str]:
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
@@ -167,27 +194,8 @@ def mistakes() -> dict[str, str]:
     }
     torch.manual_seed(0)
     for style in (ColumnParallel(), RowParallel(split_input=False)):
-        kind = type(style).__name__
-        made = BlockSparseLinear(16, 32, block_size=4, density=0.5)
-        parallelize_module(made, mesh, style)
-        mask = torch.ones(8, 4) == 1
-        other_mask = mask if not is_odd else ~torch.eye(8, 4).bool()
-        bad_mask = mask[1:] if is_odd else mask
-        x = torch.randn(5, 16)
-        found |= {
-            f"{kind}: features": message(lambda: made(x[:, 1:] if is_odd else x)),
-            f"{kind}: a batch": message(lambda: made(x[1:] if is_odd else x)),
-            f"{kind}: a dtype": message(lambda: made(x.double() if is_odd else x)),
-            f"{kind}: a gradient": message(lambda: made(x.clone().requires_grad_(is_odd))),
-            f"{kind}: no tensor": message(lambda: made([1] if is_odd else x)),
-            f"{kind}: a mask that differs": message(lambda: made.set_pattern_(other_mask)),
-            f"{kind}: a mask of another shape": message(lambda: made.set_pattern_(bad_mask)),
-            f"{kind}: densities": message(lambda: made.prune_(0.25 if is_odd else 0.5)),
-            f"{kind}: no density": message(lambda: made.prune_(-1 if is_odd else 0.5)),
-            f"{kind}: too many": message(lambda: made.prune_(0.9)),
-            f"{kind}: weights": message(made.reset_parameters),
-        }
-        made(x)  # all ranks have come to the same place
+        of_layer, made = layer_mistakes(style, mesh, is_odd)
+        found |= of_layer
     state = whole_state_dict(made)
     short = {key: value for key, value in state.items() if key != "weight" or not is_odd}
     more = {**state, "more": torch.ones(1)}

@@ -123,17 +123,31 @@ def _fork(rank: int, request: dict[str, Any]) -> int:
     return child
 
 
+def _start(rank: int, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, str(rank), json.dumps(request)]
+    with open(f"{request['folder']}/{rank}.txt", "wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
 def serve() -> None:
     """Fork ranks for each line of stdin; say "done" when they have ended well."""
     torch.set_num_threads(1)
     importlib.import_module("torch._dynamo")  # which every rank would import by its first DTensor
     for line in sys.stdin:
         request = json.loads(line)
-        importlib.import_module(request["module"])
-        children = [_fork(rank, request) for rank in range(request["world"])]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if request["backend"] == "nccl":  # CUDA does not survive a fork
+            runs = [_start(rank, request) for rank in range(request["world"])]
+            codes = [run.wait() for run in runs]
+        else:
+            importlib.import_module(request["module"])
+            children = [_fork(rank, request) for rank in range(request["world"])]
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         print("done" if not any(codes) else f"ranks ended with {codes}", flush=True)
 
 
 if __name__ == "__main__":
-    serve()
+    if sys.argv[1:]:
+        os.environ.update((own := json.loads(sys.argv[2])).pop("environment"))
+        _be_rank(int(sys.argv[1]), **own)
+    else:
+        serve()

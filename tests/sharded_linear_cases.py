@@ -1,4 +1,4 @@
-"""What tests/distributed/test_sharded_linear.py runs on several ranks: patterns that change in training, under FSDP2."""
+"""What tests/distributed/test_sharded_linear.py runs on ranks: patterns that change in training, under FSDP2."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ A file imports only from those above it.
 
     rules         how a statement may be split, and which way costs least
     agreement     checks that end alike on every rank
+    replicas      models that must be the same on every rank, as for DDP
     dtensors      `insum` over DTensors
     fsdp          patterns that change under `fully_shard`
     tuning        ranks that take the same configs
@@ -18,6 +19,7 @@ from . import dtensors, fsdp
 from .agreement import unchecked_calls
 from .cost import GraphCost, graph_cost, random_cut
 from .linear import ColumnParallel, RowParallel, balanced_order
+from .replicas import check_replicas
 from .rows import SplitSpMM
 from .rules import Split, bytes_moved, cheapest_split, splits_of
 from .tuning import share_tuning
@@ -32,6 +34,7 @@ __all__ = [
     "balanced_order",
     "bytes_moved",
     "cheapest_split",
+    "check_replicas",
     "graph_cost",
     "load_whole_state_dict",
     "random_cut",

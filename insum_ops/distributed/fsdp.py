@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -30,7 +28,7 @@ class FSDPShards:
     def __init__(self, group: Any, at: int) -> None:
         if group._training_state.name != "IDLE":
             raise OperandError(
-                "the layer is in a forward or backward pass of FSDP; change its pattern between training steps"
+                f"the layer is in a pass of FSDP on rank {dist.get_rank()}; change its pattern between training steps"
             )
         group.reshard()  # after an inference it may still be whole
         self.group, self.at = group, at

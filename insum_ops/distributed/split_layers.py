@@ -1,6 +1,6 @@
 """The layers that `ColumnParallel` and `RowParallel` make of a `BlockSparseLinear`: each rank has some of its blocks.
 
-A block belongs to the rank that has its block row, or its block column, so that no block moves when the pattern changes.
+A block belongs to the rank that has its block row, or its block column, so no block moves when the pattern changes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ class SplitLayer(BlockSparseLinear):
         with on_all_ranks(self.style["mesh"], is_call=True) as ranks:
             if not isinstance(x, Tensor):
                 raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
-            kind = f"{list(x.shape)} {x.dtype}{' with a gradient' if x.requires_grad and torch.is_grad_enabled() else ''}"
+            kind = (
+                f"{list(x.shape)} {x.dtype}{' with a gradient' if x.requires_grad and torch.is_grad_enabled() else ''}"
+            )
             ranks.equal("x", kind, "pass an input of one shape and dtype on every rank")
             width = self.in_features if take is None else self._pattern_sizes.in_features
             if x.ndim == 0 or x.shape[-1] != width:

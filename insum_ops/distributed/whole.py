@@ -1,4 +1,4 @@
-"""The state of a model over ranks as it is without ranks: what a checkpoint holds, to be loaded on any number of them."""
+"""The state of a model over ranks as it is without ranks, which any number of ranks can load."""
 
 from __future__ import annotations
 

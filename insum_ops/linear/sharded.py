@@ -1,4 +1,4 @@
-"""Layers whose weight is held as shards by FSDP, which keeps its sizes: found here, changed by `insum_ops.distributed`."""
+"""Layers whose weight FSDP holds as shards, of sizes that it keeps: found here, changed by `insum_ops.distributed`."""
 
 from __future__ import annotations
 
@@ -57,37 +57,6 @@ def _groups(state: Any) -> list[Any]:
     """Return the groups of parameters of one module; torch 2.12 and before have one, or none."""
     groups = getattr(state, "_fsdp_param_groups", None)
     return [group for group in [getattr(state, "_fsdp_param_group", None)] if group] if groups is None else groups
-
-
-def agreed(self, values: dict[str, Any]) -> AbstractContextManager[None]:
-        """Return a context for checks that end alike on every rank; the values are the same on all of them."""
-
-    def whole(self) -> Tensor:
-        """Return the weight of all ranks."""
-
-    def change(self, blocks: Tensor, source: Tensor, optimizers: Sequence[Optimizer]) -> None:
-        """Make these blocks the weight; `source` says which old block each of them was, -1 for none."""
-
-
-keepers: list[Callable[[Any, int], Shards]] = []  # makes shards of one parameter in a group of FSDP's
-
-
-def shards_of(layer: nn.Module) -> Shards | None:
-    """Return the shards of a layer's weight, or None if the layer holds the weight itself."""
-    module = sys.modules.get(GROUPS)
-    if module is None:
-        return None  # nothing was sharded
-    groups = [thing for thing in gc.get_objects() if type(thing) is module.FSDPParamGroup]  # FSDP lists them nowhere
-    for group in groups:
-        for at, parameter in enumerate(group.fsdp_params):
-            info = parameter._module_info
-            if info.module is layer and info.param_name == "weight":
-                if not keepers:
-                    raise OperandError(
-                        "weight is sharded by fully_shard; write `import insum_ops.distributed`, which can change it"
-                    )
-                return keepers[0](group, at)
-    return None
 
 
 def agreed(shards: Shards | None, **values: Any) -> AbstractContextManager[None]:

@@ -27,7 +27,8 @@ def test_four_ranks_compute_as_one():
         assert messages == expected_messages(rank)
     *_, elsewhere, _ = results["a_rank_that_is_not_in_the_mesh"]
     assert elsewhere == (
-        "rank 2 is not in the mesh, which has the ranks 0, 1, 3; make the mesh over it too, or let the others call alone"
+        "rank 2 is not in the mesh, which has the ranks 0, 1, 3; make the mesh over it too, or let the others call "
+        "alone"
     )
 
 
@@ -38,6 +39,7 @@ def expected_messages(rank):
     here = f"and on this rank, {rank}, it is"
     statement = f"the statement is '{dtensor_cases.SPMM}' with size=[7, 4] on rank 0 but"
     at = lambda place, text=dtensor_cases.SPMM: f"\n    {text}\n    {' ' * place}^"
+    twice = "C[AM[p],n] += 2 * AV[p,q] * B[AK[p,q],n]"
     kinds = "distribute the same tensor with the same placements on every rank"
     return {
         "a pattern that differs": f"AK {differs} 2 holds another than rank 0, {here} [10, 2] torch.int64; {REMEDY}",
@@ -54,9 +56,10 @@ def expected_messages(rank):
         else f"AM {differs} 2 holds another than rank 0, {here} [10] torch.int64; {REMEDY}",
         "a position out of range": "on rank 2, AK[0,0] is 8, outside B dimension 0, which has size 5; a negative "
         f"position means no entry{at(26)}",
-        "another statement": f"{statement} 'C[AM[p],n] += 2 * AV[p,q] * B[AK[p,q],n]' with size=[7, 4] on rank 2; {same}",
+        "another statement": f"{statement} '{twice}' with size=[7, 4] on rank 2; {same}",
         "another size": f"{statement} '{dtensor_cases.SPMM}' with size=[8, 4] on rank 2; {same}",
-        "a size that is none": f"on rank 2, size has 1 dimension [7] but C has 2 indices here; give one per dimension{at(0)}",
+        "a size that is none": "on rank 2, size has 1 dimension [7] but C has 2 indices here; give one per dimension"
+        + at(0),
         "no name": f"on rank 2, no tensor was given for AV; pass it as AV=...{at(14)}",
         "no statement": f"{own}']' closes nothing{at(36, dtensor_cases.SPMM + ']')}",
         "a format that is none": f"{own}A is of type str; pass a torch.Tensor or a format of insum_ops.formats"

@@ -34,8 +34,8 @@ def expected_messages(rank):
     messages = {
         "a pattern that differs": "coords is not the same on all ranks: rank 1, 2, 3 hold others than rank 0, and on "
         f"this rank, {rank}, it is [2, 19] torch.int32; seed all ranks alike before the layer is made",
-        "a mesh that does not divide": f"4 ranks do not divide in_features=12 in blocks of 4, says rank {rank}: 3 block "
-        "columns; choose in_features that are a multiple of 16",
+        "a mesh that does not divide": f"4 ranks do not divide in_features=12 in blocks of 4, says rank {rank}: 3 "
+        "block columns; choose in_features that are a multiple of 16",
         "another module": f"the module is a Linear on rank {rank}; {of_style}",
         "another module on one rank": f"the module is a Linear on rank 1; {of_style}",
         "an order": "order does not list each of the 8 block rows once, says rank 1; take it from balanced_order",

@@ -22,5 +22,5 @@ def test_patterns_change_as_in_one_process():
             "a mask of another shape": "on rank 1, mask is [7, 3] but the blocks are [8, 3]; give one bool per block",
             "densities": f"density is 0.5 on rank 0 but 0.25 on rank 1; {alike}",
             "an optimizer": "on rank 1, optimizer does not hold this layer's weight; pass the one that trains it",
-            "in a pass": "the layer is in a forward or backward pass of FSDP; change its pattern between training steps",
+            "in a pass": f"the layer is in a pass of FSDP on rank {rank}; change its pattern between training steps",
         }

@@ -3,6 +3,7 @@
 from .autograd import gradients_of, one_by_one, refuse_transforms, run_plain, run_plain_with_winners, run_several
 from .binding import (
     INDEX_DTYPES,
+    Bound,
     bind,
     bucket,
     check_pattern,
@@ -47,6 +48,7 @@ from .runtime import (
     active,
     cache_dir,
     cache_size,
+    check_ranges,
     followed,
     on_device,
     outside_transforms,
@@ -82,6 +84,7 @@ __all__ = [
     "SHORT",
     "TRITON_VERSION",
     "Access",
+    "Bound",
     "Device",
     "Explanation",
     "IndexRangeError",
@@ -101,6 +104,7 @@ __all__ = [
     "cache_dir",
     "cache_size",
     "check_pattern",
+    "check_ranges",
     "clear_cache",
     "described_as",
     "device_name",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, NoReturn
 
@@ -31,10 +31,11 @@ from .formats.errors import FormatError
 from .formats.facts import Fact
 from .formats.torch_state import is_compiling, is_free, refuse_script_tracer, wants_gradient
 
-__all__ = ["Insum", "explain", "insum", "insum_pinned", "tune"]
+__all__ = ["Insum", "explain", "insum", "insum_pinned", "on_refusal", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long
+on_refusal: list[Callable[[InsumError | FormatError, Mapping[str, Any]], None]] = []  # called with what is raised
 
 
 def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
@@ -91,6 +92,8 @@ def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, *
             _refuse_unnamed(expr, unnamed, tensors)
         return evaluate(expr, tensors, size, _checked)
     except (InsumError, FormatError) as error:
+        for tell in on_refusal:
+            tell(error, tensors)
         raise shortened(error) from error.__cause__
     except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
         _refuse_unfit(expr, tensors, size)
@@ -230,6 +233,8 @@ def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | N
     try:
         bind(parse(expr), tensors, size)
     except InsumError as error:
+        for tell in on_refusal:
+            tell(error, tensors)
         raise shortened(error) from None
 
 

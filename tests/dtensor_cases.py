@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from insum_ops import insum
 from insum_ops.compiler import InsumError
+from insum_ops.distributed import SplitSpMM, unchecked_calls
 from insum_ops.distributed.rules import spelled
 from insum_ops.formats import BlockCOO, GroupCOO
 
@@ -205,22 +206,57 @@ def message(call: Any) -> str:
 
 
 def mistakes() -> dict[str, str]:
+    """Each on one rank alone where that can be; all ranks say the same."""
     mesh, rank = init_device_mesh("cpu", (4,)), distributed.get_rank()
-    other = init_device_mesh("cpu", (2, 2))
+    other, is_odd = init_device_mesh("cpu", (2, 2)), distributed.get_rank() == 2
     operands = spmm_operands()
     B = distribute_tensor(operands["B"], mesh, [Replicate()])
     plain = {name: operands[name] for name in ("AM", "AK", "AV")}
-    differs = {**plain, "AK": plain["AK"] + (rank == 2)}
-    trained = {**plain, "AV": plain["AV"].clone().requires_grad_()}
+    differs = {**plain, "AK": plain["AK"].flip(0) if is_odd else plain["AK"]}
+    trained = {**plain, "AV": plain["AV"].clone().requires_grad_(is_odd)}
     elsewhere = distribute_tensor(operands["AV"], other, [Replicate(), Replicate()])
     strided = [_StridedShard(0, split_factor=2)]
     strange = DTensor.from_local(operands["B"], mesh, strided, run_check=False, shape=(20, 4), stride=(4, 1))
-    return {
-        "a pattern that differs": message(lambda: insum(SPMM, size=(7, 4), B=B, **differs)),
-        "a plain parameter": message(lambda: insum(SPMM, size=(7, 4), B=B, **trained)),
-        "two meshes": message(lambda: insum(SPMM, size=(7, 4), B=B, **{**plain, "AV": elsewhere})),
-        "a strange placement": message(lambda: insum(SPMM, size=(7, 4), B=strange, **plain)),
+    split_B = distribute_tensor(operands["B"], mesh, [Shard(1)])
+    split = {name: distribute_tensor(operand, mesh, [Shard(0)]) for name, operand in plain.items()}
+    local = split["AK"].to_local()
+    wrong = DTensor.from_local(
+        local + 9 if is_odd else local, mesh, [Shard(0)], run_check=False, shape=(10, 2), stride=(2, 1)
+    )
+    text = SPMM.replace("AV[p,q] * ", "2 * AV[p,q] * ") if is_odd else SPMM
+    some = {name: operand for name, operand in plain.items() if name != "AV" or not is_odd}
+    call = lambda expr=SPMM, size=(7, 4), **tensors: message(lambda: insum(expr, size=size, **tensors))
+    found = {
+        "a pattern that differs": call(B=B, **differs),
+        "a plain parameter": call(B=B, **trained),
+        "two meshes": call(B=B, **{**plain, "AV": elsewhere}),
+        "a strange placement": call(B=strange if is_odd else B, **plain),
+        "another placement": call(B=split_B if is_odd else B, **plain),
+        "another kind": call(B=B, **(split if is_odd else plain)),
+        "a position out of range": call(B=B, **{**split, "AK": wrong}),
+        "another statement": call(text, B=B, **plain),
+        "another size": call(size=(8, 4) if is_odd else (7, 4), B=B, **plain),
+        "a size that is none": call(size=(7,) if is_odd else (7, 4), B=B, **plain),
+        "no name": call(B=B, **some),
+        "no statement": call(SPMM + "]" if is_odd else SPMM, B=B, **plain),
+        "a format that is none": call("C[m,n] += A[m,k] * B[k,n]", None, A="A" if is_odd else torch.ones(7, 5), B=B),
     }
+    plain["AK"][0, 0] = rank  # known to be the same before
+    found["a change in place"] = call(B=B, **plain)
+    insum(SPMM, size=(7, 4), B=B, **split)  # all ranks have come to the same place
+    with unchecked_calls():
+        insum(SPMM, size=(7, 4), B=B, **split)
+    return found
+
+
+def a_rank_that_is_not_in_the_mesh() -> str:
+    """It is refused at once; the others go on without it."""
+    mesh = DeviceMesh("cpu", [0, 1, 3])
+    if distributed.get_rank() == 2:
+        return message(lambda: SplitSpMM(torch.eye(3).to_sparse(), mesh))
+    A = torch.eye(3).to_sparse()
+    SplitSpMM.from_graph(A, torch.tensor([0, 1, 2]), mesh)(torch.ones(1, 2))
+    return ""
 
 
 NAMES = [
@@ -232,5 +268,6 @@ NAMES = [
     "a_max_that_no_rank_reaches_is_zero",
     "formats_are_whole_on_every_rank",
     "mistakes",
+    "a_rank_that_is_not_in_the_mesh",
     *(["trained_by_compiled_steps"] if IS_THOROUGH else []),  # 5 s on each rank
 ]

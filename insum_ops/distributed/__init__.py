@@ -2,21 +2,28 @@
 
 A file imports only from those above it.
 
-    rules      how a statement may be split, and which way costs least
-    agreement  checks that end alike on every rank
-    dtensors   `insum` over DTensors
-    tuning     ranks that take the same configs
-    linear     `BlockSparseLinear` over ranks: styles for `parallelize_module`
-    cost       what a step over a split graph costs on paper
-    rows       `SplitSpMM`: a sparse matrix whose rows are split over ranks
+    rules         how a statement may be split, and which way costs least
+    agreement     checks that end alike on every rank
+    replicas      models that must be the same on every rank, as for DDP
+    dtensors      `insum` over DTensors
+    fsdp          patterns that change under `fully_shard`
+    tuning        ranks that take the same configs
+    split_layers  a `BlockSparseLinear` of which each rank has some blocks
+    linear        styles for `parallelize_module` that split one
+    cost          what a step over a split graph costs on paper
+    rows          `SplitSpMM`: a sparse matrix whose rows are split over ranks
+    whole         the state of all of these as it is without ranks
 """
 
-from . import dtensors
+from . import dtensors, fsdp
+from .agreement import unchecked_calls
 from .cost import GraphCost, graph_cost, random_cut
-from .linear import ColumnParallel, RowParallel, balanced_order, whole_state_dict
+from .linear import ColumnParallel, RowParallel, balanced_order
+from .replicas import check_replicas
 from .rows import SplitSpMM
 from .rules import Split, bytes_moved, cheapest_split, splits_of
 from .tuning import share_tuning
+from .whole import load_whole_state_dict, saved_patterns, whole_state_dict
 
 __all__ = [
     "ColumnParallel",
@@ -27,11 +34,15 @@ __all__ = [
     "balanced_order",
     "bytes_moved",
     "cheapest_split",
+    "check_replicas",
     "graph_cost",
+    "load_whole_state_dict",
     "random_cut",
+    "saved_patterns",
     "share_tuning",
     "splits_of",
+    "unchecked_calls",
     "whole_state_dict",
 ]
 
-del dtensors  # imported for what it registers
+del dtensors, fsdp  # imported for what they register

@@ -17,23 +17,31 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..compiler import (
+    Bound,
+    IndexRangeError,
+    InsumError,
     OperandError,
     Statement,
     UnsupportedError,
     Var,
     bind,
+    check_ranges,
     parse,
     run_plain,
     run_plain_with_winners,
     whole_along,
 )
+from ..formats.errors import FormatError
 from ..formats.facts import Fact
-from .agreement import check_equal
+from ..functional import on_refusal
+from .agreement import after_agreement, may_exchange, on_all_ranks, tell_all
 from .rules import Split, cheapest_split, spelled
 
 __all__: list[str] = []
 
 PLACEMENTS = (Shard, Replicate, Partial)
+SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
+SAME_DTENSOR = "distribute the same tensor with the same placements on every rank"
 UNREACHED, REACHED, IS_NAN = 0, 1, 2  # what the ranks know of an element of a max; the largest counts
 
 
@@ -44,9 +52,18 @@ def _run(
     expr, names, size, tensors, fact_text, facts = args
     wants_winners = func is torch.ops.insum_ops.run_with_winners.default
     statement, operands = parse(expr), dict(zip(names.split(","), tensors))
-    mesh = _mesh_of(statement, operands)
-    bound = bind(statement, operands, size)
-    with torch.no_grad():
+    first, mesh = _mesh_of(operands)
+    with on_all_ranks(mesh, is_call=True) as ranks:
+        _check(first, mesh, operands)
+        bound = bind(statement, operands, size)
+        _check_positions(bound, operands)
+        ranks.equal("the statement", f"{expr!r} with size={size}", "call the same one on every rank")
+        for name, operand in operands.items():
+            if isinstance(operand, DTensor):
+                ranks.equal(name, _described(operand), SAME_DTENSOR)
+            else:
+                ranks.equal(name, operand, SAME_TENSOR)
+    with torch.no_grad(), after_agreement():
         splits = _chosen(expr, operands, mesh, wants_winners)
         local = {name: _local(name, operand, splits, mesh, statement) for name, operand in operands.items()}
         fact = Fact.from_text(fact_text, facts)
@@ -68,15 +85,16 @@ def _run(
         return wrap(_best_of_all(statement, *run_plain_with_winners(*call), mesh, shared))
 
 
-def _mesh_of(statement: Statement, operands: Mapping[str, Tensor]) -> DeviceMesh:
-    """Return the mesh of the DTensors; refuse two meshes, strange placements and plain tensors that differ."""
-    first, mesh, plain = "", None, {}
+def _mesh_of(operands: Mapping[str, Any]) -> tuple[str, DeviceMesh]:
+    """Return the first DTensor's name and mesh."""
+    return next((name, operand.device_mesh) for name, operand in operands.items() if isinstance(operand, DTensor))
+
+
+def _check(first: str, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -> None:
+    """Refuse two meshes, strange placements and plain tensors that would get a part of a gradient."""
     for name, operand in operands.items():
         if not isinstance(operand, DTensor):
-            plain[name] = operand
             continue
-        if mesh is None:
-            first, mesh = name, operand.device_mesh
         if operand.device_mesh != mesh:
             raise OperandError(
                 f"{first} and {name} are DTensors on two meshes, of the shapes {list(mesh.shape)} and "
@@ -88,16 +106,36 @@ def _mesh_of(statement: Statement, operands: Mapping[str, Tensor]) -> DeviceMesh
                     f"{name} is placed as {spelled(placement)} on rank {dist.get_rank()}, which a statement can't "
                     f"keep; redistribute it to Shard, Replicate or Partial first"
                 )
-    assert mesh is not None
-    for name, operand in plain.items():
-        if operand.requires_grad:
+    for name, operand in operands.items():
+        if not isinstance(operand, DTensor) and operand.requires_grad:
             raise OperandError(
                 f"{name} asks for a gradient but is no DTensor, unlike {first}, so that rank {dist.get_rank()} would "
                 f"have only its own part of that gradient; pass "
                 f"torch.distributed.tensor.distribute_tensor({name}, {first}.device_mesh)"
             )
-    check_equal(plain, mesh, "pass the same one on every rank, or a DTensor that says how it is split")
-    return mesh
+
+
+def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
+    """Refuse a position that is out of range, before anything moves: only the rank that holds it would find it."""
+    if not may_exchange():
+        return
+    local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in operands.items()}
+    local = {name: t.wait() if isinstance(t, AsyncCollectiveTensor) else t for name, t in local.items()}
+    try:
+        check_ranges(bound, local)
+    except IndexRangeError as error:
+        raise IndexRangeError(f"on rank {dist.get_rank()}, {error}") from None
+
+
+def _described(operand: DTensor) -> str:
+    placed = ", ".join([spelled(placement) for placement in operand.placements])
+    return f"{list(operand.shape)} {operand.dtype} in {placed}"
+
+
+def _tell(error: InsumError | FormatError, operands: Mapping[str, Any]) -> None:
+    """Let the other ranks know of a call that was refused before it got here."""
+    if any(isinstance(operand, DTensor) for operand in operands.values()):
+        tell_all(error, _mesh_of(operands)[1])
 
 
 def _chosen(expr: str, operands: Mapping[str, Tensor], mesh: DeviceMesh, wants_winners: bool) -> list[Split]:
@@ -168,5 +206,6 @@ def _whole_along(tensor: Tensor, dim: int) -> Tensor:
 
 
 whole_along[DTensor] = _whole_along
+on_refusal.append(_tell)
 for _operator in ("insum_ops::run", "insum_ops::run_with_winners"):
     torch.library.register_torch_dispatch(_operator, DTensor, _run)

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from ..compiler import InsumError, OperandError, ShapeError, shortened
+from ..compiler import OperandError, ShapeError
 from ..linear.layer import BlockSparseLinear
-from ..linear.product import product
-from .agreement import check_equal, ranks_of
+from .agreement import on_all_ranks, ranks_of
+from .split_layers import ByColumns, ByRows
 
-__all__ = ["ColumnParallel", "RowParallel", "balanced_order", "whole_state_dict"]
+__all__ = ["ColumnParallel", "RowParallel", "balanced_order"]
 
 WORDS = (("block rows", "out_features"), ("block columns", "in_features"))
 
@@ -104,7 +103,7 @@ class ColumnParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layer, order = _split(module, device_mesh, self.order, 0)
-        layer.__class__ = _ByColumns
+        layer.__class__ = ByColumns
         layer.style = {"mesh": device_mesh, "order": order, "is_whole": self.gather_output}
         return module
 
@@ -145,13 +144,49 @@ class RowParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layer, order = _split(module, device_mesh, self.order, 1)
-        layer.__class__ = _ByRows
+        layer.__class__ = ByRows
         layer.style = {"mesh": device_mesh, "order": order, "is_whole": not self.split_input}
         return module
 
 
 def _split(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) -> tuple[Any, Tensor]:
     """Leave in a layer the blocks of this rank along one dimension; return it with the order that was taken."""
+    with on_all_ranks(mesh) as ranks:
+        layer, order = _checked(module, mesh, order, dim)
+        kind = f"{layer.block_size} blocks of [{layer.out_features}, {layer.in_features}]"
+        kind += f" {layer.weight.dtype}, {'no bias' if layer.bias is None else 'with bias'}"
+        ranks.equal("the layer", kind, "make it of the same sizes on every rank")
+        ranks.equal("coords", layer.coords, "seed all ranks alike before the layer is made")
+        ranks.equal("order", order, "compute it from the same pattern on all ranks")
+    count, block = layer.grid[dim], layer.block_size[dim]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            dist.broadcast(parameter, ranks_of(mesh)[0], group=mesh.get_group())
+        own = order.chunk(mesh.size())[mesh.get_local_rank()]
+        place = torch.full((count,), -1, device=own.device)
+        place[own] = torch.arange(len(own), device=own.device)
+        coords = layer.coords.clone()
+        coords[dim] = place[coords[dim].long()].to(coords.dtype)
+        kept = (coords[dim] >= 0).nonzero().flatten()
+        coords = coords[:, kept]
+        rank_in_grid = coords[0].long() * layer.grid[1] + coords[1].long()
+        ascending = rank_in_grid.argsort()
+        weight = layer.weight.detach()[kept[ascending]].clone()
+        bias = layer.bias
+        if bias is not None and dim == 0:
+            bias = nn.Parameter(bias.detach().view(count, block)[own].flatten(), bias.requires_grad)
+    grid = list(layer.grid)
+    grid[dim] = len(own)
+    layer.grid = (grid[0], grid[1])
+    setattr(layer, WORDS[dim][1], len(own) * block)
+    layer.coords = coords[:, ascending].contiguous()
+    layer.weight = nn.Parameter(weight, layer.weight.requires_grad)
+    layer.bias = bias
+    return layer, order
+
+
+def _checked(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) -> tuple[Any, Tensor]:
+    """Refuse what can't be split; return the layer and the order in which its blocks are dealt out."""
     rank, ranks, (words, features) = dist.get_rank(), mesh.size(), WORDS[dim]
     if type(module) is not BlockSparseLinear:
         raise OperandError(
@@ -166,136 +201,9 @@ def _split(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) 
             f"{ranks} ranks do not divide {features}={size} in blocks of {block}, says rank {rank}: {count} {words}; "
             f"choose {features} that are a multiple of {ranks * block}"
         )
-    check_equal({"coords": module.coords}, mesh, "seed all ranks alike before the layer is made")
     order = torch.arange(count) if order is None else order
     if sorted(order.tolist()) != list(range(count)):
         raise ShapeError(
             f"order does not list each of the {count} {words} once, says rank {rank}; take it from balanced_order"
         )
-    order = order.to(module.coords.device)
-    check_equal({"order": order}, mesh, "compute it from the same pattern on all ranks")
-    with torch.no_grad():
-        for parameter in module.parameters():
-            dist.broadcast(parameter, ranks_of(mesh)[0], group=mesh.get_group())
-        own = order.chunk(ranks)[mesh.get_local_rank()]
-        place = torch.full((count,), -1, device=own.device)
-        place[own] = torch.arange(len(own), device=own.device)
-        coords = module.coords.clone()
-        coords[dim] = place[coords[dim].long()].to(coords.dtype)
-        kept = (coords[dim] >= 0).nonzero().flatten()
-        coords = coords[:, kept]
-        rank_in_grid = coords[0].long() * module.grid[1] + coords[1].long()
-        ascending = rank_in_grid.argsort()
-        weight = module.weight.detach()[kept[ascending]].clone()
-        bias = module.bias
-        if bias is not None and dim == 0:
-            bias = nn.Parameter(bias.detach().view(count, block)[own].flatten(), bias.requires_grad)
-    grid = list(module.grid)
-    grid[dim] = len(own)
-    module.grid = (grid[0], grid[1])
-    setattr(module, features, len(own) * block)
-    module.coords = coords[:, ascending].contiguous()
-    module.weight = nn.Parameter(weight, module.weight.requires_grad)
-    module.bias = bias
-    return module, order
-
-
-def whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the state of a model as it is without ranks, in which split layers have all of their blocks again.
-
-    All ranks call it together, and each gets all of it. Saved, it loads into a model that is then split over any number
-    of ranks: first `insum_ops.nn.load_patterns_`, if patterns have changed, and `load_state_dict`, then
-    `parallelize_module`.
-
-    Args:
-        model: a model in which some `BlockSparseLinear` layers were split by `ColumnParallel` or `RowParallel`.
-
-    Returns:
-        What `model.state_dict()` would be if nothing had been split; on every rank the same.
-
-    Example:
-        >>> import torch
-        >>> from torch import distributed
-        >>> from torch.distributed.device_mesh import init_device_mesh
-        >>> from torch.distributed.tensor.parallel import parallelize_module
-        >>> from insum_ops.distributed import RowParallel, whole_state_dict
-        >>> from insum_ops.nn import BlockSparseLinear
-        >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-        >>> layer = BlockSparseLinear(64, 48, block_size=16, density=0.5)
-        >>> _ = parallelize_module(layer, init_device_mesh("cpu", (1,)), RowParallel())
-        >>> list(whole_state_dict(layer)["weight"].shape)
-        [6, 16, 16]
-        >>> distributed.destroy_process_group()
-    """
-    state = model.state_dict()
-    for name, module in model.named_modules():
-        if isinstance(module, _Split):
-            prefix = f"{name}." if name else ""
-            state.update({f"{prefix}{key}": value for key, value in module._whole().items()})
-    return state
-
-
-class _Split(BlockSparseLinear):
-    """A layer that has this rank's blocks."""
-
-    style: dict[str, Any]
-    dim = 0  # of the weight that is split
-
-    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        W = self.as_format()
-        try:
-            return product(x, W, bias, lambda: self._product(x, W, bias))
-        except InsumError as error:
-            raise shortened(error) from error.__cause__
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """Return an input that all ranks have, whose gradient is the sum of what each finds."""
-        whole = DTensor.from_local(x, self.style["mesh"], [Replicate()], run_check=False)
-        return whole.to_local(grad_placements=[Partial()])
-
-    def _whole(self) -> dict[str, Tensor]:
-        """Return the pattern and blocks of all ranks, and the bias if it is split, as before the layer was split."""
-        mesh, order = self.style["mesh"], self.style["order"]
-        own = order.chunk(mesh.size())[mesh.get_local_rank()]
-        coords = self.coords.clone()
-        coords[self.dim] = own[coords[self.dim].long()].to(coords.dtype)
-        parts: list[Any] = [None] * mesh.size()
-        mine = coords, self.weight.detach(), None if self.bias is None else self.bias.detach()
-        dist.all_gather_object(parts, tuple([None if part is None else part.cpu() for part in mine]), mesh.get_group())
-        patterns, blocks, biases = zip(*parts)
-        coords, weight = torch.cat(patterns, 1), torch.cat(blocks)
-        ascending = (coords[0].long() * 2**31 + coords[1].long()).argsort()
-        state = {"coords": coords[:, ascending].contiguous(), "weight": weight[ascending]}
-        if self.bias is not None and self.dim == 0:
-            bias = torch.cat(biases).view(len(order), -1)
-            state["bias"] = bias[order.cpu().argsort()].flatten()
-        return {name: tensor.to(self.weight.device) for name, tensor in state.items()}
-
-    def extra_repr(self) -> str:
-        mesh = self.style["mesh"]
-        return f"{super().extra_repr()}, rank {mesh.get_local_rank()} of {mesh.size()}"
-
-
-class _ByColumns(_Split):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self._multiply(self._shared(x), self._parameter("bias"))
-        if not self.style["is_whole"]:
-            return y
-        split = DTensor.from_local(y, self.style["mesh"], [Shard(y.ndim - 1)], run_check=False)
-        whole: Tensor = split.full_tensor()
-        blocks: Tensor = whole.unflatten(-1, (-1, self.block_size[0]))
-        return blocks.index_select(-2, self.style["order"].argsort()).flatten(-2)
-
-
-class _ByRows(_Split):
-    dim = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.style["is_whole"]:
-            mesh = self.style["mesh"]
-            own = self.style["order"].chunk(mesh.size())[mesh.get_local_rank()]
-            blocks = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
-            x = blocks.index_select(-2, own).flatten(-2)
-        partial = DTensor.from_local(self._multiply(x, None), self.style["mesh"], [Partial()], run_check=False)
-        y: Tensor = partial.full_tensor()
-        return y if self.bias is None else y + self.bias
+    return module, order.to(module.coords.device)

@@ -45,7 +45,8 @@ from .patterns import (
 )
 from .product import EXPR, product
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
-from .state import mismatch
+from .sharded import agreed, held_weight, shards_of
+from .state import Blocked, mismatch
 from .weight_format import WeightFormat, make_weight_format
 
 __all__ = ["BlockSparseLinear"]
@@ -328,15 +329,20 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> layer.density, list(layer.weight.shape)
             (0.25, [4, 16, 16])
         """
-        count, stored = num_blocks(check_density(density), self.grid), self.coords.shape[1]
-        if count > stored:
-            raise OperandError(
-                f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
-            )
-        self.as_format()  # refuses what is no pattern
+        shards = shards_of(self)
+        with agreed(shards, density=density):
+            count, stored = num_blocks(check_density(density), self.grid), self.coords.shape[1]
+            if count > stored:
+                raise OperandError(
+                    f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
+                )
+            if shards is None:
+                self.as_format()  # refuses what is no pattern
+            self._settle()
+        weight = self.weight.detach() if shards is None else shards.whole()
         rows, columns = self.coords.long()
         norms = torch.full(self.grid, -1.0, dtype=torch.float64, device=self.coords.device)
-        norms[rows, columns] = block_norms(self.weight.detach() * self._inside(self.coords)).double()
+        norms[rows, columns] = block_norms(weight * self._inside(self.coords)).double()
         self.set_pattern_(largest(norms, count), optimizer=optimizer)
 
     def set_pattern_(
@@ -351,7 +357,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
         `weight` stays the same Parameter; its gradient is dropped. The state that an optimizer has for kept blocks is
         kept too. Of an optimizer that is no torch.optim.Optimizer forget the state yourself. A DistributedDataParallel
-        wrapper must be made anew.
+        wrapper must be made anew. Under `fully_shard` all ranks call it together, after
+        `import insum_ops.distributed`; `weight` is another Parameter then, which optimizers get.
 
         Args:
             mask: bool [out_blocks, in_blocks], true for each block to store.
@@ -374,11 +381,23 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> layer.coords.tolist()
             [[0, 1, 2, 3], [0, 1, 2, 3]]
         """
-        self._check_change(mask, init, generator)
-        self._settle()
-        if optimizer is not None:
-            check_optimizer(optimizer, self.weight)
-        self._change_pattern(mask, holders([self.weight]) if optimizer is None else [optimizer], init, generator)
+        shards = shards_of(self)
+        with agreed(shards, mask=mask, init=init):
+            self._check_change(mask, init, generator)
+            self._settle()
+            weight = held_weight(self, shards)
+            if optimizer is not None:
+                check_optimizer(optimizer, weight)
+        self._change_pattern(mask, holders([weight]) if optimizer is None else [optimizer], init, generator)
+
+    @property
+    def _pattern_sizes(self) -> Blocked:
+        """The sizes that a saved pattern has."""
+        return self
+
+    def _own_share(self, mask: Tensor) -> Tensor:
+        """Return what this layer stores of a saved pattern: all of it, unless it is split over ranks."""
+        return mask
 
     def _check_change(self, mask: Tensor, init: str = "zeros", generator: torch.Generator | None = None) -> None:
         if self.coords.is_meta:
@@ -403,10 +422,14 @@ class BlockSparseLinear(NotScripted, nn.Module):
         if not is_pattern(old, self.grid):
             old = old[:, :0]  # whatever to_empty found in memory
         with torch.inference_mode(self.weight.is_inference()):  # what can be trained still can, wherever it is changed
-            source = sources(old, coords, self.grid)
-            blocks = take(self.weight.detach(), source)
+            shards, source = shards_of(self), sources(old, coords, self.grid)
+            blocks = take(self.weight.detach() if shards is None else shards.whole(), source)
             if init == "random":
                 blocks = torch.where((source < 0).view(-1, 1, 1), self._drawn_blocks(coords, generator), blocks)
+            if shards is not None:
+                shards.change(blocks, source, optimizers)
+                self.coords, self._is_undrawn, self._weight_format = coords, False, None
+                return
             moved = moved_states(optimizers, self.weight, source)
             put_states(moved, self.weight)  # nothing has changed before, so that nothing is left half changed
             resize_(self.weight, blocks)

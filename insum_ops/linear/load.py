@@ -11,6 +11,7 @@ from torch import nn
 from ..compiler import OperandError
 from .layer import BlockSparseLinear
 from .remap import holders
+from .sharded import held_weight, shards_of
 from .state import pattern_mismatch
 
 __all__ = ["load_patterns_"]
@@ -49,17 +50,19 @@ def load_patterns_(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         key = f"{prefix}coords"
         if key not in state_dict:
             raise OperandError(f"{key} is not in the state_dict; it must be that of a model with the same layers")
-        problem = pattern_mismatch(state_dict, prefix, layer)
+        sizes = layer._pattern_sizes
+        problem = pattern_mismatch(state_dict, prefix, sizes)
         if problem:
             raise OperandError(problem)
         if layer.coords.is_meta:
             raise OperandError(
                 f"{key} is on the meta device here; give it memory first, with model.to_empty(device=...)"
             )
-        mask = torch.zeros(layer.grid, dtype=torch.bool, device=layer.coords.device)
+        mask = torch.zeros(sizes.grid, dtype=torch.bool, device=layer.coords.device)
         mask[tuple(state_dict[key].to(mask.device).long())] = True
+        mask = layer._own_share(mask)
         layer._check_change(mask)
         masks.append(mask)
-    optimizers = holders([layer.weight for _, layer in layers])
+    optimizers = holders([held_weight(layer, shards_of(layer)) for _, layer in layers])
     for (_, layer), mask in zip(layers, masks):
         layer._change_pattern(mask, optimizers)

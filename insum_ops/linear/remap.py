@@ -86,6 +86,8 @@ def _moved_state(optimizer: Optimizer, weight: nn.Parameter, source: Tensor) -> 
         if isinstance(value, Tensor) and (value.ndim > 1 or value.numel() != 1):
             if value.ndim != weight.ndim or len(value) != len(weight):
                 return {}
+            if hasattr(value, "full_tensor"):  # sharded like the weight, whose blocks may change ranks
+                value = value.full_tensor()
             options = [option for kind, state, option in STARTS if isinstance(optimizer, kind) and state == name]
             value = take(value, source, float(group[options[0]]) if group and options else 0.0)
         moved[name] = value

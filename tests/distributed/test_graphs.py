@@ -40,19 +40,43 @@ def test_ranks_train_as_one_and_move_no_row_too_many():
             assert nbytes == row * (sent + received)  # rows there, their gradients back
             moved[partition] += nbytes
     assert moved["good"] < 0.3 * moved["random"]
+    assert results["a_layer_of_trained_values_converts"] == ["torch.float32"] * RANKS
     for rank, messages in enumerate(results["mistakes"]):
-        assert messages == {
-            "owners that differ": "owner is not the same on all ranks: rank 1 holds another than rank 0, and on this "
-            f"rank, {rank}, it is [8] torch.int64; compute it on one rank and broadcast it",
-            "a rank that is not there": "owner names ranks 1 to 4, but the mesh has ranks 0 to 3, says rank "
-            f"{rank}; number them within the mesh",
-            "columns": "A has 7 columns on rank 0, but the ranks hold [2, 2, 2, 2] rows of B, 8 in all, says rank "
-            f"{rank}; give each rank its rows of A with a column for every row of B",
-            "two dimensions": f"mesh has 2 dimensions, says rank {rank}; pass one of them, as in mesh['rows']",
-            "a length": f"A is [8, 8] and owner [7] on rank {rank}; pass a square matrix, and a rank for each of its "
-            "rows",
-            "rows of B": f"B is [3, 1] on rank {rank}, which holds 2 of its rows; pass [2, N]",
-        }
+        assert messages == expected_messages(rank)
+
+
+def expected_messages(rank):
+    """Most are the same sentence on every rank, about the one that is wrong."""
+    kinds = (
+        "a format of insum_ops.formats, a torch sparse tensor, a scipy sparse array or (edge_index, edge_weight, size)"
+    )
+    of_B = "B is 3 columns of torch.float32 on rank 0 but"
+    of_rows = "pass rows of one width and dtype on every rank"
+    return {
+        "owners that differ": "owner is not the same on all ranks: rank 1 holds another than rank 0, and on this rank, "
+        f"{rank}, it is [8] torch.int64; compute it on one rank and broadcast it",
+        "a rank that is not there": "owner names ranks 1 to 4, but the mesh has ranks 0 to 3, says rank 1; number them "
+        "within the mesh",
+        "a graph that differs": "A's list of values is not the same on all ranks: rank 1 holds another than rank 0, "
+        f"and on this rank, {rank}, it is [8] torch.float32; pass the same graph on every rank",
+        "no graph": f"on rank 1, A is of type str; pass {kinds}",
+        "columns": "A has 7 columns on rank 0, but the ranks hold [2, 2, 2, 2] rows of B, 8 in all, says rank "
+        f"{rank}; give each rank its rows of A with a column for every row of B",
+        "two dimensions": f"mesh has 2 dimensions, says rank {rank}; pass one of them, as in mesh['rows']",
+        "a length": "A is [8, 8] and owner [7] on rank 1; pass a square matrix, and a rank for each of its rows",
+        "no matrix": f"on rank 1, A is of type int; pass {kinds}",
+        "rows": "rows is -1 on rank 1; pass how many rows of B it holds, or leave it out",
+        "dtypes of A": "the dtype of A is torch.float32 on rank 0 but torch.float64 on rank 1; convert it on one of "
+        "them with .to()",
+        "trained on one rank": "trainable is False on rank 0 but True on rank 1; train the values on all ranks, or on "
+        "none",
+        "rows of B": "B is [3, 3] on rank 1, which holds 2 of its rows; pass [2, N]",
+        "columns of B": f"{of_B} 4 columns of torch.float32 on rank 1; {of_rows}",
+        "a dtype of B": f"{of_B} 3 columns of torch.float64 on rank 1; {of_rows}",
+        "no B": "B is of type NoneType on rank 1; pass a tensor [2, N]",
+        "other entries": "entries in the state_dict lists 5 places, not those of the 64 entries of A, says rank "
+        f"{rank}; make the layer of the same matrix",
+    }
 
 
 @pytest.mark.parametrize(

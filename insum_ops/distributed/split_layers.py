@@ -1,0 +1,246 @@
+"""The layers that `ColumnParallel` and `RowParallel` make of a `BlockSparseLinear`: each rank has some of its blocks.
+
+A block belongs to the rank that has its block row, or its block column, so no block moves when the pattern changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from ..compiler import InsumError, OperandError, ShapeError, shortened
+from ..formats.torch_state import is_traced
+from ..linear.layer import BlockSparseLinear
+from ..linear.patterns import block_norms, check_density, check_mask, inside, largest, num_blocks, row_bounds, uniform
+from ..linear.product import product
+from ..linear.remap import check_optimizer, holders
+from ..linear.sharded import held_weight, shards_of
+from .agreement import gathered_numbers, gathered_objects, on_all_ranks
+
+__all__ = ["ByColumns", "ByRows", "SplitLayer"]
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WholeSizes:
+    """The sizes of a layer that a pattern must fit."""
+
+    in_features: int
+    out_features: int
+    block_size: Pair
+    grid: Pair
+
+
+class SplitLayer(BlockSparseLinear):
+    """A layer that has this rank's blocks; `style` says of which mesh, in which order they were dealt out."""
+
+    style: dict[str, Any]
+    dim = 0  # of the weight that is split
+
+    @property
+    def own(self) -> Tensor:
+        """This rank's block rows or columns, by their numbers in the whole layer."""
+        mesh = self.style["mesh"]
+        share: Tensor = self.style["order"].chunk(mesh.size())[mesh.get_local_rank()]
+        return share
+
+    @property
+    def whole_grid(self) -> Pair:
+        """How many block rows and columns the whole layer has."""
+        count = len(self.style["order"])
+        return (count, self.grid[1]) if self.dim == 0 else (self.grid[0], count)
+
+    @property
+    def _pattern_sizes(self) -> WholeSizes:
+        """The sizes that the layer had before it was split."""
+        features = [self.out_features, self.in_features]
+        features[self.dim] = len(self.style["order"]) * self.block_size[self.dim]
+        return WholeSizes(features[1], features[0], self.block_size, self.whole_grid)
+
+    def _own_share(self, mask: Tensor) -> Tensor:
+        return mask.index_select(self.dim, self.own)
+
+    def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Keep the largest blocks of all ranks, `density` of the whole layer's; all ranks call it together."""
+        mesh = self.style["mesh"]
+        with on_all_ranks(mesh) as ranks:
+            count = num_blocks(check_density(density), self.whole_grid)
+            self.as_format()  # refuses what is no pattern
+            ranks.equal("density", repr(density), "prune to the same density on every rank")
+        stored = sum(own for (own,) in gathered_numbers([self.coords.shape[1]], mesh))
+        if count > stored:
+            raise OperandError(
+                f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
+            )
+        norms = torch.full(self.whole_grid, -1.0, dtype=torch.float64)
+        own_norms = block_norms(_whole_weight(self) * self._inside(self.coords)).double()
+        for coords, found in gathered_objects((self.whole_coords.cpu(), own_norms.cpu()), mesh):
+            norms[tuple(coords.long())] = found
+        self.set_pattern_(largest(norms, count).to(self.coords.device), optimizer=optimizer)
+
+    def set_pattern_(
+        self,
+        mask: Tensor,
+        *,
+        init: Literal["zeros", "random"] = "zeros",
+        optimizer: torch.optim.Optimizer | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Store the blocks of a mask of the whole layer, the same on all ranks, which call it together."""
+        with on_all_ranks(self.style["mesh"]) as ranks:
+            check_mask("mask", mask, self.whole_grid, self.coords.device)
+            local = self._own_share(mask)
+            self._check_change(local, init, generator)
+            self._settle()
+            weight = held_weight(self, shards_of(self))
+            if optimizer is not None:
+                check_optimizer(optimizer, weight)
+            ranks.equal("mask", mask, "give the same pattern on every rank")
+            ranks.equal("init", repr(init), "start new blocks alike on every rank")
+        self._change_pattern(local, holders([weight]) if optimizer is None else [optimizer], init, generator)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Refuse to draw weights anew: a rank has a part of each output's inputs."""
+        raise OperandError("the layer is split over ranks; call reset_parameters() before it is split, on every rank")
+
+    @property
+    def whole_coords(self) -> Tensor:
+        """This rank's blocks [2, blocks], by their places in the whole layer."""
+        coords = self.coords.clone()
+        coords[self.dim] = self.own[coords[self.dim].long()].to(coords.dtype)
+        return coords
+
+    def _drawn_blocks(self, coords: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return random blocks at `coords`, as the whole layer would draw them with this generator."""
+        placed = coords.clone()
+        placed[self.dim] = self.own[coords[self.dim].long()].to(coords.dtype)
+        grid, own = self.whole_grid, _flat(placed, self.whole_grid)
+        all_coords = torch.cat(gathered_objects(placed.cpu(), self.style["mesh"]), 1).to(coords.device)
+        all_coords = all_coords[:, _flat(all_coords, grid).argsort()]
+        sizes = self._pattern_sizes
+        bound = row_bounds(all_coords, grid, self.block_size[1], sizes.in_features)[all_coords[0].long()]
+        limits = bound.to(self.weight.dtype).view(-1, 1, 1).expand(-1, *self.block_size)
+        is_inside = inside(all_coords, self.block_size, (sizes.out_features, sizes.in_features))
+        drawn = uniform(limits, generator) * is_inside
+        return drawn[torch.searchsorted(_flat(all_coords, grid), own)]
+
+    def whole_parts(self, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return pattern, blocks and bias of all ranks as before the layer was split; or other values of each block."""
+        order, mesh = self.style["order"].cpu(), self.style["mesh"]
+        if values is None:
+            values = {"weight": _whole_weight(self)}
+            if self.bias is not None:
+                values["bias"] = _full(self.bias.detach())
+        by_block = {name: value.cpu() for name, value in values.items() if name != "bias"}
+        bias = values["bias"].cpu() if "bias" in values else None
+        shares = gathered_objects((self.whole_coords.cpu(), by_block, bias), mesh)
+        coords = torch.cat([coords for coords, _, _ in shares], 1)
+        ascending = _flat(coords, self.whole_grid).argsort()
+        parts = {"coords": coords[:, ascending].contiguous()}
+        for name in by_block:
+            parts[name] = torch.cat([blocks[name] for _, blocks, _ in shares])[ascending]
+        if bias is not None and self.dim == 0:
+            rows = torch.cat([share[2] for share in shares]).view(len(order), -1)
+            parts["bias"] = rows[order.argsort()].flatten()
+        elif bias is not None:
+            parts["bias"] = bias
+        return {name: part.to(self.coords.device) for name, part in parts.items()}
+
+    def own_parts(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's share of what `whole_parts` returns; all ranks have the same `parts`."""
+        coords, own = parts["coords"], self.own
+        place = torch.full((len(self.style["order"]),), -1, device=own.device)
+        place[own] = torch.arange(len(own), device=own.device)
+        coords = coords.clone()
+        coords[self.dim] = place[coords[self.dim].long()].to(coords.dtype)
+        kept = (coords[self.dim] >= 0).nonzero().flatten()
+        kept = kept[_flat(coords[:, kept], self.grid).argsort()]
+        share = {name: part[kept] for name, part in parts.items() if name not in ("coords", "bias")}
+        share["coords"] = coords[:, kept].contiguous()
+        if "bias" in parts:
+            bias = parts["bias"]
+            share["bias"] = bias.view(len(place), -1)[own].flatten() if self.dim == 0 else bias
+        return share
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, take: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Multiply what `take` makes of x by this rank's blocks; refuse on all ranks what one can't multiply."""
+        with on_all_ranks(self.style["mesh"], is_call=True) as ranks:
+            if not isinstance(x, Tensor):
+                raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
+            kind = (
+                f"{list(x.shape)} {x.dtype}{' with a gradient' if x.requires_grad and torch.is_grad_enabled() else ''}"
+            )
+            ranks.equal("x", kind, "pass an input of one shape and dtype on every rank")
+            width = self.in_features if take is None else self._pattern_sizes.in_features
+            if x.ndim == 0 or x.shape[-1] != width:
+                raise ShapeError(f"x is {list(x.shape)} on rank {dist.get_rank()}; its last dimension must be {width}")
+            if x.device != self.coords.device:
+                raise OperandError(f"x is on {x.device} but the layer is on {self.coords.device}; move one with .to()")
+            x = x if take is None else take(x)
+            W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
+            try:
+                y = product(x, W, bias, lambda: self._product(x, W, bias))
+            except InsumError as error:
+                raise shortened(error) from error.__cause__
+        return y
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Return an input that all ranks have, whose gradient is the sum of what each finds."""
+        whole = DTensor.from_local(x, self.style["mesh"], [Replicate()], run_check=False)
+        return whole.to_local(grad_placements=[Partial()])
+
+    def extra_repr(self) -> str:
+        mesh = self.style["mesh"]
+        return f"{super().extra_repr()}, rank {mesh.get_local_rank()} of {mesh.size()}"
+
+
+class ByColumns(SplitLayer):
+    """Each rank has some block rows of the weight, and makes their features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._multiply(x, self._parameter("bias"), self._shared)
+        if not self.style["is_whole"]:
+            return y
+        split = DTensor.from_local(y, self.style["mesh"], [Shard(y.ndim - 1)], run_check=False)
+        whole: Tensor = split.full_tensor()
+        blocks: Tensor = whole.unflatten(-1, (-1, self.block_size[0]))
+        return blocks.index_select(-2, self.style["order"].argsort()).flatten(-2)
+
+
+class ByRows(SplitLayer):
+    """Each rank has some block columns of the weight, and takes their features; the outputs are summed."""
+
+    dim = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._multiply(x, None, self._taken if self.style["is_whole"] else None)
+        partial = DTensor.from_local(y, self.style["mesh"], [Partial()], run_check=False)
+        y = partial.full_tensor()
+        return y if self.bias is None else y + self.bias
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """Return this rank's features of an input that all ranks have."""
+        blocks = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
+        return blocks.index_select(-2, self.own).flatten(-2)
+
+
+def _whole_weight(layer: SplitLayer) -> Tensor:
+    """Return all blocks of this rank, of which FSDP may have sharded the weight over others."""
+    shards = shards_of(layer)
+    return layer.weight.detach() if shards is None else shards.whole()
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _flat(coords: Tensor, grid: Pair) -> Tensor:
+    """Return the place of each block, counted row by row."""
+    return coords[0].long() * grid[1] + coords[1].long()

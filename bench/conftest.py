@@ -44,7 +44,7 @@ FOUND: pytest.StashKey[list[Measured]] = pytest.StashKey()  # what test_statemen
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("statements", "bench/cases/test_statements.py")
     group.addoption("--seed", type=int, default=0, help="from which sizes and operands are drawn")
-    group.addoption("--scale", choices=SCALES, help="of the sizes; by default full on a GPU and small on a CPU")
+    group.addoption("--scale", choices=SCALES, help="of the sizes; by default full on a GPU and cpu on a CPU")
     group.addoption("--prepare", action="store_true", help="build every kernel and time nothing; may run with -n")
 
 

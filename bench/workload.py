@@ -15,27 +15,27 @@ from torch import Tensor
 from insum_ops.compiler.language.ir import Access, Statement, Var
 from insum_ops.compiler.language.parse import parse
 
-__all__ = ["SCALES", "SETS", "Given", "Range", "Work", "Workload", "work"]
+__all__ = ["HOST", "SCALES", "SETS", "Given", "Range", "Work", "Workload", "work"]
 
 SETS = ("first", "second", "odd")  # of sizes; in the last of them every size is odd
-SCALES = ("small", "medium", "full")  # a few seconds on a CPU for all; a CPU's sizes; a GPU's sizes
+HOST = "host"  # a set of sizes that are small at every scale: what is timed then is the host's part of a call
+SCALES = ("small", "cpu", "full")  # a few numbers; where plain torch takes 0.2 to 2 ms on one core; a GPU's sizes
 STEP = 8  # sizes of the first two sets are multiples of it, where they can be
 
 
 @dataclass(frozen=True)
 class Range:
-    """The least and the most that a size may be, at full scale and at small scale; medium is half way, by ratio."""
+    """The least and the most that a size may be, at full scale and at small scale."""
 
     low: int
     high: int
     small_low: int
     small_high: int
 
-    def draw(self, source: random.Random, scale: str, is_odd: bool) -> int:
-        """Draw a size, each ratio being as likely as any other."""
-        ends = {"full": (self.low, self.high), "small": (self.small_low, self.small_high)}
-        ends["medium"] = (math.isqrt(self.low * self.small_low), math.isqrt(self.high * self.small_high))
-        low, high = ends[scale]
+    def draw(self, source: random.Random, share: float, is_odd: bool) -> int:
+        """Draw a size, each ratio being as likely as any other, so far by ratio from small scale to full scale."""
+        low = round(self.small_low ** (1 - share) * self.low**share)
+        high = round(self.small_high ** (1 - share) * self.high**share)
         size = round(math.exp(source.uniform(math.log(low), math.log(high))))
         if is_odd:
             return size | 1
@@ -75,6 +75,7 @@ class Workload:
     indirect: str | None = None  # the statement without a format, by which work is counted
     scaled: Mapping[str, str] = field(default_factory=dict)  # values divided by the root of a size, so that sums fit
     regrouped: tuple[str, ...] = ()  # tensors met by indirection of which a tile, or a program, can share each read
+    cpu_share: float = 0.5  # how far by ratio a CPU's sizes are from small ones to full ones
 
     @property
     def id(self) -> str:
@@ -93,7 +94,8 @@ class Workload:
     def drawn(self, seed: int, sizes: str, scale: str) -> dict[str, int]:
         """Draw the extents of a set: the same for the same seed, on every machine."""
         source = random.Random(f"{seed} {self.id} {sizes}")
-        return {name: each.draw(source, scale, sizes == "odd") for name, each in self.sizes.items()}
+        share = {"small": 0.0, "cpu": self.cpu_share, "full": 1.0}["small" if sizes == HOST else scale]
+        return {name: each.draw(source, share, sizes in ("odd", HOST)) for name, each in self.sizes.items()}
 
     def make(
         self, extents: Mapping[str, int], seed: int, device: str = "cpu", dtype: torch.dtype | None = None

@@ -27,7 +27,7 @@ from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_route
 from .row_order import grouped
-from .runtime import arguments, as_memory, as_traced, cast_operands, planned
+from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed
 from .tuning import choose, known_launcher
 
 __all__ = ["evaluate", "runner_of"]
@@ -39,16 +39,18 @@ Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
+    cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
+    value = None if key is None else replayed(cache, key, tensors, numbers)
+    if value is not None:
+        return value  # type: ignore[no-any-return]
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
-    call = None if is_compiling() else arguments(expr, operands, size)
-    if call is None:  # a tracer; or an operand is no tensor or the size no size, which `check` refuses
+    if key is None or is_compiling():  # a tracer; or an operand is no tensor or the size no size: `check` refuses them
         return cold()
-    cache, key, wants_grad, *rest = call
-    plan_key = by_torch(key, expr, operands) if wants_grad else key
-    if plan_key is not None:
-        return planned(cache, plan_key, cold, *rest)  # type: ignore[no-any-return]
+    plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
+    if not learns or by_torch(expr, operands):
+        return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
     if is_free() and is_sum(expr):
-        return differentiable(evaluate, expr, operands, size, None, (cache, key, cold, *rest), cache)
+        return differentiable(evaluate, expr, operands, size, None, plan, cache)
     return cold()
 
 

@@ -10,18 +10,18 @@ from ..case import OURS, Case, on
 from ..conftest import FOUND, Note
 from ..suite import SUITE
 from ..suite_times import PASSES, Measured, measure_workload, prepare, providers
-from ..workload import SETS, Workload
+from ..workload import HOST, SETS, Workload
 
 EXPERIMENT = "statements"
 
 
 def scale_of(config: pytest.Config) -> str:
-    return str(config.getoption("--scale") or on("full", "small"))
+    return str(config.getoption("--scale") or on("full", "cpu"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every set of sizes; at small scale, where host time is all that is seen, one of them."""
-    sets = SETS[-1:] if scale_of(metafunc.config) == "small" else SETS
+    """Every set of sizes on a GPU; on a CPU one of them, and a set so small that the host's part is all there is."""
+    sets = SETS if scale_of(metafunc.config) == "full" else (SETS[-1], HOST)
     cases = [
         pytest.param(workload, sizes, pass_, provider, id=f"{workload.id}-{sizes}-{pass_}-{provider}")
         for workload in SUITE

@@ -22,6 +22,7 @@ from ...formats.torch_state import (
     is_traced,
     is_watched,
     is_wrapped,
+    rounds_float32,
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
@@ -77,7 +78,7 @@ def differentiable(
     if is_traced([operand for operand in operands.values() if isinstance(operand, Tensor)]):
         # the operator that a tracer sees is differentiable itself
         return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
-    if fact is None and by_torch(None, expr, operands) is not None:
+    if fact is None and by_torch(expr, operands):
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     forward = None if plan is None else partial(planned, *plan)
     for name, form in operands.items():
@@ -88,7 +89,7 @@ def differentiable(
     if plan is not None and may_have_steps(expr):
         cache, key, cold, *rest = plan
         in_steps = lambda *_: value_in_steps(evaluate, expr, operands, shape, cold)
-        forward = partial(planned, cache, ("in steps", key), in_steps, *rest)
+        forward = partial(planned, cache, ("in steps", rounds_float32(), key), in_steps, *rest)
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
 
@@ -109,19 +110,19 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
-def by_torch(call_key: object, expr: str, operands: Mapping[str, Any]) -> object:
-    """Return the key of a call whose operations torch itself differentiates; None if statements do.
+def by_torch(expr: str, operands: Mapping[str, Any]) -> bool:
+    """Return whether torch itself differentiates the operations of a call, not statements.
 
     On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
     and what is kept for them is no more than what the sum makes on its way. Where a tensor is empty, nothing would lead
     to the others.
     """
     if INTERPRETED or not is_free() or not _is_dense(expr, tuple(operands)):
-        return None
+        return False
     for tensor in operands.values():
         if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
-            return None
-    return "by torch", call_key
+            return False
+    return True
 
 
 @lru_cache(maxsize=DENSE)

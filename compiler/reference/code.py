@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import fx
@@ -14,5 +13,6 @@ __all__ = ["compiled"]
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
     """Return a graph as a function; not as a GraphModule, of which torch.fx keeps the text while the process lives."""
     code = graph.python_code("self")
-    exec(compile(code.src, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
-    return partial(code.globals["forward"], None)
+    source = code.src.replace("def forward(self, ", "def forward(", 1).replace("def forward(self)", "def forward()", 1)
+    exec(compile(source, "<torch.fx graph of an indirect einsum>", "exec"), code.globals)
+    return code.globals["forward"]  # type: ignore[no-any-return]

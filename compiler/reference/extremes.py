@@ -223,5 +223,5 @@ class Extremes(Gathers):
         """Return positions in several dimensions as one position in their flattened product."""
         total = self.call(torch.Tensor.to, positions[0], torch.int64)
         for position, extent in zip(positions[1:], rows[1:]):
-            total = self.call(torch.add, self.call(torch.mul, total, extent), position)
+            total = self.call(torch.add, position, total, alpha=extent)
         return total

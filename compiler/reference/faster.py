@@ -6,15 +6,18 @@ works that out anew at every call. Several indirections become one. On a CPU sum
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from ..language import Access, Const, Index, Var
+from .extremes import Competing
 from .gathers import VIEWS, Value
 from .lower import Lowering
 from .rows import chosen_rows, row_sums, weighted_row_sums
+from .vectors import vectors_times_matrices
 
 __all__ = ["Faster", "direct_names", "names_of"]
 
@@ -63,7 +66,12 @@ class Faster(Lowering):
         longest = left if len(left.axes) >= len(right.axes) else right
         batch = [name for name in axes if name in shared]
         summed = [name for name in longest.axes if name in shared and name not in axes]
-        if batch:
+        if batch and self.is_on_cpu and bool(rows) != bool(columns):
+            matrices, vector = (left, right) if rows else (right, left)
+            shape = (batch, rows, summed) if rows else (batch, summed, columns)
+            vectors = self.in_groups(vector, batch, summed)
+            total = self.call(vectors_times_matrices, vectors, self.in_groups(matrices, *shape), bool(rows))
+        elif batch:
             first = self.in_groups(left, batch, rows, summed)
             second = self.in_groups(right, batch, summed, columns)
             total = self.call(torch.bmm, first, second)
@@ -71,8 +79,9 @@ class Faster(Lowering):
             total = self.call(torch.mm, self.in_groups(left, rows, summed), self.in_groups(right, summed, columns))
         elif rows:
             total = self.call(torch.mv, self.in_groups(left, rows, summed), self.in_groups(right, summed))
-        elif columns:
-            total = self.call(torch.mv, self.in_groups(right, columns, summed), self.in_groups(left, summed))
+        elif columns:  # the gradient of a matrix that `mv` is given transposed would be transposed too
+            total = self.call(torch.mm, self.in_groups(left, [], summed), self.in_groups(right, summed, columns))
+            total = self.call(torch.reshape, total, (-1,))
         else:
             total = self.call(torch.dot, self.in_groups(left, summed), self.in_groups(right, summed))
         order = (*batch, *rows, *columns)
@@ -97,11 +106,29 @@ class Faster(Lowering):
             return node
         return self.call(torch.reshape, node, tuple(self.product(self.sizes(tuple(group))) for group in groups))
 
+    def contiguous(self, node: fx.Node) -> fx.Node:
+        """Return a value laid out row by row in memory of its own, as torch's products of matrices are at once."""
+        return node if node.target in (torch.mm, torch.mv, torch.bmm, torch.dot) else super().contiguous(node)
+
+    def best_inside(self, products: Competing) -> Competing:
+        """Return the best of the products; along one dimension torch finds the first winner as well."""
+        axes, inner, reduced = products.value.axes, self.bound.statement.summed, self.bound.statement.reduced
+        is_hidden = products.place is None or products.entries is not None
+        if is_hidden or len(inner) != 1 or inner != reduced or inner[0] not in axes:
+            return super().best_inside(products)
+        dim = axes.index(inner[0])
+        pair = self.call(torch.max if self.is_max else torch.min, products.value.node, dim)
+        best, place = (self.call(operator.getitem, pair, at) for at in range(2))
+        kept_axes = axes[:dim] + axes[dim + 1 :]
+        winner = self.call(torch.Tensor.to, place, self.bound.winner_dtype)
+        return Competing(Value(best, kept_axes), None, Value(winner, kept_axes))
+
     def makes_memory(self, node: fx.Node) -> bool:
         """Return whether a value lies in memory of its own."""
         while node.target in VIEWS:
             node = node.all_input_nodes[0]  # after it come lengths
-        return node.target in (torch.mm, torch.mv, torch.bmm, torch.dot, chosen_rows) or super().makes_memory(node)
+        own = (torch.mm, torch.mv, torch.bmm, torch.dot, vectors_times_matrices, chosen_rows, operator.getitem)
+        return node.target in own or super().makes_memory(node)
 
     # reads
 

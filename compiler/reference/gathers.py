@@ -82,11 +82,12 @@ def _rounds_twice(bound: Bound) -> bool:
     """Return whether torch's operations would round half precision more than once if they were given it as it is.
 
     A lone factor is only moved, whether or not its numbers compete, and the product of two is rounded once, so that
-    nothing has to be made float32.
+    nothing has to be made float32. So is the sum of a lone factor, which torch takes in float32 by itself.
     """
     statement = bound.statement
     is_lone = len(statement.accesses) == 1 and statement.scale == 1
-    is_summed = bound.is_seeded or (bool(statement.reduced) and (statement.is_sum or not is_lone))
+    is_plain_sum = is_lone and not bound.is_seeded and not statement.index_names
+    is_summed = bound.is_seeded or (bool(statement.reduced) and (statement.is_sum or not is_lone) and not is_plain_sum)
     return is_summed or len(statement.accesses) > 2 or (statement.scale != 1 and len(statement.accesses) > 1)
 
 

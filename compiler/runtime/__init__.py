@@ -15,7 +15,7 @@ A file imports only from those above it.
     group_kernels  the kernels that put positions into tiles of equal value
     group_tables  the positions of an index tensor in tiles of equal value, remembered with the tensor
     tracing       what a call does about torch's state: leave transforms, follow a tracer
-    plan_cache    `planned`: a call replayed from its plan, or run and recorded
+    plan_cache    `replayed` and `planned`: a call replayed from its plan, or run and recorded
     tensor_views  operands as kernels and tracers take them: cast, with signs applied, no views
 """
 
@@ -26,7 +26,7 @@ from .group_tables import GroupTables, group_tables, has_met, meet, new_group_ta
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
-from .plan_cache import planned
+from .plan_cache import planned, replayed
 from .ranges import (
     check_ranges,
     remember_range,
@@ -75,6 +75,7 @@ __all__ = [
     "remembered_ranges",
     "remove_abandoned",
     "replace_file",
+    "replayed",
     "resolved",
     "segment_lengths",
     "sum_of_copies",

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 
-from ...formats.torch_state import PLAIN, default_dtype, wants_gradient
+from ...formats.torch_state import default_dtype, is_dynamo
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
@@ -18,40 +19,52 @@ __all__ = ["PLAIN_CALLS", "arguments"]
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
 PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
+NOTHING: tuple[Any, ...] = ({}, None, (), (), False, ())
 
 
-def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...] | None:
-    """Return (cache of plans, key of the call, whether a tensor wants a gradient), then what `planned` takes.
+def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
+    """Return (cache of plans, key of the call, tensors, size), which `replayed` takes, then what `planned` takes more.
 
-    That is (tensors, size, whether lengths may vary, pattern). The tensors are the operands in the caller's order, a
-    format's values in its place. The pattern is the coordinates of the format, and a call over plain tensors has none:
-    its lengths may vary. The result is None if an operand is no tensor or format, if `size` holds no integers, or if a
-    tracer's symbols or tensors stand for them, which no plan can hold.
+    That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
+    in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
+    vary. The key has the default dtype, which a statement of numbers takes. It is None, and the cache empty, if a
+    tracer reads this code, if an operand is no tensor or format, if `size` holds no integers, or if a tracer's symbols or
+    tensors stand for them, which no plan can hold.
     """
-    form: SparseFormat | None = None
-    place = -1
-    tensors: list[Tensor] = []
+    if is_dynamo():
+        return NOTHING
+    tensors: list[Tensor] = [*operands.values()]
     try:
-        for operand in operands.values():
-            if type(operand) not in PLAIN and form is None and not isinstance(operand, Tensor):
-                # the values are asked each time: a Parameter stays the same object when its dtype or device changes
-                form, place, operand = operand, len(tensors), operand.values
-            tensors.append(operand)
-        numbers = None if size is None else _integers(size)
-        learns = wants_gradient(tensors)
-        if form is not None:
-            if type(form.values) not in PLAIN and isinstance(form.values, FakeTensor):
-                return None
-            call_key = (expr, numbers is None, place, *operands)
-            return form.memory, call_key, learns, tensors, numbers or (), False, form.coords
+        numbers = () if size is None else _integers(size)
+        for place, operand in enumerate(tensors):
+            if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
+                return _over_format(expr, operands, size is None, numbers, tensors, place)
     except (AttributeError, TypeError):
-        return None
-    return PLAIN_CALLS, _plain_key(expr, tuple(operands), numbers), learns, tensors, numbers or (), True, ()
+        return NOTHING
+    return PLAIN_CALLS, (expr, size is None, default_dtype(), *operands), tensors, numbers, True, ()
 
 
-def _plain_key(expr: str, names: tuple[str, ...], size: tuple[int, ...] | None) -> tuple[Any, ...]:
-    """Return the key of a call over plain tensors; it has the default dtype, which a statement of numbers takes."""
-    return expr, size is None, default_dtype(), *names
+def _over_format(
+    expr: str,
+    operands: Mapping[str, Operand],
+    is_unsized: bool,
+    numbers: tuple[int, ...],
+    tensors: list[Any],
+    place: int,
+) -> tuple[Any, ...]:
+    """Return what `arguments` does if a format is at a place among the operands.
+
+    Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer made
+    its values.
+    """
+    if not all([isinstance(operand, Tensor) for operand in tensors[place + 1 :]]):
+        raise TypeError
+    form: SparseFormat = tensors[place]
+    # the values are asked each time: a Parameter stays the same object when its dtype or device changes
+    tensors[place] = values = form.values
+    if type(values) is not Tensor and isinstance(values, FakeTensor):
+        raise TypeError
+    return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form.coords
 
 
 def _integers(size: object) -> tuple[int, ...]:

@@ -53,12 +53,13 @@ class Services:
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
     range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
     rounds_sums: Callable[[torch.dtype], bool]
+    settings: Callable[[], tuple[str, bool]]  # of torch, by which kernels differ: precision of float32, determinism
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
     current_device: Callable[[], int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Plan:
     """Steps under their guards; `replay` takes the inputs, and returns None if a guard fails."""
 
@@ -254,6 +255,8 @@ class _Writer:
         self.miss_if(f"{epoch}.number != {EPOCH.number}")
         if plan.is_for_eager_calls:
             self.miss_if(f"{self.constant(services.is_capturing)}()")
+        if plan.device.type != "cpu" or services.is_interpreted:  # a CPU's operations ask for them themselves
+            self.miss_if(f"{self.constant(services.settings)}() != {services.settings()!r}")
         for dtype in plan.dtypes:
             rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")

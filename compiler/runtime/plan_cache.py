@@ -26,6 +26,7 @@ from ...formats.torch_state import (
     is_capturing,
     is_deterministic,
     is_forward_mode,
+    is_grad_enabled,
     may_autocast,
     may_round_sums,
     modes,
@@ -36,10 +37,10 @@ from ..binding import shape_class
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .ranges import range_expression, remembered_ranges
-from .recording import Recording, active
+from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["planned"]
+__all__ = ["planned", "replayed"]
 
 Cache = dict[Any, Any]
 RECENT = 6  # layouts of one call that are compared by a tensor guard, which is faster than making a key
@@ -67,6 +68,7 @@ SERVICES = Services(
     remembered_ranges,
     range_expression,
     may_round_sums,
+    lambda: (float32_precision(), is_deterministic()),
     misaligned,
     _empty_on,
     current_device,
@@ -75,6 +77,8 @@ SERVICES = Services(
 
 class _Layout:
     """The plans of calls whose tensors have one layout, and how often a plan was tried to be made."""
+
+    __slots__ = ("attempts", "plans", "postponed")
 
     def __init__(self) -> None:
         self.plans: tuple[Plan, ...] = ()
@@ -86,6 +90,8 @@ class _Layout:
 
 class _AnyLength(_Layout):
     """Recorded runs of calls that differ in the lengths of first dimensions, and the plans for all lengths."""
+
+    __slots__ = ("samples",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +109,25 @@ class _AnyLength(_Layout):
         self.samples = [*self.samples[-VARIANTS + 1 :], (steps, lengths)]
 
 
+def replayed(cache: Cache, call_key: object, tensors: Sequence[Tensor], numbers: tuple[int, ...] = ()) -> Any:
+    """Return the result of a call by its plan, if there is one for tensors laid out like these; else None.
+
+    This is all that a warm call does, so it asks for little: each question costs a microsecond where other work has
+    used the caches of the processor. While torch casts, transforms, or traces for TorchScript, guards accept no tensor.
+    Settings on which only some plans depend are asked by those.
+    """
+    recent = cache.get((call_key, numbers, len(tensors), is_grad_enabled()))
+    if recent and not modes() and not is_forward_mode() and not Recordings.count:
+        for guard, layout in recent:
+            if guard(*tensors):
+                for plan in layout.plans:
+                    result = plan.replay(*tensors, *numbers)
+                    if result is not None:
+                        return result
+                return None
+    return None
+
+
 def planned(
     cache: Cache,
     call_key: object,
@@ -111,59 +136,55 @@ def planned(
     numbers: tuple[int, ...] = (),
     varies: bool = False,
     owned: Sequence[Tensor | None] = (),
+    kind: str = "",
 ) -> Any:
     """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
 
     Args:
         cache: where plans of such calls are kept.
         call_key: all that the function depends on beside the tensors, the numbers and torch's settings; hashable.
-        function: plain torch code around statements; it asks for no gradient.
+        function: plain torch code around statements; it asks for no gradient, unless its `kind` says so.
         tensors: its arguments, in the order in which a plan takes them.
         numbers: sizes on which the function depends, which may differ from call to call as lengths do.
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
         owned: tensors among those that the function pins which the cache's owner guards itself.
+        kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
     """
+    result = replayed(cache, call_key, tensors, numbers)
+    if result is not None:
+        return result
     refuse_script_tracer()
     if modes() or is_forward_mode() or active() is not None:
         return function(*tensors)
-    settings = (call_key, numbers, len(tensors), float32_precision(), is_deterministic())
-    recent = cache.get(settings)
-    if recent is None and not varies:  # most calls over a pattern that is new are the only one of theirs
-        cache[settings] = SEEN
+    recent_key = call_key, numbers, len(tensors), is_grad_enabled()
+    if not varies and cache.get(recent_key) is None:  # most calls over a pattern that is new are the only one of theirs
+        cache[recent_key] = SEEN
         return function(*tensors)
-    if recent:
-        for guard, layout in recent:
-            if guard(*tensors):  # and so nobody casts or transforms them
-                for plan in layout.plans:
-                    result = plan.replay(*tensors, *numbers)
-                    if result is not None:
-                        return result
-                if type(layout) is _Layout:
-                    return _recorded(layout, None, function, tensors, [], owned)
-                break
     if transforms() is not None or may_autocast():
         return function(*tensors)
-    return _by_key(cache, settings, recent, function, tensors, numbers, varies, owned)
+    return _by_key(cache, recent_key, kind, function, tensors, varies, owned)
 
 
 def _by_key(
     cache: Cache,
-    settings: tuple[Any, ...],
-    recent: Any,
+    recent_key: tuple[Any, ...],
+    kind: str,
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
-    numbers: tuple[int, ...],
     varies: bool,
     owned: Sequence[Tensor | None],
 ) -> Any:
     """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
+    call_key, numbers, *_ = recent_key
+    settings = (kind, call_key), numbers, len(tensors), float32_precision(), is_deterministic()
     key = _key(settings, tensors)
     if key is None:
         return function(*tensors)
     layout: _Layout | None = cache.get(key)
     if layout is not None:
+        recent = cache.get(recent_key)
         if recent != ():
-            cache[settings] = _with_recent(recent or (), layout, tensors)
+            cache[recent_key] = _with_recent(recent or (), layout, tensors)
         for plan in layout.plans:
             result = plan.replay(*tensors, *numbers)
             if result is not None:

@@ -26,6 +26,7 @@ __all__ = [
     "Launch",
     "Range",
     "Recording",
+    "Recordings",
     "Slice",
     "Slot",
     "Step",
@@ -47,6 +48,13 @@ COPIES = {"to", "int", "long", "contiguous", "clone", "reshape", "flatten", "res
 
 class _Thread(threading.local):
     recording: Recording | None = None
+
+
+class Recordings:
+    """How many recordings there are in all threads: asking a thread for its own takes longer."""
+
+    count = 0
+    lock = threading.Lock()
 
 
 _thread = _Thread()
@@ -168,10 +176,14 @@ class Recording(TorchFunctionMode):
             self._new(tensor)
 
     def __enter__(self) -> Recording:
+        with Recordings.lock:
+            Recordings.count += 1
         _thread.recording = self
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *exception: Any) -> None:
+        with Recordings.lock:
+            Recordings.count -= 1
         _thread.recording = None
         super().__exit__(*exception)
 

@@ -21,7 +21,8 @@ def layout_guard(tensors: Sequence[Tensor]) -> TensorGuard | None:
 
     Compared are types, shapes, strides, dtypes, devices, negated and conjugated memory, whether gradients are wanted;
     that all of them are different tensors; and by whom torch has operations on them handled: autocast of their device,
-    the transforms of torch.func and inference mode are or are not active, as they were for these.
+    the transforms of torch.func, the tracer of TorchScript and inference mode are or are not active, as they were for
+    these.
 
     >>> guard = layout_guard([torch.zeros(2, 3)])
     >>> guard is None or (guard(torch.ones(2, 3)), guard(torch.ones(3, 2)))
@@ -41,7 +42,7 @@ def _guard(tensors: Sequence[Any]) -> TensorGuard:
 
 
 def _when_handled(guard: TensorGuard, tensor: Tensor) -> list[bool]:
-    """Return whether a guard accepts a tensor under autocast, inside vmap, and inside functionalize: it must not."""
+    """Return whether a guard accepts a tensor under autocast, vmap, functionalize and the tracer: it must not."""
     seen: list[bool] = []
 
     def look(batch: Tensor) -> Tensor:
@@ -50,6 +51,8 @@ def _when_handled(guard: TensorGuard, tensor: Tensor) -> list[bool]:
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         look(tensor)
+    with torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse("Tracer")):  # as torch.jit.trace does
+        seen.append(guard(tensor))
     torch.func.vmap(look)(tensor)
     torch.func.functionalize(look)(tensor)  # not `grad`, on the same way, whose first call takes a second
     return seen
@@ -70,5 +73,5 @@ def _tells_apart() -> bool:
             if not (guard(alike) and pair_guard(alike, wide)) or pair_guard(alike, alike.T) or pair_guard(wide, wide):
                 return False
             return not any([guard(tensor) for tensor in unlike]) and not any(_when_handled(guard, alike))
-        except (TypeError, RuntimeError):
+        except (AttributeError, TypeError, RuntimeError):
             return False

@@ -18,7 +18,7 @@ from bench.roofs import Roofs, floor_ms
 from bench.statement_times import COMPILED, TORCH
 from bench.suite import FAMILIES, SUITE
 from bench.suite_times import BACKWARD, FORWARD, PASSES, Measured, calls, expected, measure_workload, summary
-from bench.workload import SCALES, SETS, Range, Work, Workload, work
+from bench.workload import HOST, SCALES, SETS, Range, Work, Workload, work
 
 pytestmark = pytest.mark.cpu
 
@@ -52,6 +52,13 @@ def test_sizes_follow_from_the_seed(workload: Workload):
                 assert min(limits.small_low, 8) <= extent <= limits.high + 1
     full = [tuple(workload.drawn(0, sizes, "full").values()) for sizes in SETS]
     assert len({*full, tuple(workload.drawn(1, "first", "full").values())}) == 4
+
+
+@each_workload
+def test_the_set_for_the_host_is_small_at_every_scale(workload: Workload):
+    small = workload.drawn(5, HOST, "small")
+    assert small == workload.drawn(5, HOST, "full")
+    assert all(extent <= workload.sizes[name].small_high | 1 for name, extent in small.items())
 
 
 def test_a_size_is_drawn_the_same_on_every_machine():
@@ -123,7 +130,7 @@ def test_the_floor_is_the_largest_of_four_times():
 
 def test_ranges_meet_half_way_by_ratio():
     source = random.Random(0)
-    drawn = [Range(900, 1600, 9, 16).draw(source, "medium", is_odd=False) for _ in range(50)]
+    drawn = [Range(900, 1600, 9, 16).draw(source, 0.5, is_odd=False) for _ in range(50)]
     assert min(drawn) >= 88
     assert max(drawn) <= 160
     assert all(size % 8 == 0 for size in drawn)
@@ -135,11 +142,14 @@ def test_the_table_has_ratios_to_the_best_other_and_shares_of_the_floor():
     slow = Measured(workload, BACKWARD, "odd", dict(i=3, j=5), 0.1, "kernel", {OURS: 0.8, TORCH: 0.4})
     broken = Measured(workload, FORWARD, "first", dict(i=8, j=8), 0.1, "kernel", {TORCH: 0.4})
     assert (fast.ratio, fast.share, slow.ratio, slow.share) == (2.0, 0.5, 0.5, 0.125)
-    lines = summary([fast, slow, broken], 4)
+    tiny = Measured(workload, FORWARD, HOST, dict(i=3, j=5), 0.1, "kernel", {OURS: 0.02, TORCH: 0.005})
+    lines = summary([fast, slow, broken, tiny], 4)
     assert lines[0] == "== statements, seed 4, milliseconds on cpu"
     assert lines[2].split() == ["sum", "rows", "forward", "i=3", "j=5", "0.2", "0.6", "0.4", "2", "0.5", "kernel"]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "forward: 1 cases, 2.00x the best other as geometric mean, least 2.00x, 0 below 0.95x",
+        "forward: 1 cases of a few numbers, whose ratios say nothing of larger ones: "
+        "15 us more than the best other as median, 15 most",
         "backward: 1 cases, 0.50x the best other as geometric mean, least 0.50x, 1 below 0.95x",
     ]
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tolerances import TOLERANCE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.reference import groups
+from insum_ops.compiler.reference import groups, vectors
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.reference.program import program_for
 
@@ -200,6 +201,37 @@ def test_products_are_formed_without_copies(expr: str, shapes: dict[str, Any], o
     with Operations() as seen:
         program.function(*values, *program.lengths_in(bound))
     assert seen.names == operations
+
+
+@pytest.mark.parametrize("is_by_entries", [False, True])
+@pytest.mark.parametrize("expr", ["Y[b,n] += X[b,m] * A[b,m,n]", "Y[n,b] += A[b,n,m] * X[b,m]"])
+def test_vectors_times_matrices_are_the_same_by_whichever_way_is_faster(monkeypatch, expr, is_by_entries) -> None:
+    asked = []
+    monkeypatch.setattr(vectors, "_is_faster_by_entries", lambda *sizes: asked.append(sizes) or is_by_entries)
+    shapes = (9, 3), (9, 3, 5) if "A[b,m,n]" in expr else (9, 5, 3)
+    left, right = (torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    result = insum(expr, X=left, A=right)
+    matrix = right if "A[b,m,n]" in expr else right.transpose(1, 2)
+    expected = torch.bmm(left[:, None], matrix)[:, 0]
+    expected = expected if "Y[b,n]" in expr else expected.T
+    torch.testing.assert_close(result, expected, **TOLERANCE[torch.float64])
+    upstream = torch.rand_like(expected)
+    found, wanted = (torch.autograd.grad(value, (left, right), upstream) for value in (result, expected))
+    torch.testing.assert_close(found, wanted, **TOLERANCE[torch.float64])
+    assert asked == [(4, 8, "A[b,n,m]" in expr, torch.float64)]
+
+
+def test_which_way_is_faster_is_measured_unless_algorithms_are_deterministic(monkeypatch) -> None:
+    vectors._is_faster_by_entries.cache_clear()
+    assert isinstance(vectors._is_faster_by_entries(4, 8, False, torch.float32), bool)
+    monkeypatch.setattr(vectors, "_is_faster_by_entries", lambda *sizes: pytest.fail("measured"))
+    X, A = torch.rand(9, 3), torch.rand(9, 3, 5)
+    torch.use_deterministic_algorithms(True)
+    try:
+        product = vectors.vectors_times_matrices(X, A, is_summed_last=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(product[:, 0], torch.einsum("bm,bmn->bn", X, A))
 
 
 def test_a_gradient_exists_where_nothing_is_summed() -> None:

@@ -30,7 +30,7 @@ class Surroundings:
     """What a replay asks at run time, as a test says."""
 
     def __init__(self, is_interpreted: bool = True, has_several_devices: bool = False) -> None:
-        self.is_capturing, self.rounds, self.device = False, True, 0
+        self.is_capturing, self.rounds, self.device, self.precision = False, True, 0, "ieee"
         self.services = Services(
             is_interpreted,
             has_several_devices,
@@ -38,6 +38,7 @@ class Surroundings:
             lambda *indices: [(int(index.min()), int(index.max())) for index in indices],
             lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
+            lambda: (self.precision, False),
             misaligned,
             lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),
             lambda: self.device,

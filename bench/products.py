@@ -50,6 +50,7 @@ CASES, CHANNELWISE = 10, 4
 MOST_WEIGHTS, MOST_PRODUCTS = 3 * 2**30, 2**30
 SAMPLES, EDGES = (1_000, 60_000), (8_000, 60_000)
 NEIGHBOURS = 20  # edges of a node
+ONLY = "INSUM_BENCH_ONLY"
 PREPARING = 0.6  # of the time that is given, at most
 READY, END = "ready\n", "end\n"
 
@@ -148,10 +149,17 @@ def passes(product: Product) -> tuple[str, ...]:
 
 
 def providers(product: Product, pass_: str) -> tuple[str, ...]:
-    """Who computes a case: the peers of its field; compiled e3nn for fully connected products forward alone."""
+    """Who computes a case: the peers of its field; compiled e3nn for fully connected products forward alone.
+
+    `INSUM_BENCH_ONLY`, names separated by semicolons, leaves out the peers that it does not name.
+    """
+    known = ["e3nn", "cuequivariance"]
     if product.mode == "uvu":
-        return OURS, "e3nn", "cuequivariance", OWN_LAYOUT, OPEN_EQUIVARIANCE
-    return OURS, "e3nn", *(("e3nn compiled",) if pass_ == FORWARD else ()), "cuequivariance"
+        known += [OWN_LAYOUT, OPEN_EQUIVARIANCE]
+    elif pass_ == FORWARD:
+        known.append("e3nn compiled")
+    only = os.environ.get(ONLY)
+    return OURS, *(name for name in known if only is None or name in only.split(";"))
 
 
 def work_of(given: Operands, pass_: str) -> Work:

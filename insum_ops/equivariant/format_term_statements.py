@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..compiler import has_kernels
 from ..functional import insum
 from .multilinear import Multilinear
 from .shared_weights import Pairs, SharedTerm
@@ -25,6 +26,7 @@ class MultilinearStep:
     product: Multilinear
     forms: Mapping[str, Any]  # the format of the coefficients for each result
     has_v = False
+    reads_columns = False
 
     def contract(self, name: str, operands: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
         """Return the named tensor, contracted from the others and the coefficients."""
@@ -37,6 +39,7 @@ class SharedStep(MultilinearStep):
 
     pairs: Pairs
     rows: tuple[int, ...]  # of T, without b
+    reads_columns: bool = False
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         T = self.pairs(parts.X, parts.Y, parts.SRC, (size[0], *self.rows))
@@ -95,7 +98,7 @@ class SingleStep(MultilinearStep):
         return dX, dY, dW
 
 
-def shared_step(term: SharedTerm, x: Tensor) -> Step | None:
+def shared_step(term: SharedTerm, x: Tensor, is_gathered: bool) -> Step | None:
     """Return the step of a term with shared weights.
 
     None if the second input has several channels: it is then written out over pairs of channels, call by call.
@@ -103,8 +106,10 @@ def shared_step(term: SharedTerm, x: Tensor) -> Step | None:
     _, (mul1, mul2, mul_out), _, _ = term.key
     if mul2 > 1:
         return None
+    # rows that edges gather are fewer than edges, and are put in order before
+    reads_columns = term.pairs.flat is not None and not is_gathered and has_kernels(x.device)
     shape, rows = (term.num_paths, mul1, mul_out), (term.pairs.CG.shape[0], mul1)
-    return SharedStep(shape, term.mixed, term.mixed.on(x.device, x.dtype), term.pairs, rows)
+    return SharedStep(shape, term.mixed, term.mixed.on(x.device, x.dtype), term.pairs, rows, reads_columns)
 
 
 def single_step(term: SingleTerm, x: Tensor) -> Step:

@@ -175,7 +175,7 @@ def _step(term: object, x: Tensor, weight: Tensor | None, is_gathered: bool) -> 
             return None if is_gathered else single_step(term, x)
         term = term.plain
     if isinstance(term, SharedTerm):
-        return shared_step(term, x)
+        return shared_step(term, x, is_gathered)
     if isinstance(term, PathTerm) and term.key[0] != "uvuv":
         return path_step(term, x, weight, is_gathered)
     return None

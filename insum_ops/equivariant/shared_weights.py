@@ -53,6 +53,7 @@ class Pairs:
 
     CG: ELL
     held: Channels | None  # None: there are too many coefficients
+    flat: Slots | None = None  # of x, if it may be columns [b, c] as they are
     copies: dict[tuple[torch.device, torch.dtype], ELL] = field(default_factory=Memory, repr=False)
     choices: LRUCache[Any] = field(default_factory=partial(LRUCache, CHOICES), repr=False, compare=False)
 
@@ -66,7 +67,10 @@ class Pairs:
             self.held.on(device, dtype)
 
     def __call__(self, X: Tensor, Y: Tensor, SRC: Tensor | None, size: tuple[int, ...]) -> Tensor:
-        """Return T of X and Y, with gradients of any order; SRC, where given, names the row of X for each b."""
+        """Return T of X and Y, with gradients of any order; SRC, where given, names the row of X for each b.
+
+        X may be columns [b, c] if `flat` is given and no graph is recorded.
+        """
         tensors = {"X": X, "Y": Y}
 
         def run(way: str) -> Tensor:
@@ -74,7 +78,8 @@ class Pairs:
                 assert self.held is not None
                 return self.held(tensors, SRC, None, size)
             CG = self.on(X.device, X.dtype)
-            return insum(PAIRED[int(SRC is not None)], size=size, CG=CG, **_with_rows(tensors, SRC))
+            dense = _with_rows({"X": self.in_order(X), "Y": Y}, SRC)
+            return insum(PAIRED[int(SRC is not None)], size=size, CG=CG, **dense)
 
         return run(self.way("T", tensors, SRC, run))
 
@@ -89,14 +94,22 @@ class Pairs:
             if way == HELD:
                 assert self.held is not None
                 return dict(zip(names, self.held.run_several(names, tensors, SRC, None)))
-            dense = _with_rows({"X": X, "Y": Y}, SRC)
+            dense = _with_rows({"X": self.in_order(X), "Y": Y}, SRC)
             needs_grad = (False, *wanted, False)[: 1 + len(dense)]
             CG = self.on(X.device, X.dtype)
             _, dX, dY, *_ = gradients_of(evaluate, PAIRED[int(SRC is not None)], "CG", CG, dense, dT, needs_grad)
-            return {"X": dX, "Y": dY}
+            is_flat = self.flat is not None and X.dim() == 2 and dX is not None
+            return {"X": self.flat.unordered(dX.flatten(1)) if is_flat else dX, "Y": dY}
 
         found = run(self.way("".join(names), tensors, SRC, run))
         return found.get("X"), found.get("Y")
+
+    def in_order(self, X: Tensor) -> Tensor:
+        """Return X [b, j, n] of columns as they are, or as it is."""
+        if X.dim() != 2:
+            return X
+        assert self.flat is not None
+        return self.flat.spread(self.flat.ordered(X))[0]
 
     def way(self, what: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, run: Any) -> str:
         """Return the faster way to T, or to gradients; the guess is the kernel that holds the coefficients."""
@@ -106,7 +119,7 @@ class Pairs:
         if is_watched():  # by a tracer, which can't make copies
             return HELD if self.held.on(X.device, X.dtype) is not None else IN_FORMAT
         self.prepare(X.device, X.dtype)
-        return fastest_way(self.choices, (what, self.CG.nnz, SRC is not None), WAYS, run, tensors)
+        return fastest_way(self.choices, (what, self.CG.nnz, X.dim(), SRC is not None), WAYS, run, tensors)
 
 
 def _with_rows(tensors: Mapping[str, Tensor], SRC: Tensor | None) -> dict[str, Tensor]:
@@ -177,5 +190,8 @@ def shared_term(key: Key, paths: Sequence[Instruction], irreps: Sequence[Irreps]
     CG = ELL.from_coo(torch.cat(entries, 1), torch.cat(values), (rows, count1, count2))
     ones = torch.ones(rows, dtype=torch.float64)
     A = ELL.from_coo(torch.cat(places, 1), ones, (count3, rows, len(paths)))
-    held = Channels(CG, UNWEIGHTED) if 0 < CG.nnz <= MOST_ENTRIES else None
-    return SharedTerm(key, len(paths), Pairs(CG, held), Multilinear.grouped(MIXED, GROUP_DIMS, "A[i,r,l]", A))
+    is_flat = len(first.widths) == 1 < first.widths[0] and first.order is not None
+    columns = {"X": first.columns} if is_flat else {}
+    held = Channels(CG, UNWEIGHTED, columns) if 0 < CG.nnz <= MOST_ENTRIES else None
+    pairs = Pairs(CG, held, first if is_flat and held is not None else None)
+    return SharedTerm(key, len(paths), pairs, Multilinear.grouped(MIXED, GROUP_DIMS, "A[i,r,l]", A))

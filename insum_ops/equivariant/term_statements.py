@@ -40,6 +40,10 @@ class Step(Protocol):
         """Whether Y is [b, k, v] rather than [b, k]."""
 
     @property
+    def reads_columns(self) -> bool:
+        """Whether X may be columns [b, c] as they are, in the order of the irreps."""
+
+    @property
     def weight_shape(self) -> tuple[int, ...]:
         """The shape of one sample's weights."""
 
@@ -98,6 +102,7 @@ class StatedStep:
     gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W; none where nothing ever learns
     scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
     reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
+    reads_columns: bool = False
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.product, size, parts, Z), None
@@ -162,6 +167,7 @@ class TableStep:
     statements: Mapping[tuple[str, bool], Statement]  # by what is made, and whether a kernel holds the coefficients
     scatter: Statement | None
     has_v: bool = False
+    reads_columns: bool = False
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

@@ -18,11 +18,13 @@ from insum_ops.formats import GroupCOO
 
 from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, TF32, Call, Case, held, is_tf32, on
 from .harness import peak_mib
-from .peers import installed, needs_gpu
+from .peers import cuda_libraries, installed, needs_gpu
 
 __all__ = [
     "COMPILED",
     "GROUPED",
+    "OPEN_EQUIVARIANCE",
+    "OWN_LAYOUT",
     "POSITIONS",
     "Operands",
     "Product",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 POSITIONS, GROUPED = f"{OURS}, positions", f"{OURS}, grouped by kind"  # a one-hot second input, written shorter
+OPEN_EQUIVARIANCE = "OpenEquivariance"
+OWN_LAYOUT = "cuequivariance, its own layout"  # the same kernels, without the copies that bring blocks into e3nn's
 COMPILED = "INSUM_BENCH_COMPILED"  # set to 1: compile e3nn too, up to a minute a case
 # that are checked where each has its own weights, spread evenly: float64 of all would take most of the memory
 SAMPLES = 64
@@ -85,6 +89,11 @@ class Product:
             return library.FullyConnectedTensorProduct(self.in1, self.in2, self.out, **options)
         return library.TensorProduct(self.in1, self.in2, *self._channelwise(), **options)
 
+    def paths(self) -> tuple[str, list[tuple[int, int, int, str, bool]]]:
+        """The output and the instructions of a channelwise product, as every library takes them."""
+        out, found = self._channelwise()
+        return str(out), found
+
     def _channelwise(self) -> tuple[Any, list[tuple[int, int, int, str, bool]]]:
         """Every path into a kept irrep, each with an output of its own, sorted as MACE and cuequivariance do."""
         o3 = installed("e3nn.o3")
@@ -135,7 +144,7 @@ class Operands:
         case = self._case(experiment, self.product.name, expected, LIMIT[torch.float32])
         second = self.product.batch if self.product.is_one_hot else self.Y.numel()
         traffic = 4.0 * (self.X.numel() + second + self.W.numel() + self.upstream.numel())
-        return replace(case, flops=self._flops(), traffic=traffic)
+        return replace(case, flops=self.flops, traffic=traffic)
 
     def training_case(self, experiment: str, is_force: bool = False) -> Case:
         leaves, layer = self.leaves(torch.float64, self.checked), self._along_edges(self.exact)
@@ -149,7 +158,8 @@ class Operands:
         facts = {"batch": self.product.batch, "weights": self.exact.weight_numel}
         return Case(experiment, name, expected, limit, facts=facts)
 
-    def _flops(self) -> float:
+    @property
+    def flops(self) -> float:
         """Products with weights; 0 where channels never mix, and nobody counts them."""
         exact = self.exact
         if self.product.mode != "uvw":
@@ -182,8 +192,10 @@ class Operands:
     def layer(self, provider: str) -> Layer:
         """The provider's product of x, y and weights; whether tf32 is allowed is for `precision` to say."""
         product, provider = self.product, provider.removesuffix(TF32)
-        if provider == "cuequivariance":
-            return self._cuequivariance()
+        if provider in ("cuequivariance", OWN_LAYOUT):
+            return self._cuequivariance(is_own_layout=provider == OWN_LAYOUT)
+        if provider == OPEN_EQUIVARIANCE:
+            return self._openequivariance()
         if provider.startswith("e3nn"):
             layer = product.built(installed("e3nn.o3")).to(DEVICE)
             return self._along_edges(_compiled(layer) if provider == "e3nn compiled" else layer)
@@ -206,20 +218,58 @@ class Operands:
 
         return convolved
 
-    def _cuequivariance(self) -> Layer:
-        """Its fused kernels, with e3nn's irreps and weights, which it takes as they are."""
+    @staticmethod
+    def differentiated(
+        layer: Layer, leaves: Sequence[Tensor], upstream: Tensor, is_force: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the leaves that want them; or those of the squares of the forces on y."""
+        return _forces(layer, leaves) if is_force else _gradients(layer, leaves, upstream)
+
+    def _openequivariance(self) -> Layer:
+        """Its kernels for channelwise products, alone or with the gather and the scatter inside."""
+        needs_gpu(OPEN_EQUIVARIANCE)
+        cuda_libraries("libnvrtc.so.1*", "libcublas.so.1*")
+        oeq, product = installed("openequivariance"), self.product
+        if not oeq.BUILT_EXTENSION:
+            pytest.skip(f"OpenEquivariance has no extension: {str(oeq.BUILT_EXTENSION_ERROR)[-300:]}")
+        if product.mode != "uvu":
+            pytest.skip("OpenEquivariance is beside channelwise products alone")
+        options = dict(shared_weights=product.is_shared, internal_weights=False)
+        problem = oeq.TPProblem(product.in1, product.in2, *product.paths(), **options)
+        if not product.nodes:
+            return oeq.TensorProduct(problem)  # type: ignore[no-any-return]
+        layer = oeq.TensorProductConv(problem, deterministic=False)
+        return lambda x, y, w: layer(x, y, w, self.dst, self.src)
+
+    def reference(self, provider: str) -> Layer:
+        """What a provider must give, in float64.
+
+        With both parities cuequivariance has its paths, and so weights and outputs, in another order than e3nn. What
+        it must give then is what plain torch makes of its own polynomial.
+        """
+        irreps = installed("e3nn.o3").Irreps(self.product.in1)
+        is_ordered = len({ir.l for _, ir in irreps}) == len(irreps)
+        if provider == "cuequivariance" and self.product.mode == "uvu" and not is_ordered:
+            return self._cuequivariance("naive")
+        return self._along_edges(self.exact)
+
+    def _cuequivariance(self, method: str | None = None, is_own_layout: bool = False) -> Layer:
+        """Its fused kernels, with e3nn's irreps and weights, which it takes as they are; or another of its methods."""
         needs_gpu("cuequivariance")
         cue, cuet = installed("cuequivariance"), installed("cuequivariance_torch")
         product = self.product
         in1, in2, out = (cue.Irreps("O3", own) for own in (product.in1, product.in2, product.out))
         if product.is_one_hot:
             return self._cuequivariance_by_kind(in1, out)
-        options = dict(layout=cue.mul_ir, shared_weights=product.is_shared, internal_weights=False, device=DEVICE)
+        layout = cue.ir_mul if is_own_layout else cue.mul_ir
+        options = dict(layout=layout, shared_weights=product.is_shared, internal_weights=False, device=DEVICE)
+        if method is not None:
+            options["method"] = method
         if product.mode == "uvw":
             layer = cuet.FullyConnectedTensorProduct(in1, in2, out, **options)
         else:
             layer = cuet.ChannelWiseTensorProduct(in1, in2, [irrep for _, irrep in out], **options)
-        _check_method(layer.f, FUSED[product.mode])
+        _check_method(layer.f, method or FUSED[product.mode])
         if product.nodes:
             return self._cuequivariance_along_edges(layer)
         if product.is_shared:

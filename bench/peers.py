@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +24,19 @@ from insum_ops.compiler.runtime.ranges import check_ranges
 from .case import DEVICE, PEER_FAILURES, Call
 from .harness import device_ms
 
-__all__ = ["fits", "fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
+__all__ = ["PEERS", "cuda_libraries", "fits", "fx_graph", "inductor", "installed", "needs_gpu", "searched", "torch_bsr"]
+
+PEERS = "INSUM_BENCH_PEERS"  # a folder of packages that are not installed; what is installed comes before them
+sys.path += [folder for folder in [os.environ.get(PEERS)] if folder and folder not in sys.path]
+
+
+def cuda_libraries(*names: str) -> None:
+    """Load torch's own CUDA libraries for a peer that was linked to others of the same names."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [] if nvidia is None else list(nvidia.submodule_search_locations or ())
+    for name in names:
+        for path in (path for folder in folders for path in sorted(Path(folder).glob(f"*/lib/{name}"))):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def installed(module: str) -> ModuleType:

@@ -16,6 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
+from ..language import Var
 from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
@@ -50,6 +51,11 @@ MOST_TILES_AHEAD = 12  # of a source that holds tables: they wait in registers
 # ones: a product of 24 channels up to lmax 2 took an H200 0.035 ms and not 0.047 (4,000 samples), of 40 and 80
 # channels up to lmax 1 0.031 and not 0.050, 0.119 and not 0.187.
 COVERED = 1
+# Tiles over tables in the source that have two axes: elements along memory, of a tile, of a thread, and of all tiles
+# that are on their way to a program; estimates, among which tuning chooses.
+RUNS, TILES = (32, 64, 128), (1024, 2048)
+ELEMENTS_OF_A_THREAD, TILES_ON_THEIR_WAY = 8, 4096
+MOST_PIECES = 3  # that such a tile walks a summed axis in; with 6 of 85 channels registers are spilled
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
 # Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
@@ -229,6 +235,29 @@ class Space:
                 has_turns |= config.rows > 1
                 closer = tuple(self.covering(config)) if number < COVERED or self.schedule.tables else ()
                 yield from closer if closer and self.traits.form == "unrolled tile" else (config, *closer)
+        if self.traits.form == "unrolled tile":
+            yield from self.along_memory()
+
+    def along_memory(self) -> Iterator[Config]:
+        """Yield tiles over tables in the source that are longer along the memory of what has both axes.
+
+        They are as deep as leaves a thread its elements, and as many are on their way as fill the same registers. A
+        summed axis is walked in blocks.
+        """
+        schedule, axes = self.schedule, self.schedule.axes
+        widest = [access for access in (schedule.output, *schedule.factors) if {*axes} <= {*access.names}]
+        if not widest or not isinstance(widest[-1].indices[-1], Var):
+            return
+        along = widest[-1].indices[-1].name
+        lengths = {name: power_of_two(schedule.extents[name]) for name in axes}
+        for run, elements in product(RUNS, TILES):
+            other = max(1, elements // min(lengths[along], run))
+            blocks = {name: min(lengths[name], run if name == along else other) for name in axes}
+            size = prod(blocks.values())
+            pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
+            if size == elements and pieces <= MOST_PIECES and self.has_few_pieces(blocks):
+                stages = TILES_ON_THEIR_WAY // size if self.traits.is_streamed else 1
+                yield Config(tuple(blocks.items()), size // (ELEMENTS_OF_A_THREAD * self.device.warp_width), stages)
 
     def place(self, point: Point) -> Iterator[Config]:
         """Yield a point as a config, clipped to the statement; nothing if the statement has no such point."""

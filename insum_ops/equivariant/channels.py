@@ -1,9 +1,10 @@
-"""Products with weights for each sample, over coefficients that a kernel's source holds.
+"""Products with weights for each sample, or without weights, over coefficients that a kernel's source holds.
 
     Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]
     Z[DST[b],i,w] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u,w]
+    Z[DST[b],i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]]
 
-Each of the four is made from the others by such a line, with the coefficients in rows of its own: no entry is
+Each of the tensors is made from the others by such a line, with the coefficients in rows of its own: no entry is
 scattered, and gradients have gradients. The tables are known when the kernel is written, so it has a product for each
 entry, loads what several entries read once, and reads no table.
 
@@ -40,15 +41,16 @@ from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
 
-__all__ = ["ALL_APART", "APART", "MIXED", "Channels", "statement"]
+__all__ = ["ALL_APART", "APART", "MIXED", "UNWEIGHTED", "Channels", "statement"]
 
 NUMBERS_OF_ROWS = 64  # whose launch plans are kept
 CALLS = 64  # launch plans for each number of rows
 LETTERS = {"Z": "i", "X": "j", "Y": "k", "W": "l"}
-Along = tuple[str, str, str, str]  # the channel letters of Z, X, Y and W
+Along = tuple[str, ...]  # the channel letters of Z, X, Y and, where there are weights, W
 APART: Along = ("u", "u", "", "u")  # they never mix
 ALL_APART: Along = ("u", "u", "u", "u")
 MIXED: Along = ("w", "u", "", "uw")
+UNWEIGHTED: Along = ("u", "u", "")
 
 
 class Side(NamedTuple):
@@ -71,9 +73,9 @@ Sides = dict[tuple[str, str], Side]
 
 @dataclass(frozen=True)
 class Channels:
-    """X, Y, W to Z, and any of the four from the others."""
+    """X, Y, W to Z, and any of the four from the others; or of three, without W."""
 
-    CG: ELL  # [i, j, k, l]
+    CG: ELL  # [i, j, k, l], [i, j, k] without weights
     along: Along
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # of X and Z where they may be flat: [component, u]
     copies: dict[tuple[torch.device, torch.dtype], Sides] = field(default_factory=Memory, repr=False)
@@ -89,7 +91,7 @@ class Channels:
             with outside_transforms():
                 for cast_dtype in cast_from(dtype):
                     copies = dict(
-                        chain.from_iterable(self.sides(dim, device, cast_dtype) for dim in range(len(LETTERS)))
+                        chain.from_iterable(self.sides(dim, device, cast_dtype) for dim in range(len(self.along)))
                     )
                     self.copies.setdefault((device, cast_dtype), copies)
             sides = self.copies[device, dtype]
@@ -212,7 +214,7 @@ class _Contraction(torch.autograd.Function):
                 grads.update(zip(wanted, channels.run_several(wanted, operands, SRC, DST)))
             for name in wanted:
                 if name not in grads:
-                    others = {other: operands[other] for other in LETTERS if other != name}
+                    others = {other: operands[other] for other in LETTERS if other != name and other in operands}
                     grads[name] = channels.contract(name, others, SRC, DST, tuple(operands[name].shape))
         return None, None, None, None, None, None, *[grads.get(name) for name in names]
 
@@ -225,6 +227,8 @@ def statement(target: str, along: Along, is_gathered: bool, is_scattered: bool, 
     'Z[b,i,u] += CGV[i,r] * X[SRC[b],CGJ[i,r],u] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
     >>> statement("X", MIXED, True, False)
     'X[SRC[b],j,u] += CGV[j,r] * Z[b,CGI[j,r],w] * Y[b,CGK[j,r]] * W[b,CGL[j,r],u,w]'
+    >>> statement("Y", UNWEIGHTED, False, False)
+    'Y[b,k] += CGV[k,r] * Z[b,CGI[k,r],u] * X[b,CGJ[k,r],u]'
     >>> statement("Z", APART, False, False, "XZ")
     'Z[b,COLZ[i,u]] += CGV[i,r] * X[b,COLX[CGJ[i,r],u]] * Y[b,CGK[i,r]] * W[b,CGL[i,r],u]'
     """

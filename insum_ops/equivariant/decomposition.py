@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..compiler import ON_CHIP_EXTENT, followed, outside_transforms
 from ..formats import GroupCOO
-from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed
+from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed, is_watched
 from ..functional import insum
 from ..lru_cache import LRUCache
+from .choice import fastest_way
 from .clebsch_gordan import Irreps
 from .constants import Constants
 from .in_place import SCATTER
@@ -64,6 +65,10 @@ MEASURED_COLUMNS = (
 # which that was measured to take less with every number of channels. Wider blocks are put in order before and after.
 SLOWER = {row.lmax for row in MEASURED_COLUMNS if row.by_column > row.in_order}
 WIDEST = max(2 * row.lmax + 1 for row in MEASURED_COLUMNS if row.lmax not in SLOWER)
+# Ways to a product that nobody differentiates: columns found by a kernel that holds the coefficients, or that reads
+# tables; or columns put in order first.
+WAYS = {True: "columns, coefficients held", False: "columns, tables in memory"}
+IN_ORDER = "columns in order"
 LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
 
 
@@ -131,9 +136,15 @@ class Decomposition:
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight)
         num_rows = y.shape[0] if dst is None else num_rows
-        flat = self.flat_on(x.device) if self.flat else None
-        if flat is not None and flat.takes(x, y, weight):
+        flat = self.faster_flat(x, y, weight, src, dst, num_rows) if self.flat else None
+        if flat is not None:
             return flat(x, y, weight, src, dst, num_rows)
+        return self.in_order(x, y, weight, src, dst, num_rows)
+
+    def in_order(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
+    ) -> Tensor:
+        """Return the product with columns put in order first, where a term wants them so."""
         if self.channels is None and y.dim() == 2 and not (y.requires_grad and len(self.work(weight).terms) == 1):
             # A second input that learns may be a potential's, whose forces are differentiated again: one statement has
             # such gradients at hand, where `evaluate_product` would have to run the statement again.
@@ -152,8 +163,25 @@ class Decomposition:
             return False
         return not (is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad))
 
+    def faster_flat(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
+    ) -> Decomposition | None:
+        """Return the decomposition over columns that is the fastest for tensors like these, or None for `in_order`."""
+        guess = self.flat_on(x.device)
+        if is_watched():
+            return guess if guess is not None and guess.takes(x, y, weight) else None
+        if weight is None or not next(iter(self.flat.values())).takes(x, y, weight):
+            return None
+        ways: dict[str, Decomposition | None] = {WAYS[is_held]: flat for is_held, flat in self.flat.items()}
+        if False not in self.flat:  # the columns of wide blocks are put in order for tables
+            ways[IN_ORDER] = None
+        tensors = {"x": x, "y": y, "weight": weight, **({} if src is None else {"src": src})}
+        names = sorted(ways, key=lambda name: ways[name] is not guess)
+        run = lambda name: (ways[name] or self.in_order)(x, y, weight, src, dst, num_rows)
+        return ways[fastest_way(self.memory, ("columns", self.each.terms[0].key[1]), names, run, tensors)]
+
     def flat_on(self, device: torch.device) -> Decomposition | None:
-        """Return the decomposition whose tables name columns, None where columns are put in order first."""
+        """Guess the fastest decomposition whose tables name columns, None where columns are put in order first."""
         if not self.flat:
             return None
         (term,) = self.each.terms

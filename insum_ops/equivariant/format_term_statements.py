@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compiler import evaluate, gradients_of
+from ..compiler import has_kernels
 from ..functional import insum
 from .multilinear import Multilinear
-from .shared_weights import PAIRED, SharedTerm
+from .shared_weights import Pairs, SharedTerm
 from .single_channel import SingleTerm
 from .term_statements import Parts, Step, Wanted
 
@@ -26,6 +26,7 @@ class MultilinearStep:
     product: Multilinear
     forms: Mapping[str, Any]  # the format of the coefficients for each result
     has_v = False
+    reads_columns = False
 
     def contract(self, name: str, operands: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
         """Return the named tensor, contracted from the others and the coefficients."""
@@ -36,21 +37,14 @@ class MultilinearStep:
 class SharedStep(MultilinearStep):
     """A term of two statements. The tensor T between them is saved for backward."""
 
-    paired: str
-    CG: Any  # a format
+    pairs: Pairs
     rows: tuple[int, ...]  # of T, without b
+    reads_columns: bool = False
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        T = insum(self.paired, size=(size[0], *self.rows), CG=self.CG, **self.paired_reads(parts))
+        T = self.pairs(parts.X, parts.Y, parts.SRC, (size[0], *self.rows))
         seed = {} if Z is None else {"Z": Z}
         return self.contract("Z", {"T": T, "W": parts.W, **seed}, size), T
-
-    def paired_reads(self, parts: Parts) -> dict[str, Any]:
-        """Return the dense operands of the first statement."""
-        operands = {"X": parts.X, "Y": parts.Y}
-        if parts.SRC is not None:
-            operands["SRC"] = parts.SRC
-        return operands
 
     def backward(
         self,
@@ -67,9 +61,7 @@ class SharedStep(MultilinearStep):
         dW = self.contract("W", {"Z": dZ, "T": kept}, tuple(parts.W.shape)) if wanted[2] else None
         if wanted[0] or wanted[1]:
             dT = self.contract("T", {"Z": dZ, "W": parts.W}, tuple(kept.shape))
-            dense = self.paired_reads(parts)
-            needs_grad = (False, wanted[0], wanted[1], False)[: 1 + len(dense)]
-            _, term_dX, term_dY, *_ = gradients_of(evaluate, self.paired, "CG", self.CG, dense, dT, needs_grad)
+            term_dX, term_dY = self.pairs.gradients(parts.X, parts.Y, parts.SRC, dT, wanted[:2])
             dX = term_dX if dX is None or term_dX is None else dX.add_(term_dX)
             dY = term_dY if dY is None or term_dY is None else dY.add_(term_dY)
         return dX, dY, dW
@@ -114,9 +106,10 @@ def shared_step(term: SharedTerm, x: Tensor, is_gathered: bool) -> Step | None:
     _, (mul1, mul2, mul_out), _, _ = term.key
     if mul2 > 1:
         return None
-    CG, forms = term.on(x.device, x.dtype), term.mixed.on(x.device, x.dtype)
-    shape, rows = (term.num_paths, mul1, mul_out), (CG.shape[0], mul1)
-    return SharedStep(shape, term.mixed, forms, PAIRED[int(is_gathered)], CG, rows)
+    # rows that edges gather are fewer than edges, and are put in order before
+    reads_columns = term.pairs.flat is not None and not is_gathered and has_kernels(x.device)
+    shape, rows = (term.num_paths, mul1, mul_out), (term.pairs.CG.shape[0], mul1)
+    return SharedStep(shape, term.mixed, term.mixed.on(x.device, x.dtype), term.pairs, rows, reads_columns)
 
 
 def single_step(term: SingleTerm, x: Tensor) -> Step:

@@ -55,6 +55,7 @@ class InPlaceProduct:
         self.sizes = [out.shape(y.shape[0], at) for at in range(len(out.widths))]
         self.variants = sorted({(key[1], step.has_v) for key, step in zip(keys, steps)})
         places = [self.variants.index((key[1], step.has_v)) for key, step in zip(keys, steps)]
+        self.reads_columns = bool(steps) and all(step.reads_columns for step in steps)
         self.steps = [(step, key[0], at, key[2]) for key, step, at in zip(keys, steps, places)]
 
     def in_order(self, weight: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class InPlaceProduct:
         first, second, _ = self.slots
         spread = second.spread(y)
         Ys = [spread[at] if has_v else spread[at].flatten(1) for at, has_v in self.variants]
-        return first.spread(x), Ys, self.weights(weight)
+        return [x] if self.reads_columns else first.spread(x), Ys, self.weights(weight)
 
     def weights(self, weight: Tensor | None) -> list[Any]:
         """Return the part of each step in the weights, or in their gradient; None for a step without weights."""
@@ -80,7 +81,7 @@ class InPlaceProduct:
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Return the product, and what backward needs: x, y and weight in order, and each term's intermediate."""
         first, second, out = self.slots
-        x, y = first.ordered(x), second.ordered(y)
+        x, y = x if self.reads_columns else first.ordered(x), second.ordered(y)
         if weight is not None:
             weight = self.in_order(weight)
         Xs, Ys, Ws = self.parts(x, y, weight)
@@ -135,7 +136,7 @@ class InPlaceProduct:
                 dWs.append(dW)
         dx = dy = None
         if wanted[0]:
-            dx = _joined(first, dXs, x)
+            dx = dXs[0] if self.reads_columns else _joined(first, dXs, x)
         if wanted[1]:
             dy = _joined(second, _by_slot(dYs, [at for at, _ in self.variants], len(second.widths)), y)
         if wanted[2] and weight is not None:

@@ -6,7 +6,8 @@
 In the first, i, j and k are the components of a path's three blocks. Paths are sorted by their output block,
 ROW[TILE[p]], which one program owns, and the 2l+1 components of X meet the weights before the coefficients do: fewer
 products than with a row for every coefficient. X is the same product with X and Z, and u and w, swapped. The second is
-for few channels: `Channels` has kernels whose source holds the coefficients. A gradient is one more of the four.
+for few channels: `Channels` has kernels whose source holds the coefficients. A gradient is one more of the four. Which
+of the two is faster is timed, see `choice`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
+from .choice import fastest_way
 from .constants import Constants, Memory, cast_from
 
 __all__ = [
@@ -48,6 +51,8 @@ __all__ = [
 ]
 
 CALLS = 64  # launch plans that are kept for the tables of one device
+CHOICES = 64  # between coefficients in a kernel and in tables that are kept, by what is made and by its sizes
+HELD, IN_MEMORY = "held", "in memory"
 NAMES = ("Z", "X", "Y", "W")
 CPU = torch.device("cpu")
 
@@ -100,8 +105,9 @@ MEASURED_PADDED = (
     MeasuredPadded(2, 24, held=0.035, in_memory=0.107),
     MeasuredPadded(2, 48, held=0.123, in_memory=0.220),
 )
-# A kernel holds the coefficients where a path's weights take at most this part of a multiprocessor's registers, so that
-# enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to make so at every size.
+# A guess where nothing may be timed: a kernel holds the coefficients where a path's weights take at most this part of
+# a multiprocessor's registers, so that enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to
+# make so at every size.
 HELD_PARTS = {"Z": 1 / 64, "X": 1 / 16, "Y": 1 / 64, "W": math.inf}
 # With more coefficients than this, sums for Y take registers as well, and leave its weights so small a part of them.
 HELD_ENTRIES, PART_OF_MANY = 128, 1 / 256
@@ -267,9 +273,10 @@ class PathTables:
     in_memory: InMemory | None  # None: kernels that hold them make all four
     known: Channels | None  # None: they are too many to be held
     shapes: Mapping[str, tuple[int, ...]]  # of a row of X, Y, W and Z
+    choices: LRUCache[Any] = field(default_factory=partial(LRUCache, CHOICES), repr=False, compare=False)
 
     def is_held(self, name: str, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether a kernel whose source holds the coefficients makes one of Z, X, Y and W on a device."""
+        """Guess whether a kernel whose source holds the coefficients is faster to make one of Z, X, Y and W."""
         if self.known is None:
             return False
         if self.in_memory is None:
@@ -295,18 +302,44 @@ class PathTables:
         """Whether the tables can be had on a device; not if a tracer, which can't make them, is the first to ask."""
         return self.in_memory is not None or (self.known is not None and self.known.on(device, dtype) is not None)
 
+    def takes_held(self, name: str, operands: Mapping[str, Tensor], SRC: Tensor | None) -> bool:
+        """Whether a kernel that holds the coefficients makes the named one of the others: the faster way, if timed."""
+        first = next(iter(operands.values()))
+        is_held = self.is_held(name, first.dtype, first.device)
+        if self.known is None or self.in_memory is None or is_watched():
+            return is_held
+        ways = (HELD, IN_MEMORY) if is_held else (IN_MEMORY, HELD)
+        run = lambda way: self._made(way == HELD, name, operands, None, SRC)
+        what = name, self.known.CG.nnz, self.shapes["W"], SRC is not None
+        return fastest_way(self.choices, what, ways, run, operands) == HELD
+
     def run(self, name: str, operands: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
         """Return the named one of Z, X, Y and W, contracted from the others and added to `seed`, without a graph.
 
         SRC says which row of X each b reads, where X is an operand.
         """
         first = next(iter(operands.values()))
-        size = (len(operands["W"] if name == "Y" else operands["Y"]), *self.shapes[name])
         self.prepare(first.device, first.dtype)
-        if self.is_held(name, first.dtype, first.device):
+        is_held = self.takes_held(name, operands, SRC)
+        if is_held:
             assert self.known is not None
-            if self.known.on(first.device, first.dtype) is not None:
-                return self.known.run(name, operands if seed is None else {**operands, name: seed}, SRC, None, size)
+            is_held = self.known.on(first.device, first.dtype) is not None
+        return self._made(is_held, name, operands, seed, SRC)
+
+    def _made(
+        self,
+        is_held: bool,
+        name: str,
+        operands: Mapping[str, Tensor],
+        seed: Tensor | None,
+        SRC: Tensor | None,
+    ) -> Tensor:
+        """Return what `run` returns, by a kernel that holds the coefficients or by tables."""
+        first = next(iter(operands.values()))
+        size = (len(operands["W"] if name == "Y" else operands["Y"]), *self.shapes[name])
+        if is_held:
+            assert self.known is not None
+            return self.known.run(name, operands if seed is None else {**operands, name: seed}, SRC, None, size)
         assert self.in_memory is not None
         if name == "X":
             Z, Y, W = operands["Z"], operands["Y"], operands["W"]

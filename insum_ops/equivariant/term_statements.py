@@ -40,6 +40,10 @@ class Step(Protocol):
         """Whether Y is [b, k, v] rather than [b, k]."""
 
     @property
+    def reads_columns(self) -> bool:
+        """Whether X may be columns [b, c] as they are, in the order of the irreps."""
+
+    @property
     def weight_shape(self) -> tuple[int, ...]:
         """The shape of one sample's weights."""
 
@@ -98,6 +102,7 @@ class StatedStep:
     gradients: tuple[Statement, ...]  # of X, Y and, where there is one, W; none where nothing ever learns
     scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
     reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
+    reads_columns: bool = False
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.product, size, parts, Z), None
@@ -154,24 +159,81 @@ def _statement(
     return Statement(text, tuple((name, at) for name, at in places.items() if name in read), fixed)
 
 
+@dataclass(frozen=True)
+class TableStep:
+    """A term by its tables of components, whose statements have coefficients in a kernel's source or in memory."""
+
+    term: TableTerm
+    statements: Mapping[tuple[str, bool], Statement]  # by what is made, and whether a kernel holds the coefficients
+    scatter: Statement | None
+    has_v: bool = False
+    reads_columns: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return self.term.tables.shapes["W"]
+
+    def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        return run(self.stated("Z", parts, None), size, parts, Z), None
+
+    def backward(
+        self,
+        parts: Parts,
+        kept: Tensor | None,
+        dZ: Tensor,
+        wanted: Wanted,
+        dX: Tensor | None,
+        dY: Tensor | None,
+        place: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        product = self.statements["Z", False] if ("Z", False) in self.statements else self.statements["Z", True]
+        # a statement that is not wanted does not run: nothing is timed for it
+        gradients = tuple(
+            self.stated(name, parts, dZ) if is_wanted else product for name, is_wanted in zip("XYW", wanted)
+        )
+        step = StatedStep(False, self.weight_shape, product, gradients, self.scatter, reads_turned=True)
+        return step.backward(parts, kept, dZ, wanted, dX, dY, place)
+
+    def stated(self, name: str, parts: Parts, dZ: Tensor | None) -> Statement:
+        """Return the faster statement of Z, dX, dY or dW for tensors like these."""
+        operands = {
+            other: tensor
+            for other, tensor in (("Z", dZ), ("X", parts.X), ("Y", parts.Y), ("W", parts.W))
+            if other != name and tensor is not None
+        }
+        is_held = self.term.tables.takes_held(name, operands, None if name == "X" else parts.SRC)
+        known = self.statements.get((name, is_held))
+        return self.statements[name, not is_held] if known is None else known
+
+
 def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
     """Return the step of a term by its tables of components."""
     term.tables.prepare(x.device, x.dtype)
-    product, *gradients = (_path_statement(term, name, x, is_gathered) for name in PLACES)
+    stated = {
+        (name, is_held): statement
+        for name in PLACES
+        for is_held in (True, False)
+        if (statement := _path_statement(term, name, x, is_gathered, is_held)) is not None
+    }
     scatter = Statement(TEXTS.dX, (("D", 0), ("SRC", 1)), {}) if is_gathered else None
-    shape = term.tables.shapes["W"]
-    return StatedStep(False, shape, product, tuple(gradients), scatter, reads_turned=True)
+    return TableStep(term, stated, scatter)
 
 
-def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool) -> Statement:
-    """Return the statement of Z, dX, dY or dW, with coefficients in a kernel's source or in tables in memory."""
+def _path_statement(term: TableTerm, name: str, x: Tensor, is_gathered: bool, is_held: bool) -> Statement | None:
+    """Return the statement of Z, dX, dY or dW, with coefficients in a kernel's source or in tables in memory.
+
+    It is None if the term has no such coefficients.
+    """
     tables, at = term.tables, int(is_gathered)
     row = (("SRC", SRC),) if is_gathered and name != "X" else ()
-    sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
-    if sides is not None and tables.is_held(name, x.dtype, x.device):
+    if is_held:
+        sides = None if tables.known is None else tables.known.on(x.device, x.dtype)
+        if sides is None:
+            return None
         reads = (*((other, place) for other, place in PLACES.items() if other != name), *row)
         return Statement(statement(name, MIXED, bool(row), False), reads, *sides[name, ""][:2])
-    assert tables.in_memory is not None
+    if tables.in_memory is None:
+        return None
     forward, swapped, as_weights = (side.on(x.device, x.dtype) for side in tables.in_memory)
     if name == "Z":
         reads = (("X", X), ("Y", Y), ("W", W), *row)

@@ -299,7 +299,7 @@ def test_gradients_of_long_sums_are_stored_or_dots():
     own = explain(f"W[l,n,w] += Z[b,i,w] * T[b,r,n] * {A}", Z=Z, T=T, A=forms["W"], size=W.shape).schedule
     assert own.uses_dot
     assert own.is_shared
-    CG = term.on(torch.device("cpu"), torch.float32)
+    CG = term.pairs.on(torch.device("cpu"), torch.float32)
     X, Y = torch.empty(batch, 16, 64), torch.empty(batch, 16, 64)
     for expr, given in (
         ("T[b,r,n] += CG[r,j,k] * X[b,j,n] * Y[b,k,n]", {"CG": CG, "X": X, "Y": Y}),

@@ -1,10 +1,14 @@
 """Statements that move data, with every tile that tuning tries, against plain torch."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from memory_checker import checked_memory
 from problems import problem
 from statements import DEVICE, IS_INTERPRETED
 
+from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats.facts import OwnedRows
@@ -70,6 +74,27 @@ CASES = {
         (9, 3, 11),
         lambda A, X, T, U: messages(A, X, T, U, 9),
     ),
+    "odd rows": (
+        "Y[p,c] = X[G[p],c]",
+        dict(X=draw(9, 50, dtype=HALF), G=positions(9, 37).long()),
+        None,
+        lambda X, G: X[G],
+    ),
+    "rows of a block": ("Y[p,c] = X[G[p],c]", dict(X=draw(9, 100), G=positions(9, 19)), None, lambda X, G: X[G]),
+    "rows of blocks": ("Y[p,c] = X[G[p],c]", dict(X=draw(5, 601), G=positions(5, 7)), None, lambda X, G: X[G]),
+    "padded odd rows": (
+        "Y[p,c] = W[c] * X[G[p],c]",
+        dict(W=draw(37), X=draw(9, 37), G=positions(9, 70, low=-1)),
+        None,
+        lambda W, X, G: W * gathered(X, G),
+    ),
+    "seeded rows": (
+        "Y[p,c] += X[G[p],c]",
+        dict(X=draw(9, 37), G=positions(9, 19), Y=draw(19, 37)),
+        None,
+        lambda X, G, Y: X[G] + Y,
+    ),
+    "long outer": ("Y[i,j] = A[i] * B[j]", dict(A=draw(19), B=draw(701)), None, lambda A, B: A[:, None] * B),
     "one of some": ("Y[a,b,c] = X[a,b,c]", dict(X=draw(5, 1, 33)), None, lambda X: X),
 }
 
@@ -84,8 +109,90 @@ def test_every_tile_moves_the_same(name):
     want, tried = plain(**tensors), candidates(own)
     assert any(way.schedule.form for way in tried)
     for way in tried:
-        got = own.launcher(way)(list(tensors.values()), None)
+        with checked_memory() if IS_INTERPRETED else nullcontext():
+            got = own.launcher(way)(list(tensors.values()), None)
         torch.testing.assert_close(got, want, rtol=1e-3 if want.dtype == HALF else 1e-5, atol=1e-5, msg=str(way))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_cut"),
+    [("odd rows", True), ("heads", True), ("long outer", True), ("transpose", False), ("scores", False)],
+)
+def test_rows_that_begin_between_sectors_are_also_stored_by_whole_ones(name, is_cut):
+    expr, tensors, size, _ = CASES[name]
+    assert any(way.config.is_aligned for way in candidates(problem(expr, tensors, size))) == is_cut
+
+
+def test_rows_that_begin_at_sectors_are_stored_as_they_lie():
+    tensors = dict(X=draw(9, 64), G=positions(9, 70))
+    assert not any(way.config.is_aligned for way in candidates(problem("Y[p,c] = X[G[p],c]", tensors)))
+
+
+def runs(expr, tensors, size, padded=(), **settings):
+    """What every candidate computes that adds up neighbours before it adds them to memory."""
+    own = problem(expr, tensors, size, flags=Flags(padded=frozenset(padded), interpreted=IS_INTERPRETED, **settings))
+    tried = [way for way in candidates(own) if way.config.run > 1]
+    assert len(tried) > 1
+    for way in tried:
+        with checked_memory() if IS_INTERPRETED else nullcontext():
+            yield own.launcher(way)(list(tensors.values()), None)
+
+
+def scattered(X, G, rows):
+    """The sums by torch, in double precision; -1 is no place."""
+    kept = G >= 0
+    return torch.zeros(rows, *X.shape[1:], dtype=torch.double, device=DEVICE).index_add_(
+        0, G[kept].long(), X[kept].double()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["sorted", "unsorted", "one", "padded", "absent"])
+def test_sums_of_neighbours_are_those_of_all_entries(kind, dtype):
+    G = {"one": positions(1, 147), "absent": positions(0, 147, low=-1)}.get(kind, positions(11, 147, low=-1))
+    G = (G.sort().values if kind != "unsorted" else G).clamp(min=0 if kind in ("sorted", "unsorted") else -1).to(dtype)
+    if kind == "padded":  # within a run too
+        G[3::7] = -1
+    X = draw(147, 21)
+    X[G < 0] = torch.nan  # what has no place is not read
+    X[50, 3] = torch.inf
+    want = scattered(X, G, 11).float()
+    for got in runs("Y[G[p],c] += X[p,c]", dict(X=X, G=G), (11, 21), ["G"] if (G < 0).any() else []):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_nan_of_a_run_stays_in_its_row():
+    G, X = positions(11, 147).sort().values, draw(147, 21)
+    X[70, 5] = torch.nan
+    for got in runs("Y[G[p],c] += X[p,c]", dict(X=X, G=G), (11, 21)):
+        assert got.isnan().nonzero().tolist() == [[int(G[70]), 5]]
+
+
+def test_neighbours_are_summed_in_float32_before_they_are_rounded():
+    G, X = torch.zeros(64, dtype=torch.int32, device=DEVICE), torch.full((64, 37), 2.0**-12, device=DEVICE)
+    X[0] = 1.0
+    want = 1.0 + 63 * 2.0**-12  # of which half precision would lose every step
+    for got in runs("Y[G[p],c] += X[p,c]", dict(X=X.half(), G=G), (1, 37)):
+        assert (got[0].double() - want).abs().max() < 2.0**-10
+
+
+def test_runs_hold_products_of_gathered_rows_and_the_names_beside_them():
+    T, U = positions(9, 147).sort().values, positions(9, 147, low=-1)
+    A, X = draw(147, 3), draw(9, 3, 11)
+    want = messages(A * (U >= 0)[:, None], X, T, U.clamp(min=0), 9)
+    X[8] = torch.where((U == 8).any(), X[8], torch.nan)
+    A[U < 0] = torch.nan
+    for got in runs("Y[T[e],h,d] += 2 * A[e,h] * X[U[e],h,d]", dict(A=A, X=X, T=T, U=U), (9, 3, 11), ["U"]):
+        torch.testing.assert_close(got, 2 * want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_a_gathered_rows_gradient_is_a_scatter(is_sorted):
+    G, X = positions(9, 70), draw(9, 37).requires_grad_()
+    G = G.sort().values if is_sorted else G
+    upstream = draw(70, 37)
+    insum("Y[p,c] = X[G[p],c]", X=X, G=G).backward(upstream)
+    torch.testing.assert_close(X.grad, scattered(upstream, G, 9).float(), rtol=1e-5, atol=1e-5)
 
 
 def test_owned_rows_hold_short_names_side_by_side():

@@ -1,4 +1,4 @@
-"""The whole kernel: the program's place in the grid, then one of four bodies, then the head with its parameters."""
+"""The whole kernel: the program's place in the grid, then one of five bodies, then the head with its parameters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .loads import load_available
 from .loops import define_single_steps, innermost, loops_of
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
+from .runs import write_runs
 from .scope import Scope
 from .spec import KernelSpec
 from .stores import early_seed, store_sum
@@ -33,6 +34,8 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
         write_persistent_rows(scope)
     elif schedule.tables:
         write_unrolled(scope)
+    elif schedule.run:
+        write_runs(scope)
     elif schedule.is_sum:
         _write_sum(scope)
     else:

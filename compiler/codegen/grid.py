@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from ..binding import known_divisor
+from ..planning import WARP_ROW
+from .loads import offset_of_rows
 from .scope import ALIGNED, Scope
 from .spec import KernelSpec
 
@@ -31,13 +33,15 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
         if (name, block) not in varying:
             _place(scope, name, block, "")
     for name, block in grid:
-        if not _is_persistent_row(spec, name) and not _is_clamped(spec, name, block):
+        if not (_is_in_turn(spec, name) or _is_clamped(spec, name, block) or _is_turned(spec, name)):
             bound_index(scope, name, block)
     if schedule.owner is not None and spec.config.longest_first:
         _sort_rows(scope)
     if schedule.merged is not None:
         split_merged(scope)
     _split_flats(scope)
+    if spec.config.is_aligned:
+        _align_rows(scope)
     return grid
 
 
@@ -63,24 +67,24 @@ def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
         _place(scope, name, block, "pid")
 
 
-def _is_persistent_row(spec: KernelSpec, name: str) -> bool:
-    """Whether a program owns several values of this index and takes one after another."""
-    return spec.config.rows > 1 and name == spec.owner.row
+def _is_in_turn(spec: KernelSpec, name: str) -> bool:
+    """Whether a program has several values of this index and takes one after another."""
+    return name == spec.schedule.run or (spec.config.rows > 1 and name == spec.owner.row)
 
 
 def _share(spec: KernelSpec, name: str) -> int:
     """Return how many values of an index of the grid one program takes."""
-    if _is_persistent_row(spec, name):
-        return spec.config.rows
+    if _is_in_turn(spec, name):
+        return spec.config.run if name == spec.schedule.run else spec.config.rows
     return spec.block(name) if spec.schedule.roles[name] == "tile" else 1
 
 
 def _place(scope: Scope, name: str, block: int, place: str) -> None:
     """Write the values of an index that a program takes, of which `place` is the number of its block.
 
-    If `place` is "", the program takes all values. Persistent rows are from `first_row` to `past_row` - 1.
+    If `place` is "", the program takes all values. Those in turn are from `first_row` to `past_row` - 1.
     """
-    if _is_persistent_row(scope.spec, name):
+    if _is_in_turn(scope.spec, name):
         scope.line(f"first_row = {f'({place}) * {block}' if place else 0}")
         scope.line(f"past_row = tl.minimum(first_row + {block}, {scope.extent(name)})")
     elif block == 1:
@@ -134,6 +138,33 @@ def _unaligned(scope: Scope, name: str) -> str:
     return f"{zero}{f' * {aligned}' if aligned > 1 else ''} + "
 
 
+def _is_turned(spec: KernelSpec, name: str) -> bool:
+    """Whether each row of a tile begins at another value of this index, see `_align_rows`."""
+    return spec.config.is_aligned and name == spec.axes[-1]
+
+
+def _align_rows(scope: Scope) -> None:
+    """Write the columns of each row of a tile, so that a warp stores whole sectors wherever the row begins.
+
+    A row begins up to `WARP_ROW` - 1 elements before its first column. If its last ones then have no room in the blocks
+    of the row, those before the first take their place.
+    """
+    spec, name = scope.spec, scope.spec.axes[-1]
+    axes, columns, rows = spec.axes, scope.indices[name], offset_of_rows(scope, name)
+    extent, block = _fixed_extent(spec, name), spec.block(name)
+    begin = scope.let(f"-(({rows.text}) & {WARP_ROW - 1})", rows.axes, "begin")
+    turned = scope.let(f"{spec.tile.spread(begin, axes)} + {spec.tile.spread(columns, axes)}", axes, "turned")
+    if extent and int(extent) + WARP_ROW - 1 <= block:
+        scope.sums[name] = begin, columns
+        inside = f"{turned.text}.to(tl.uint32, bitcast=True) < {extent}"
+    else:
+        end = f"tl.cdiv({scope.extent(name)}, {block}) * {block}"
+        turned = scope.let(f"tl.where({turned.text} < 0, {turned.text} + {end}, {turned.text})", axes, "turned")
+        inside = f"{turned.text} < {extent or scope.extent(name)}"
+    scope.indices[name] = turned
+    scope.bounds[name] = scope.let(inside, axes, f"in_{scope.identifier(name)}")
+
+
 def _sort_rows(scope: Scope) -> None:
     """Write the load of the program's row, by its place among rows that are sorted by length."""
     owner = scope.spec.owner
@@ -175,13 +206,24 @@ def bound_index(scope: Scope, name: str, block: int) -> None:
     """Write where the values of an index are inside its extent, unless blocks divide the extent."""
     if may_end_early(scope.spec, name, block):
         value = scope.indices[name]
-        text = f"{value.text} < {_extent_with_divisor(scope, name)}"
+        text = f"{value.text} < {_fixed_extent(scope.spec, name) or _extent_with_divisor(scope, name)}"
         scope.bounds[name] = scope.let(text, value.axes, f"in_{scope.identifier(name)}")
 
 
 def may_end_early(spec: KernelSpec, name: str, block: int) -> bool:
     """Whether the last block of an index may have values outside its extent."""
     return block > 1 and bool(_divisor(spec, name) % block)
+
+
+def _fixed_extent(spec: KernelSpec, name: str) -> str:
+    """Return the extent of an axis as a number, "" if it varies from call to call or the statement does more than move.
+
+    The compiler then sees which elements of a thread are inside whatever the thread, and which are outside: of 137
+    columns in a block of 256 a warp has four elements without a mask, one with it and three that are not there.
+    """
+    if not spec.schedule.form or name not in spec.bound.extents or spec.is_varying(name):
+        return ""
+    return str(spec.schedule.extents[name])
 
 
 def _extent_with_divisor(scope: Scope, name: str) -> str:

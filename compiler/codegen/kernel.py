@@ -25,6 +25,8 @@ class Config:
     rows: int = 1  # that a program owns, one after another
     longest_first: bool = False  # rows with the most groups come first, so that programs end together
     copies: int = 1  # of the output, among which programs are divided; a second kernel sums them
+    run: int = 1  # values that a program takes in turn of the index name of a schedule's runs
+    is_aligned: bool = False  # what a warp stores at once begins where its length divides the output's memory
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,7 +38,16 @@ class Config:
     @property
     def kind(self) -> tuple[bool, ...]:
         """The choices that decide which lines a kernel has, without sizes."""
-        return self.swap, self.reverse, self.parts > 1, self.rows > 1, self.longest_first, self.copies > 1
+        return (
+            self.swap,
+            self.reverse,
+            self.parts > 1,
+            self.rows > 1,
+            self.longest_first,
+            self.copies > 1,
+            self.run > 1,
+            self.is_aligned,
+        )
 
     def __str__(self) -> str:
         blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
@@ -45,6 +56,8 @@ class Config:
         extra += f" rows={self.rows}" if self.rows > 1 else ""
         extra += " longest first" if self.longest_first else ""
         extra += f" copies={self.copies}" if self.copies > 1 else ""
+        extra += f" run={self.run}" if self.run > 1 else ""
+        extra += " aligned" if self.is_aligned else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 

@@ -12,7 +12,17 @@ from .broadcast import Value
 from .scope import Scope
 from .spec import Axes, KernelSpec
 
-__all__ = ["axes_of", "conjunction", "hiding_masks", "load_available", "load_factor", "moving_axes", "pointer"]
+__all__ = [
+    "axes_of",
+    "conjunction",
+    "hiding_masks",
+    "load_available",
+    "load_factor",
+    "moving_axes",
+    "offset_of_rows",
+    "pointer",
+    "position_type",
+]
 
 
 def load_available(scope: Scope) -> None:
@@ -51,10 +61,23 @@ def axes_of(scope: Scope, names: Sequence[str]) -> Axes:
 def _load_position(scope: Scope, access: Access) -> None:
     """Write the load of an index tensor, and where it holds a position if it may hold -1."""
     identifier = scope.identifier(access.name)
-    position = _load(scope, access, axes_of(scope, access.names), "-1", f"at_{identifier}", [])
+    dtype, wanted = scope.spec.bound.dtypes[access.name], position_type(scope.spec, access)
+    cast = f".to({wanted})" if f"tl.{str(dtype).removeprefix('torch.')}" != wanted else ""
+    position = _load(scope, access, axes_of(scope, access.names), "-1", f"at_{identifier}", [], cast)
     scope.positions[access] = position
     if _may_be_negative(scope.spec, access):
         scope.valid[access] = scope.let_once(f"{position.text} >= 0", position.axes, f"has_{identifier}")
+
+
+def position_type(spec: KernelSpec, access: Access) -> str:
+    """Return the type of positions in registers: 32 bits if they are enough, for half as many instructions an address.
+
+    Those that are longer in memory are read by their lower half alone.
+    """
+    bound = spec.bound
+    extents = [pointed.extent for pointed in bound.pointed if pointed.index == access.name]
+    is_short = bound.dtypes[access.name] == torch.int32 or max(extents, default=2**31) < 2**31
+    return "tl.int32" if is_short else "tl.int64"
 
 
 def _may_be_negative(spec: KernelSpec, access: Access) -> bool:
@@ -83,13 +106,15 @@ def hiding_masks(scope: Scope, factor: Factor) -> tuple[Value, ...]:
     return tuple(scope.valid[access] for access in _hiding(scope.spec, factor) if access in scope.valid)
 
 
-def _load(scope: Scope, access: Access, axes: Axes, other: str, stem: str, hiding: Sequence[Value]) -> Value:
+def _load(
+    scope: Scope, access: Access, axes: Axes, other: str, stem: str, hiding: Sequence[Value], cast: str = ""
+) -> Value:
     address = pointer(scope, access, "tensor", axes)
     masks = [scope.bounds[name] for name in access.names if name in scope.bounds]
     masks += [scope.valid[index] for index in access.indirections if index in scope.valid] + list(hiding)
     mask = conjunction(scope.spec, masks, axes)
     guard = f", mask={mask}, other={other}" if mask else ""
-    return scope.let_once(f"tl.load({address}{guard})", axes, stem)
+    return scope.let_once(f"tl.load({address}{guard}){cast}", axes, stem)
 
 
 def conjunction(spec: KernelSpec, masks: Sequence[Value], axes: Axes) -> str:
@@ -127,10 +152,29 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
             if value.axes:  # the address does not change, but its shape must be the tile's
                 terms.append(f"{text} * 0")
             continue
-        if is_wide:
-            text = f"tl.cast({text}, tl.int64)"
-        terms.append(text if strides[dim] == 1 else f"{text} * {scope.stride(key, dim, strides[dim], is_vector)}")
+        # a sum in two steps has a distance in the second that the compiler knows
+        parts = scope.sums.get(str(access.indices[dim]), ()) if strides[dim] == 1 else ()
+        for part in [spec.tile.spread(part, axes) for part in parts] or [text]:
+            term = f"tl.cast({part}, tl.int64)" if is_wide else part
+            terms.append(term if strides[dim] == 1 else f"{term} * {scope.stride(key, dim, strides[dim], is_vector)}")
     return " + ".join([base, *terms])
+
+
+def offset_of_rows(scope: Scope, name: str) -> Value:
+    """Return where the rows of the output begin that lie along `name`, in elements; in 32 bits, perhaps its rest."""
+    spec, output = scope.spec, scope.spec.schedule.output
+    strides = spec.strides[spec.output]
+    addends = [
+        (dim, value)
+        for dim, value in _addends(scope, output.indices, spec.bound.size, strides)
+        if str(output.indices[dim]) != name and spec.bound.size[dim] > 1
+    ]
+    axes = spec.ordered({axis for _, value in addends for axis in value.axes})
+    terms = [
+        f"{spec.tile.spread(value, axes)} * {scope.stride(spec.output, dim, strides[dim], False)}"
+        for dim, value in addends
+    ]
+    return Value(" + ".join(terms) or "0", axes)
 
 
 def _addends(

@@ -46,6 +46,8 @@ class KernelSpec:
         order = [name for name, _ in config.blocks] if output else schedule.axes
         axes = tuple(axis for axis in order if config.block(axis) > 1)
         spec = KernelSpec(schedule, strides, config, flags, axes, output=output)
+        if config.is_aligned:  # what lies along the columns varies over the rows too
+            return spec
         return replace(spec, layouts=dict(spec._layouts(schedule.tree, spec.result_axes)))
 
     @property

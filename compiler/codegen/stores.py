@@ -11,7 +11,7 @@ from .loads import conjunction, moving_axes, pointer
 from .scope import Scope
 from .spec import TYPES, Axes
 
-__all__ = ["early_seed", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
+__all__ = ["add_to_output", "early_seed", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
 
 
 def early_seed(scope: Scope, axes: Axes) -> Value | None:
@@ -71,9 +71,15 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     if schedule.strategy == "store-or-atomic":
         _store_or_add(scope, address, value, masks, axes)
     elif schedule.is_atomic:
-        scope.line(f'tl.atomic_add({address}, {value}{guard}, sem="relaxed")')
+        add_to_output(scope, acc, address, mask)
     else:
         scope.line(f"tl.store({address}, {value}{guard})")
+
+
+def add_to_output(scope: Scope, acc: Value, address: str, mask: str) -> None:
+    """Write the atomic addition of sums to the output."""
+    guard = f", mask={mask}" if mask else ""
+    scope.line(f'tl.atomic_add({address}, {_rounded(scope, acc.text)}{guard}, sem="relaxed")')
 
 
 def store_interleaved(scope: Scope, rows: Sequence[str], start: int, step: int) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ..binding import power_of_two
 from ..language import Access, Var
-from .scatter import OneHot, Start
+from .scatter import OneHot, Start, is_varying
 
-__all__ = ["LEAST_WIDTH", "Tiling", "block_along", "contiguity", "masked", "tilings", "widened"]
+__all__ = ["LEAST_WIDTH", "WARP_ROW", "Tiling", "block_along", "contiguity", "masked", "run_name", "tilings", "widened"]
 
 # A factor with fewer elements than this part of the largest operand's is not worth a tile axis along its own memory.
 SMALL_PART = 1 / 8
@@ -26,6 +26,7 @@ LONGEST_SUM = 64
 # precision took an H200 0.061 ms, and 0.052 in blocks of 256 of 161 columns. Of longer rows blocks from `WIDE` on gain
 # nothing.
 LEAST_WIDTH, WIDE, WHOLE_ROW = 32, 256, 512
+WARP_ROW = 32  # elements that a warp loads or stores at once
 # Elements with masked ones to elements without: up to the first a tile of rows is as good as a flattened one, beyond
 # the second it comes after it. 33 columns of float32 took 0.041 ms in rows of 64 and 0.027 flattened, on the same H200.
 FITTING, WASTEFUL = 1.3, 1.6
@@ -36,7 +37,7 @@ SIDE_BY_SIDE = 8  # rows of a tile at least, so that a program has enough to do
 class Tiling:
     """The tile axes of a statement, each with the index names that it holds, the fastest last; and its summed axis."""
 
-    form: str  # rows, flat, turned, looped: a sum to each thread
+    form: str  # rows, flat, turned, looped: a sum to each thread, runs: of one position
     tiles: tuple[tuple[str, ...], ...]
     steps: tuple[str, ...] = ()
 
@@ -106,10 +107,27 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
         return [_turned(start, strides, free, other, last)]
     rows = _rows(start, [name for name in free if name != vector], vector)
     in_rows, flat = Tiling("rows", (rows, (vector,))), Tiling("flat", (tuple(free),))
-    waste = masked(start.extents[vector], block_along(start.extents[vector]))
+    extent = start.extents[vector]
+    # of a row of fixed length the compiler leaves out what no thread of a warp has
+    is_left_out = extent <= WHOLE_ROW and not is_varying(start.bound, vector)
+    waste = masked(extent, WARP_ROW if is_left_out else block_along(extent))
+    runs = [Tiling("runs", (widened(start, vector),))] if vector == last and run_name(start) else []
     if vector != last or waste <= FITTING:
-        return [in_rows]
-    return [flat, in_rows] if waste > WASTEFUL else [in_rows, flat]
+        return [in_rows, *runs]
+    return [flat, in_rows, *runs] if waste > WASTEFUL else [in_rows, flat, *runs]
+
+
+def run_name(start: Start) -> str:
+    """Return the index name p of a scatter `Y[G[p],c]` that nothing else of the output has, "" if there is none.
+
+    Where neighbours of p are added to one place, as those of a sorted G are, their sum is added to it once.
+    """
+    scattered = start.output.indirections
+    if start.strategy != "atomic" or len(scattered) != 1 or len(scattered[0].indices) != 1:
+        return ""
+    name = str(scattered[0].indices[0])
+    is_free = isinstance(scattered[0].indices[0], Var) and Var(name) not in start.output.indices
+    return name if is_free else ""
 
 
 def _rows(start: Start, names: Sequence[str], vector: str) -> tuple[str, ...]:

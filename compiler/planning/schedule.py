@@ -27,7 +27,7 @@ from ..language import Access, Var, walk
 from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .movement import Tiling, contiguity, tilings, widened
+from .movement import WARP_ROW, Tiling, contiguity, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
@@ -78,7 +78,7 @@ class Schedule:
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
     flats: tuple[Flat, ...] = ()
     along: str = ""  # the axis along memory of a sum that reads stretches of it
-    form: str = ""  # of a statement that moves data: rows, flat, turned, looped
+    form: str = ""  # of a statement that moves data: rows, flat, turned, looped, runs
 
     @cached_property
     def free(self) -> tuple[str, ...]:
@@ -116,6 +116,23 @@ class Schedule:
     @cached_property
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
+
+    @cached_property
+    def run(self) -> str:
+        """The index name of which a program takes several values in turn, and adds up those of one position; or ""."""
+        return str(self.output.indirections[0].indices[0]) if self.form == "runs" else ""
+
+    @cached_property
+    def may_be_aligned(self) -> bool:
+        """Whether rows of the output begin between sectors, and each row of a tile may begin at another column."""
+        return (
+            self.form == "rows"
+            and self.strategy == "store"
+            and not self.names("step")
+            and len(self.axes) == 2
+            and self.is_along(self.axes[-1])
+            and self.bound.size[-1] % WARP_ROW != 0
+        )
 
     @cached_property
     def has_table(self) -> bool:
@@ -163,7 +180,7 @@ class Schedule:
         Programs that share a sum, or a max, store their parts in a copy each, in a fixed order; those that scatter add
         atomically to one of several copies, where fewer of them meet at one place.
         """
-        if self.has_copies or self.tables or self.merged is not None or self.owner is not None:
+        if self.has_copies or self.tables or self.merged is not None or self.owner is not None or self.run:
             return None
         if self.strategy == "store" and self.may_be_shared:
             return replace(self, is_shared=True, has_copies=True)

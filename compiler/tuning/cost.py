@@ -39,6 +39,13 @@ MOST_REGISTERS = 255
 STARTED = 1.6e9  # programs in a second, of one device: see `MOVED_ROWS` of `measured`
 SPILLED = 2.0  # times longer, about: what spills is not even timed if something else does not
 ADDRESSING = 4  # operations for an element that is loaded, beside its product
+# Instructions of what moves data: for a row of a tile in each of its warps, for an element of it, and for an element of
+# a flattened axis, whose names each thread works out. Counted in what was built for an H200.
+ROW, ROW_ELEMENT, ALIGNED_ELEMENT, FLAT_ELEMENT, DIVISION = 12, 2, 5, 22, 10
+MOVED, TURNED = 1.5, 3.0  # registers for an element of such a row, and of one whose columns go round
+UNALIGNED = 0.25  # more bytes, as it were, where a row is written that begins between sectors
+AT_ONCE = 16  # neighbours of a run that are loaded together
+OF_RUNS = 0.5  # additions of runs for each one of their entries, if nothing is known of the index
 ADDITION = 2.0  # times a store: what an addition in memory takes
 # Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.
 LINE_BYTES, AT_A_LINE = 128, 2.6e-9
@@ -91,6 +98,8 @@ class Cost:
 
     def count(self, name: str) -> int:
         """Return how many blocks a name has."""
+        if name == self.schedule.run:
+            return ceil(self.extents[name] / self.config.run)
         return ceil(self.extents[name] / self.blocks.get(name, 1))
 
     def length(self, name: str) -> int:
@@ -115,7 +124,17 @@ class Cost:
 
     @cached_property
     def turns(self) -> float:
-        return max(1.0, prod(self.looped.values()) / self.config.parts * self.config.rows)
+        return max(1.0, prod(self.looped.values()) / self.config.parts * self.in_turn / self.at_once)
+
+    @property
+    def in_turn(self) -> int:
+        """How many rows, or neighbours of a run, a program takes one after another."""
+        return self.config.rows * self.config.run
+
+    @property
+    def at_once(self) -> int:
+        """How many of those are on their way together."""
+        return min(self.config.run, AT_ONCE)
 
     # bytes
 
@@ -130,6 +149,7 @@ class Cost:
             return elements * (0.5 if is_looped else 1.0)
         run = self.length(name)
         is_aligned = all(stride * itemsize % sector == 0 for stride in strides if stride != 1)
+        is_aligned |= self.config.is_aligned and access is self.schedule.output
         return elements / run * (ceil(run * itemsize / sector) + (0 if is_aligned else 0.5))
 
     @cached_property
@@ -146,7 +166,7 @@ class Cost:
                 turns = prod(turns for name, turns in self.looped.items() if name in access.names)
                 share = self.config.parts if turns > 1 else 1
                 total += self.sectors(access, self.strides[access.name], itemsize) * max(1.0, turns / share)
-        return self.programs * self.config.rows * total * self.device.sector_bytes
+        return self.programs * self.in_turn * total * self.device.sector_bytes
 
     @cached_property
     def stored(self) -> float:
@@ -154,9 +174,9 @@ class Cost:
         schedule, bound = self.schedule, self.schedule.bound
         itemsize = bound.dtype.itemsize
         per_program = self.sectors(schedule.output, self.strides[""], itemsize) * self.device.sector_bytes
-        total = self.programs * self.config.rows * per_program
+        total = self.programs * self.in_turn * per_program
         if schedule.is_atomic:
-            total = total * ADDITION
+            total = total * ADDITION * (OF_RUNS if self.config.run > 1 else 1)
         return total + (0 if schedule.covers_output else self.numbers(bound.statement.output, bound.size) * itemsize)
 
     @cached_property
@@ -166,6 +186,14 @@ class Cost:
         statement, written = bound.statement, self.numbers(bound.statement.output, bound.size)
         read = sum(self.numbers(a, bound.shapes[a.name]) * bound.dtypes[a.name].itemsize for a in statement.reads)
         return read + written * bound.dtype.itemsize
+
+    @property
+    def cut(self) -> float:
+        """Bytes that stand for what is written of two rows in one sector."""
+        schedule, bound = self.schedule, self.schedule.bound
+        if not schedule.may_be_aligned or self.config.is_aligned:
+            return 0.0
+        return UNALIGNED * self.numbers(bound.statement.output, bound.size) * bound.dtype.itemsize
 
     def numbers(self, access: Access, shape: Sequence[int]) -> int:
         """Return how many numbers a tensor has; lengths that are pointed into count by their power of two."""
@@ -183,7 +211,7 @@ class Cost:
         schedule, bound = self.schedule, self.schedule.bound
         if not schedule.is_atomic or not schedule.output.indirections:
             return 0.0
-        additions = self.programs * self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
+        additions = self.programs * self.in_turn * self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
         lines = max(1.0, prod(bound.size) * bound.compute_dtype.itemsize / LINE_BYTES)
         return additions / (lines * self.config.copies) * AT_A_LINE
 
@@ -209,6 +237,9 @@ class Cost:
     def spills(self) -> bool:
         """Whether a thread would need more registers than there are."""
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
+        if schedule.form == "rows" and not schedule.names("step"):
+            is_turned = self.config.is_aligned and self.reach > self.blocks[schedule.axes[-1]]
+            return REGISTERS + self.elements * (TURNED if is_turned else MOVED) > MOST_REGISTERS
         total = REGISTERS + accumulators(self.config, schedule, self.device)
         for factor in schedule.factors:
             if isinstance(factor, Access) and factor.name in self.strides:
@@ -233,9 +264,44 @@ class Cost:
             rows = min((self.blocks.get(name, 1) for name in schedule.names("tile")), default=1)
             used = min(1.0, rows / device.dot_rows(dtype)) if device.dot_rows(dtype) else 1.0
             return 2 * padded / (device.tensor_flops * 2 / dtype.itemsize * max(used, 0.25))
+        if schedule.form in ("rows", "flat", "runs") and not schedule.names("step"):
+            return 2 * self.moving_instructions * self.config.num_warps * device.warp_width / device.vector_flops
         each = 2 if schedule.uses_dot else len(schedule.factors) + ADDRESSING
         idle = min(1.0, padded / (self.config.num_warps * device.warp_width))  # threads without an element
         return each * padded / max(idle, 0.03) / device.vector_flops * (dtype.itemsize / 4 if dtype.itemsize > 4 else 1)
+
+    # statements that move rows
+
+    @property
+    def reach(self) -> int:
+        """How many columns a row of a tile spans, with those before its first one."""
+        return self.length(self.schedule.axes[-1]) + (self.device.warp_width if self.config.is_aligned else 0)
+
+    @property
+    def height(self) -> int:
+        """How many rows a tile has."""
+        return prod(self.blocks[name] for name in self.schedule.axes[:-1]) * self.at_once
+
+    @property
+    def columns(self) -> int:
+        """How many columns of a row a thread has; those that no row has are not there."""
+        threads = self.config.num_warps * self.device.warp_width
+        return ceil(min(self.reach, self.blocks[self.schedule.axes[-1]]) / threads)
+
+    @property
+    def elements(self) -> int:
+        """How many elements of a tile a thread has."""
+        return self.height * self.columns
+
+    @property
+    def moving_instructions(self) -> float:
+        """The instructions of a warp for one tile of a statement that moves data."""
+        schedule = self.schedule
+        each = len(schedule.factors) + (ALIGNED_ELEMENT if self.config.is_aligned else ROW_ELEMENT)
+        if schedule.form == "flat":
+            return (each + FLAT_ELEMENT) * self.elements
+        divisions = sum(len(flat.parts) - 1 for flat in schedule.flats)
+        return self.height * (ROW + DIVISION * divisions + each * self.columns)
 
     @property
     def milliseconds(self) -> float:
@@ -249,7 +315,9 @@ class Cost:
         work = busiest * self.turns * self.operations
         stages = max(1, config.num_stages - 1) if self.schedule.uses_dot else 1
         waiting = waves * (self.turns * WAIT / stages + WAIT)
-        moved = max(self.distinct / device.bandwidth, (self.loaded + self.stored) / (L2_SPEED * device.bandwidth))
+        moved = max(
+            (self.distinct + self.cut) / device.bandwidth, (self.loaded + self.stored) / (L2_SPEED * device.bandwidth)
+        )
         moved = max(moved, self.crowding, programs / STARTED)
         moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
         parts = sorted((work, waiting, moved))

@@ -13,6 +13,7 @@ is the side that a statement keeps short, `wide` the long one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log2
 
 __all__ = ["Point", "Traits", "measured_points"]
 
@@ -31,17 +32,21 @@ class Point:
     each: int = 0
     is_in_turn: bool = False  # several rows to a program, one after another; nothing where there are too few
     is_else: bool = False  # only where no rows were taken in turn
+    is_aligned: bool = False  # only where rows of the output begin between sectors
 
 
 @dataclass(frozen=True)
 class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
-    # alone, set, neighbours, table, plain, crowd, rows, flat, turned, looped, deep, scalar, unrolled, unrolled tile
+    # alone, set, neighbours, table, plain, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled, unrolled
+    # tile
     form: str
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
     widest: int = 0  # elements, of a side that has no other limit
+    used: int = 0  # of those, all but what no thread has
+    widest_aligned: int = 0  # of rows that begin up to a warp's row earlier; 0: where they begin is good as it is
     few_warps: int = 1  # for a tile that one warp, or two, hold in registers
     is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
     is_streamed: bool = False  # some factor is read once, as wide as the tile
@@ -68,11 +73,21 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
         return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
+    if traits.form == "runs":  # a warp to each program: a position is then one for all threads
+        return (Point(1, traits.widest, max(1, traits.widest // 128)),)
     if traits.form == "rows":
-        return tuple(
-            Point(max(each * 32 * warps // traits.widest, 1), traits.widest, warps) for each, warps in MOVED_ROWS
-        )
+        plain = [_moved_rows(each, warps, traits.widest, traits.used) for each, warps in MOVED_ROWS]
+        wide = traits.widest_aligned
+        aligned = [
+            replace(_moved_rows(each, warps, wide, wide), is_aligned=True) for each, warps in ALIGNED_ROWS if wide
+        ]
+        return (*aligned, *plain)
     return tuple(replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form])
+
+
+def _moved_rows(each: int, warps: int, wide: int, used: int) -> Point:
+    """Return rows of which a thread has about so many elements, by the ratio of powers of two."""
+    return Point(max(1, 2 ** round(log2(each * 32 * warps / used))), wide, warps)
 
 
 def _rows(point: Point) -> Point:
@@ -259,11 +274,15 @@ PLAIN = {
 }
 # Elements to a thread of programs that scatter into copies of a small output: 8 of rows, 2 of single numbers.
 CROWD = (8, 2, 4)
-# Statements that move data: elements to a thread, and warps. One or two warps read a row at constant distances, so that
-# a thread needs one address for all of them. An H200 begins about 1.6 programs in a nanosecond: 313,875 rows of 165
-# elements in half precision took 0.191, 0.096 and 0.050 ms with 1, 2 and 4 of them to a program of one warp, so that
-# programs have more to do than a thread needs on its way. The last two leave few programs enough to do at once.
-MOVED_ROWS = ((32, 2), (32, 1), (64, 1), (64, 2), (32, 4), (16, 4), (8, 4))
+# Statements that move data: elements to a thread, and warps. One warp reads all of a row at constant distances, so that
+# a thread needs one address for all of them: 302,387 rows of 137 elements in half precision took an H200 0.035 ms with
+# one warp and 0.045 with two, 134,603 rows of 83 took 0.014 and 0.018. An H200 begins about 1.6 programs in a
+# nanosecond: 313,875 rows of 165 elements took 0.191, 0.096 and 0.050 ms with 1, 2 and 4 of them to a program of one
+# warp, so that programs have more to do than a thread needs on its way. The last leave few programs enough to do.
+MOVED_ROWS = ((32, 1), (64, 1), (32, 2), (16, 4), (8, 4))
+# Rows of 2,241 numbers, of which each begins at another place of its line, took 0.019 ms to be written as they lie and
+# 0.017 if a warp stores whole sectors; what fills that memory takes 0.016.
+ALIGNED_ROWS = ((32, 1), (64, 1), (16, 4))
 OTHERS = {
     # contiguous stretches of the output
     "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),

@@ -192,6 +192,8 @@ class Candidate:
             "rows": config.rows,
             "longest_first": config.longest_first,
             "copies": config.copies,
+            "run": config.run,
+            "aligned": config.is_aligned,
         }
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
     SHORT,
+    WARP_ROW,
     Device,
     Schedule,
     block_along,
@@ -61,6 +62,7 @@ LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a t
 # Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
 # H200 0.068 ms with 256 copies, 0.076 with 64 and 0.617 without.
 MOST_COPIES = 256
+RUNS = (64, 32, 128)  # neighbours that a program takes in turn, whose sums of one position are added once
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -97,6 +99,8 @@ def configs(
     if schedule.is_shared:
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
+    if schedule.run:
+        ways = (replace(config, run=run) for config in ways for run in RUNS)
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
     return tuple(dict.fromkeys(chain(listed, ways)))
@@ -105,6 +109,8 @@ def configs(
 def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     """Return configs from all over the space of a schedule, in no order; none where rows or tables shape its tiles."""
     if schedule.tables or schedule.has_table or schedule.merged is not None or schedule.owner is not None:
+        return ()
+    if schedule.run:
         return ()
     space = Space(schedule, device)
     ways: Iterable[Config] = chain.from_iterable(map(space.place, space.spread_points()))
@@ -187,15 +193,29 @@ class Space:
             return Traits("scalar")
         if schedule.has_copies and not schedule.is_shared:
             return Traits("crowd", widest=min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024))
+        if schedule.run:
+            return Traits("runs", widest=power_of_two(schedule.extents[axes[-1]]))
         if schedule.form == "rows":
-            extent = schedule.extents[axes[-1]]
-            return Traits("rows", widest=power_of_two(extent) if schedule.names("step") else block_along(extent))
+            return self.rows_traits
         if schedule.form:
             return Traits(schedule.form)
         wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
         if schedule.names("step") and axes[:-1] == schedule.names("step"):
             return Traits("deep", widest=wide)
         return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide)
+
+    @cached_property
+    def rows_traits(self) -> Traits:
+        """The traits of a statement that moves rows."""
+        schedule, name = self.schedule, self.schedule.axes[-1]
+        extent = schedule.extents[name]
+        if schedule.names("step"):
+            return Traits("rows", widest=power_of_two(extent), used=power_of_two(extent))
+        wide, is_fixed = block_along(extent), not is_varying(schedule.bound, name)
+        used = min(wide, -(-extent // WARP_ROW) * WARP_ROW) if is_fixed else wide
+        # a block with room for a row wherever it begins needs no second look at any column
+        longer = block_along(extent + WARP_ROW - 1) if is_fixed and wide >= extent else wide
+        return Traits("rows", widest=wide, used=used, widest_aligned=longer if schedule.may_be_aligned else 0)
 
     def fit(self, name: str, size: int) -> int:
         """Return the block of an axis: its extent, at most `size`, and in a dot at least a tensor core's side."""
@@ -272,13 +292,15 @@ class Space:
             if schedule.has_table:
                 long_steps = [name for name in steps if schedule.extents[name] > SHORT]
                 sizes |= dict.fromkeys([name for name in steps if name not in long_steps[:1]], 64)
-        blocks = tuple((name, self.fit(name, sizes[name])) for name in self.order)
+        # a row that begins before its first column needs a longer block than its columns do
+        fit = (lambda name, size: size if name in wide else self.fit(name, size)) if point.is_aligned else self.fit
+        blocks = tuple((name, fit(name, sizes[name])) for name in self.order)
         elements = prod(size for _, size in blocks)
         if schedule.tables and len(schedule.axes) == 2 and elements > LARGEST_TILE:
             return
         warps = point.warps or max(1, min(elements // (self.device.warp_width * point.each), MOST_WARPS))
         swap = schedule.uses_dot and self.traits.is_narrow_first != point.is_narrow_rows
-        config = Config(blocks, warps, point.stages, swap, point.reverse)
+        config = Config(blocks, warps, point.stages, swap, point.reverse, is_aligned=point.is_aligned)
         yield from self.in_turn(config) if point.is_in_turn else (config,)
 
     def covering(self, config: Config) -> Iterator[Config]:
@@ -364,7 +386,8 @@ class Space:
                         narrow, wide, warps, SPREAD_STAGES, (depth,), is_narrow_rows=self.traits.is_narrow_first
                     )
             return
-        for narrow, wide, warps in product(SPREAD_LENGTHS, SPREAD_LENGTHS, SPREAD_WARPS):
+        heights = SPREAD_LENGTHS if len(self.schedule.axes) > 1 else (1,)
+        for narrow, wide, warps in product(heights, SPREAD_LENGTHS, SPREAD_WARPS):
             if warps * width <= narrow * wide <= MOST_OF_A_THREAD * warps * width:
                 yield Point(narrow, wide, warps)
 

@@ -28,8 +28,8 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
     in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
     vary. The key has the default dtype, which a statement of numbers takes. It is None, and the cache empty, if a
-    tracer reads this code, if an operand is no tensor or format, if `size` holds no integers, or if a tracer's symbols or
-    tensors stand for them, which no plan can hold.
+    tracer reads this code, if an operand is no tensor or format, if `size` holds no integers, or if a tracer's symbols
+    or tensors stand for them, which no plan can hold.
     """
     if is_dynamo():
         return NOTHING
@@ -54,8 +54,8 @@ def _over_format(
 ) -> tuple[Any, ...]:
     """Return what `arguments` does if a format is at a place among the operands.
 
-    Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer made
-    its values.
+    Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
+    made its values.
     """
     if not all([isinstance(operand, Tensor) for operand in tensors[place + 1 :]]):
         raise TypeError

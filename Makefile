@@ -19,7 +19,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch test-types test-thorough test-gpu test-wheel fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch test-types test-thorough test-gpu test-wheel test-sdist fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -71,6 +71,12 @@ test-gpu: $(SET_UP)
 PYTHONS ?= $(RUN)
 test-wheel: $(INSTALLED)
 	$(RUN) tests/try_wheel.py $(PYTHONS)
+
+# The sdist, unpacked in a folder of its own: its tests with its files and nothing of this checkout. SDIST_TESTS=test-cpu
+# runs a part of them.
+SDIST_TESTS ?= test
+test-sdist: $(INSTALLED)
+	$(RUN) tests/try_sdist.py $(SDIST_TESTS)
 
 # What type checkers make of a program that uses the package: of its editable install, and of its wheel.
 test-types: $(INSTALLED)
@@ -161,6 +167,11 @@ $(HUGGINGFACE_INSTALLED): $(INSTALLED)
 $(DOCS_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	@touch $@
+
+# What .ci/run needs, by one call of pip.
+install-all: $(INSTALLED)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench,docs,huggingface]'
+	@touch $(BENCH_INSTALLED) $(DOCS_INSTALLED) $(HUGGINGFACE_INSTALLED)
 
 $(MUTATION_INSTALLED): $(INSTALLED)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[mutation]'

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from statements import IS_INTERPRETED
 from torch import Tensor
 
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.tuning.problem import Problem
+from insum_ops.compiler.tuning.problem import Candidate, Problem
 from insum_ops.formats.facts import Fact, OwnedRows, WrittenOnce
 
 
@@ -38,6 +39,14 @@ def problem(
         strides[" seed"] = strides[bound.statement.output.name]
     told = None if fact is None else fact.without_tensors()
     return Problem(bound, strides, tuple(tensors), told, flags, deterministic)
+
+
+def told_apart(ways: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates that differ in more than warps and stages, which mean nothing to Triton's interpreter."""
+    if not IS_INTERPRETED:
+        return list(ways)
+    alike = lambda way: replace(way, config=replace(way.config, num_warps=1, num_stages=1))
+    return list({str(alike(way).choices): way for way in ways}.values())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 import torch
+from process_caches import caches
 from statements import IS_INTERPRETED, IS_THOROUGH
 from tolerances import TOLERANCE
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from insum_ops import insum, spmm
 from insum_ops import nn as layers
 from insum_ops.formats import GroupCOO
+from insum_ops.lru_cache import LRUCache
 from insum_ops.nn import BlockSparseLinear, SparseConv3d, SparseConvTensor, SparseInverseConv3d, SubMConv3d
 
 pytestmark = [
@@ -23,7 +25,8 @@ pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of steps, of which each is slow there"),
 ]
 
-STEPS = 40
+SMALLER = 4  # times: caches are full after so many fewer steps
+STEPS = 20
 OBJECTS = 30  # a step: a plan and its key are as many, and without bounds each step below left from 300 to 3,000
 SPMM = "C[I[p],n] += V[p] * B[J[p],n]"
 
@@ -181,17 +184,35 @@ def sizes() -> Iterator[int]:
 
 # until caches hold what they may, so many steps: the fewer plans a step needs, the more
 WARM_UP: dict[Callable[[], Step], int] = {
-    u_net: 70,
-    spmm_of_edges: 130,
-    statement: 130,
-    block_sparse_linear: 130,
-    tensor_product: 70,
+    u_net: 20,
+    spmm_of_edges: 35,
+    statement: 35,
+    block_sparse_linear: 35,
+    tensor_product: 20,
 }
 if IS_THOROUGH:
-    WARM_UP |= {convolution: 80, shared_tensor_product: 70}
-    WARM_UP |= dict.fromkeys((spmm_of_torch_sparse, spmm_of_a_format, maximum), 130)
+    WARM_UP |= {convolution: 25, shared_tensor_product: 20}
+    WARM_UP |= dict.fromkeys((spmm_of_torch_sparse, spmm_of_a_format, maximum), 35)
 
 
+@pytest.fixture
+def _small_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    make, limits = LRUCache.__init__, [(cache, cache.limit) for cache in caches()]
+
+    def smaller(cache: LRUCache[object], limit: int) -> None:
+        make(cache, max(limit // SMALLER, 3))
+
+    monkeypatch.setattr(LRUCache, "__init__", smaller)
+    for cache, limit in limits:
+        cache.clear()
+        smaller(cache, limit)
+    yield
+    for cache, limit in limits:
+        cache.clear()
+        make(cache, limit)
+
+
+@pytest.mark.usefixtures("_small_caches")
 @pytest.mark.parametrize(("make", "warm_up"), WARM_UP.items())
 def test_new_sizes_at_every_step_leave_nothing_behind(make: Callable[[], Step], warm_up: int) -> None:
     torch.manual_seed(0)

@@ -1,12 +1,13 @@
 """Models trained under torch's wrappers: by two processes that share the work, and by one that does all of it.
 
-As a script it is one of the two processes: `python wrapped_training.py RANK FOLDER [CASE...]` writes to the folder what
-each case gave, or the error that it raised.
+As a script it is the two processes, which it forks after all imports: `python wrapped_training.py FOLDER [CASE...]`
+writes to the folder what each case gave to each of them, or the error that it raised.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -320,5 +321,19 @@ def main(rank: int, folder: Path, names: Iterable[str]) -> None:
         distributed.destroy_process_group()
 
 
+def forked(rank: int, folder: Path, names: Iterable[str]) -> int:
+    """Start one of the two processes; return its number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        main(rank, folder, names)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or CASES)
+    children = [forked(rank, Path(sys.argv[1]), sys.argv[2:] or CASES) for rank in range(PROCESSES)]
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))

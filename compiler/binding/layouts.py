@@ -8,6 +8,7 @@ them is no name that all three have. What does not lie so has to be copied first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
@@ -16,6 +17,7 @@ __all__ = ["MatrixProduct", "copied_numbers", "laid_out"]
 
 FEW = 4  # names of a tensor, of which all orders are tried
 ROUNDS = 2  # over all tensors: the order of one depends on those of its neighbours
+CHOICES = [chosen for count in range(4) for chosen in combinations(range(3), count)]  # which of three are copied
 
 Names = tuple[str, ...]
 Extents = Mapping[str, int]
@@ -58,11 +60,9 @@ def copied_numbers(product: MatrixProduct, extents: Extents) -> int:
     groups = product.groups
     sizes = [prod(extents[name] for name in names) for names in product.tensors]
     seen = [tuple(name for name in names if extents[name] > 1) for names in product.tensors]
-    choices = [chosen for count in range(4) for chosen in combinations(range(3), count)]
-    return min(
-        sum(sizes[at] for at in chosen)
-        for chosen in choices
-        if _agree([names for at, names in enumerate(seen) if at not in chosen], groups)
+    costs = sorted((sum(sizes[at] for at in chosen), chosen) for chosen in CHOICES)
+    return next(
+        cost for cost, chosen in costs if _agree([names for at, names in enumerate(seen) if at not in chosen], groups)
     )
 
 
@@ -93,11 +93,16 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
     for left, right, result in products[:-1]:
         placed[result] = MatrixProduct(placed[left], placed[right], placed[result]).natural
 
-    def total(at: int, names: Names) -> int:
-        tried = [*placed[:at], names, *placed[at + 1 :]]
-        return sum(copied_numbers(MatrixProduct(*[tried[part] for part in parts]), extents) for parts in products)
+    def copied(at: int, names: Names) -> int:
+        """The numbers that are copied for the products of one tensor, with its names in another order."""
+        own = [[names if part == at else placed[part] for part in parts] for parts in products if at in parts]
+        return sum(copied_numbers(MatrixProduct(*parts), extents) for parts in own)
 
-    for at in results * ROUNDS:
-        if len(placed[at]) <= FEW:
-            placed[at] = min((placed[at], *permutations(placed[at])), key=lambda names: total(at, names))
+    for _ in range(ROUNDS):
+        before = list(placed)
+        for at in results:
+            if len(placed[at]) <= FEW and copied(at, placed[at]):
+                placed[at] = min((placed[at], *permutations(placed[at])), key=partial(copied, at))
+        if placed == before:
+            break
     return placed

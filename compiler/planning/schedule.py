@@ -238,15 +238,15 @@ def schedules(
     dotted = _dot_schedule(start, strides) if may_dot else None
     if dotted is not None and (use_dot or _is_worth_a_dot(dotted)):
         merged = _merged_schedules(start, dotted)
-        candidates += merged if any(way.holds_set for way in merged) else (*merged, dotted)
+        candidates = merged if any(way.holds_set for way in merged) else [*merged, dotted]
     if not candidates:
-        candidates += [_tiled(start, tiling) for tiling in tilings(start, strides)]
+        candidates = [_tiled(start, tiling) for tiling in tilings(start, strides)]
     if not candidates:
         candidates = _without_dot(start, strides)
     if _is_worth_sharing(candidates[0]):
         candidates = [*_shared(candidates[0], deterministic), *candidates]
     if is_crowded(start, device_of(bound.device).l2_bytes):
-        crowded = [way.in_copies() for way in candidates[:2]]
+        crowded = [way.in_copies() for way in candidates]
         candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
@@ -258,7 +258,7 @@ def schedules(
 
 
 def other_schedules(
-    bound: Bound, strides: Strides, strategy: str, fact: Fact | None = None, deterministic: bool = False
+    bound: Bound, strides: Strides, strategy: str, fact: Fact | None, deterministic: bool
 ) -> tuple[Schedule, ...]:
     """Return the schedules with one scatter strategy that `schedules` leaves out, for a search that has the time.
 
@@ -267,25 +267,21 @@ def other_schedules(
     """
     start, preferred = Start.of(bound, strategy, fact), schedules(bound, strides, strategy, fact, deterministic)
     candidates = list(preferred)
-    dotted = _dot_schedules(start, strides)[:MOST_DOTS] if bound.statement.is_sum else []
-    for schedule in dotted:
+    for schedule in _dot_schedules(start, strides)[:MOST_DOTS]:
         candidates += [schedule, *_merged_schedules(start, schedule, full=True)]
     candidates += _without_dot(start, strides, 2)
     candidates += [way for schedule in candidates if schedule.may_be_shared for way in _shared(schedule, deterministic)]
-    is_new = [all(not _is_same(schedule, other) for other in candidates[:at]) for at, schedule in enumerate(candidates)]
-    return tuple(schedule for schedule, is_other in zip(candidates, is_new) if is_other)[len(preferred) :]
+    kinds = [_kind(schedule) for schedule in candidates]
+    others = [schedule for at, schedule in enumerate(candidates) if kinds[at] not in kinds[:at]]
+    return tuple(others[len(preferred) :])
 
 
-def _is_same(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules of a statement differ in the name of a merged axis at most."""
-    merged = [None if schedule.merged is None else replace(schedule.merged, name="") for schedule in (one, other)]
-    if merged[0] is None or merged != merged[1:] * 2:
-        return one == other
-    kinds = [
-        (schedule.strategy, schedule.is_shared, {*schedule.names("step")}, {*schedule.names("grid")})
-        for schedule in (one, other)
-    ]
-    return kinds[0] == kinds[1]
+def _kind(schedule: Schedule) -> object:
+    """Return what tells a schedule from others of its statement: all of it but the name of a merged axis."""
+    merged = schedule.merged
+    if merged is None:
+        return schedule
+    return merged.outer, merged.inner, schedule.is_shared, {*schedule.names("step")}, {*schedule.names("grid")}
 
 
 def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -283,7 +283,16 @@ def cases() -> Iterator[Case]:
     yield from map(group_max_gradient, ("AV", "B"))
 
 
-CASES = tuple(cases())
+def some_of(every: Sequence[Case]) -> list[Case]:
+    """Every statement, and every dtype and precision, at least once; all cases where tests are thorough."""
+    if IS_THOROUGH:
+        return list(every)
+    statements = {(case.name, case.wants_winners): case for case in every}
+    numbers = {(case.dtype, case.precision, case.sum_dtype): case for case in every}
+    return [case for case in every if case in statements.values() or case in numbers.values()]
+
+
+CASES = some_of(list(cases()))
 
 
 def chosen(problem: Problem, count: int) -> list[Candidate]:

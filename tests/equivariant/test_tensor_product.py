@@ -112,6 +112,7 @@ def test_variances():
         ((0,), (0,), (0,)),
     ],
 )
+@pytest.mark.sampled
 @pytest.mark.parametrize("irreps", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_leading_dimensions_broadcast(irreps, x, y, weight):
     theirs, ours = both(*irreps, shared_weights=weight is None)

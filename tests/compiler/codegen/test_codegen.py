@@ -441,7 +441,8 @@ def test_a_generator_version_knows_of_every_function_that_emits() -> None:
         problem_module.generator_version()
     with called_functions() as needed:
         for own in problems:
-            for way in own.tried:
+            # sizes apart, which decide no line
+            for way in {(id(way.schedule), way.config.kind): way for way in own.tried}.values():
                 emit(way.schedule, own.strides, way.config, own.flags)
     assert len(needed) > 100
     assert needed <= known

@@ -10,8 +10,8 @@ from problems import APPLICATIONS, CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, pos
 
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.contraction import Dot, Leaf, Product, Sum
-from insum_ops.compiler.planning.scatter import Merged, owned_by, strategies
-from insum_ops.compiler.planning.schedule import Schedule, resized, schedules
+from insum_ops.compiler.planning.scatter import Flat, Merged, owned_by, strategies
+from insum_ops.compiler.planning.schedule import Schedule, other_schedules, resized, schedules
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
@@ -27,6 +27,10 @@ def ways(own: Problem) -> tuple[str, ...]:
 
 def scheduled(own: Problem, strategy: str, use_dot: bool | None = None) -> Schedule:
     return schedules(own.bound, own.strides, strategy, own.fact, own.deterministic, use_dot)[0]
+
+
+def others(own: Problem, strategy: str) -> tuple[Schedule, ...]:
+    return other_schedules(own.bound, own.strides, strategy, own.fact, own.deterministic)
 
 
 def spmm(fact: Fact | None = ROWS, is_seeded: bool = False, deterministic: bool = False) -> Problem:
@@ -48,6 +52,23 @@ def test_an_application_gets_the_scatter_and_product_of_the_paper(name: str) -> 
     own = application.problem()
     assert application.strategy in ways(own)
     assert scheduled(own, application.strategy).uses_dot == application.uses_dot
+
+
+def test_a_full_search_adds_atomically_where_several_programs_may_meet() -> None:
+    def all_ways(own: Problem) -> tuple[str, ...]:
+        return strategies(own.bound, own.fact, own.deterministic, full=True)
+
+    assert all_ways(spmm()) == ("owner", "store-or-atomic", "atomic")
+    assert all_ways(spmm(OwnedRows("AM", is_whole=True))) == ("owner", "atomic")
+    assert all_ways(spmm(deterministic=True)) == ("owner",)
+    assert all_ways(APPLICATIONS["group_max_owner"].problem()) == ("owner",)
+    assert all_ways(APPLICATIONS["block_gradient_store_once"].problem()) == ("store-once",)
+    assert all_ways(problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(64, 32), "B": values(32, 64)})) == ("store",)
+
+
+def test_rows_that_may_be_shared_are_stored_where_something_tells_which_are() -> None:
+    assert ways(spmm()) == ("owner", "store-or-atomic")
+    assert ways(spmm(OwnedRows("AM", is_whole=True))) == ("owner", "atomic")
 
 
 def test_a_result_that_is_not_scattered_is_stored() -> None:
@@ -592,6 +613,8 @@ def test_a_schedule_holds_for_other_lengths() -> None:
     assert extents == {"p": 300, "q": 12, "o": 32, "i": 32, "t": 512, "c": 384}
     tiles = resized(scheduled(tiled(rows=1000), "owner"), tiled(rows=2000).bound, TILES)
     assert (tiles["r"], tiles["q"]) == (125, 16)
+    short, long = (problem("C[()] += A[i,j]", {"A": values(rows, 40)}) for rows in (30, 50))
+    assert resized(scheduled(short, "store"), long.bound, None) == {"i": 50, "j": 40, "i_j": 2000}
 
 
 def test_neighbours_that_are_no_set_are_not_taken_in_turn() -> None:
@@ -766,8 +789,9 @@ def test_owned_rows_are_no_neighbours() -> None:
 
 def test_rows_are_an_axis_however_few_they_are() -> None:
     tensors = {"AM": positions(300), "AV": values(300), "B": values(300, 100, 64)}
-    own = problem("C[AM[p],m,n] += AV[p] * B[p,m,n]", tensors, (4, 100, 64), ROWS)
-    assert dict(scheduled(own, "owner").roles) == {"m": "grid", "r": "tile", "n": "tile", "p": "segment"}
+    for expr in ("C[AM[p],m,n] += AV[p] * B[p,m,n]", "C[AM[p],m,n] = max(AV[p] * B[p,m,n])"):
+        own = problem(expr, tensors, (4, 100, 64), ROWS)
+        assert dict(scheduled(own, "owner").roles) == {"m": "grid", "r": "tile", "n": "tile", "p": "segment"}
 
 
 def test_the_longest_of_the_others_is_an_axis() -> None:
@@ -800,6 +824,23 @@ def test_a_new_output_lies_along_its_last_dimension_whatever_the_given_one_does(
     """A lies along i as much as the output along j: the longer one is the last axis."""
     own = problem("C[i,j] += A[i,j]", {"C": values(50, 40).t(), "A": values(50, 40).t()})
     assert scheduled(own, "store").axes == ("i", "j")
+
+
+def test_several_summands_stand_beside_results_of_several_names() -> None:
+    tensors = {"AM": positions(300), "AV": values(300, 9), "AK": positions(300, 9), "B": values(200, 16, 8)}
+    own = problem("C[AM[p],m,n] += AV[p,q] * B[AK[p,q],m,n]", tensors, (200, 16, 8), ROWS)
+    plain, deep = schedules(own.bound, own.strides, "owner", own.fact)
+    assert plain.flats == deep.flats == (Flat("m_n", ("m", "n")),)
+    parts = dict.fromkeys("mn", "merged")
+    assert dict(plain.roles) == {**parts, "r": "tile", "m_n": "tile", "p": "segment", "q": "loop"}
+    assert dict(deep.roles) == {"r": "grid", **parts, "m_n": "tile", "p": "segment", "q": "step"}
+    assert deep.extents["m_n"] == 128
+
+
+def test_a_long_loop_over_stretches_takes_several_summands_or_none() -> None:
+    for length, ways in ((1023, 2), (1024, 1)):
+        own = problem("C[q,n] += A[q,k,n]", {"A": values(300, length, 300)})
+        assert len(schedules(own.bound, own.strides, "store")) == ways
 
 
 def test_several_summands_at_once_are_those_of_the_longest_loop() -> None:
@@ -845,6 +886,93 @@ def test_scatters_into_few_places_have_copies_of_them() -> None:
     assert not has_copies(10**9, 2**22)  # two copies would not stay in the cache
     own = problem("C[E[p]] += A[p]", {"E": positions(64_000), "A": values(64_000)}, (1000,), deterministic=True)
     assert ways(own) == ()
+
+
+def test_copies_are_of_what_has_none_and_adds_up_in_any_order() -> None:
+    scattered = problem(
+        "C[E[p],n] += A[p,k] * B[k,n]", {"E": positions(90), "A": values(90, 3), "B": values(3, 7)}, (5, 7)
+    )
+    copies = scheduled(scattered, "atomic").in_copies()
+    assert copies is not None
+    assert (copies.strategy, copies.is_shared) == ("atomic", False)  # though its loop could be shared
+    assert str(copies).splitlines()[0] == "scatter: atomic, product: multiply-add, copies of the output"
+    assert copies.in_copies() is None
+    summed = scheduled(problem("C[i] += A[i,k]", {"A": values(400, 99)}), "store").in_copies()
+    assert summed is not None
+    assert (summed.strategy, summed.is_shared) == ("store", True)
+    assert str(summed).splitlines()[0] == (
+        "scatter: store, product: multiply-add, sums shared by programs, copies of the output"
+    )
+    assert scheduled(problem("C[i,j] = A[i,j]", {"A": values(40, 50)}), "store").in_copies() is None
+    assert scheduled(block_gradient(), "store").in_copies() is None  # several side by side
+
+
+# what a full search has besides
+
+
+def test_a_full_search_has_a_few_choices_of_the_tiles_of_a_dot() -> None:
+    own = problem("C[a,b,e,c,d] += X[a,b,e,k] * Y[c,d,k]", {"X": values(*[32] * 4), "Y": values(*[32] * 3)})
+    ways = (*schedules(own.bound, own.strides, "store"), *others(own, "store"))
+    alone = [way for way in ways if way.uses_dot and way.merged is None and not way.is_shared]
+    assert len({way.names("tile") for way in alone}) == len(alone) == 4  # of six
+
+
+def test_a_full_search_takes_two_summands_at_once() -> None:
+    tensors = {"AM": positions(300), "AK": positions(300, 2), "AV": values(300, 2), "B": values(200, 128)}
+    own = problem(GROUP_SPMM, tensors, (200, 128), ROWS)
+    assert [way.names("step") for way in others(own, "owner")] == [("q",)]
+
+
+def test_a_full_search_shares_loops() -> None:
+    own = problem("C[n] += A[q,n] * B[q]", {"A": values(100, 64), "B": values(100)})
+    assert [way.names("loop") for way in others(own, "store") if way.strategy == "atomic"] == [(), ("q",)]
+
+
+def test_a_full_search_repeats_nothing() -> None:
+    dots = problem("C[i,j] += A[i,k] * B[k,j]", {"A": values(64, 9000), "B": values(9000, 64)}, deterministic=True)
+    preferred, rest = schedules(dots.bound, dots.strides, "store", None, True), others(dots, "store")
+    assert [(way.is_shared, way.has_copies) for way in preferred] == [(True, True), (False, False)]
+    assert rest
+    assert not any(way in preferred for way in rest)
+    assert not any(way.is_atomic for way in rest)
+
+
+@pytest.mark.parametrize(
+    ("expr", "tensors", "preferred", "others_of_rules"),
+    [
+        (
+            "dW[p,q,s,o,i] += dY[t,AM[p],s,o] * X[t,AK[p,q],i]",
+            {"dY": values(512, 40, 4, 32), "X": values(512, 50, 32)},
+            "so pq t",
+            ["qi ps t", "iq ps t", "so pi t", "os pq t", "qi po t", "iq po t", "os pi t"],
+        ),
+        (
+            "dW[p,q,o,i] += dY[t,u,AM[p],o] * X[t,u,AK[p,q],i]",
+            {"dY": values(512, 64, 40, 32), "X": values(512, 64, 50, 32)},
+            "qi p t",
+            ["qi p u", "iq p t", "iq p u"],
+        ),
+    ],
+    ids=["several sides", "several sums"],
+)
+def test_a_full_search_has_all_neighbours_once(
+    expr: str, tensors: dict[str, torch.Tensor], preferred: str, others_of_rules: list[str]
+) -> None:
+    """Two names side by side, what is left of the grid, and the sum; rules prefer one of them."""
+
+    def neighbours(ways: tuple[Schedule, ...], is_shared: bool) -> list[str]:
+        held = [(way.merged, way) for way in ways if way.is_shared == is_shared]
+        return [
+            f"{merged.outer}{merged.inner} {''.join(way.names('grid'))} {''.join(way.names('step'))}"
+            for merged, way in held
+            if merged is not None
+        ]
+
+    own = problem(expr, {"AM": positions(300), "AK": positions(300, 8), **tensors})
+    assert neighbours(schedules(own.bound, own.strides, "store"), is_shared=False) == [preferred]
+    rest = others(own, "store")
+    assert neighbours(rest, is_shared=False) == others_of_rules
+    assert neighbours(rest, is_shared=True) == [preferred, *others_of_rules]
 
 
 def is_shared(expr: str, strategy: str, size: tuple[int, ...] | None = None, **tensors: torch.Tensor) -> bool:
@@ -924,6 +1052,7 @@ def test_results_over_tables_may_be_added_in_memory() -> None:
     way, *_ = over_tables(expr, TABLES, (700, 2, 64), "atomic", **moving)
     assert way.tables
     assert dict(way.roles) == {"b": "grid", "u": "tile", "i": "unrolled", "r": "unrolled"}
+    assert way.in_copies() is None
 
 
 def test_positions_that_a_table_would_choose_are_not_in_the_source() -> None:

@@ -119,7 +119,7 @@ class SplitSpMM(NotScripted, nn.Module):
     def _made(self, values: Tensor) -> tuple[SpMM, SpMM]:
         """Return the columns that meet own rows of B, and those that meet other ranks', with values for each entry."""
         own, remote = (
-            SpMM(_matrix(*self._entries[:, part], values[part], shape))
+            SpMM(_matrix(self._entries[0, part], self._entries[1, part], values[part], shape))
             for part, shape in zip((self._is_own, ~self._is_own), self._shapes)
         )
         return own, remote

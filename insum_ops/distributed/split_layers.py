@@ -28,7 +28,7 @@ __all__ = ["ByColumns", "ByRows", "SplitLayer"]
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeSizes:
     """The sizes of a layer that a pattern must fit."""
 
@@ -147,7 +147,7 @@ class SplitLayer(BlockSparseLinear):
         for name in by_block:
             parts[name] = torch.cat([blocks[name] for _, blocks, _ in shares])[ascending]
         if bias is not None and self.dim == 0:
-            rows = torch.cat([share[2] for share in shares]).view(len(order), -1)
+            rows = torch.cat([own_bias for _, _, own_bias in shares if own_bias is not None]).view(len(order), -1)
             parts["bias"] = rows[order.argsort()].flatten()
         elif bias is not None:
             parts["bias"] = bias
@@ -222,8 +222,8 @@ class ByRows(SplitLayer):
     def forward(self, x: Tensor) -> Tensor:
         y = self._multiply(x, None, self._taken if self.style["is_whole"] else None)
         partial = DTensor.from_local(y, self.style["mesh"], [Partial()], run_check=False)
-        y = partial.full_tensor()
-        return y if self.bias is None else y + self.bias
+        total: Tensor = partial.full_tensor()
+        return total if self.bias is None else total + self.bias
 
     def _taken(self, x: Tensor) -> Tensor:
         """Return this rank's features of an input that all ranks have."""
@@ -238,7 +238,8 @@ def _whole_weight(layer: SplitLayer) -> Tensor:
 
 
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
 
 
 def _flat(coords: Tensor, grid: Pair) -> Tensor:

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..compiler import InsumError, OperandError, ShapeError, shortened
-from ..formats.torch_state import is_traced
+from ..formats.torch_state import is_traced, wants_gradient
 from ..linear.layer import BlockSparseLinear
 from ..linear.patterns import block_norms, check_density, check_mask, inside, largest, num_blocks, row_bounds, uniform
 from ..linear.product import product
@@ -174,9 +174,7 @@ class SplitLayer(BlockSparseLinear):
         with on_all_ranks(self.style["mesh"], is_call=True) as ranks:
             if not isinstance(x, Tensor):
                 raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
-            kind = (
-                f"{list(x.shape)} {x.dtype}{' with a gradient' if x.requires_grad and torch.is_grad_enabled() else ''}"
-            )
+            kind = f"{list(x.shape)} {x.dtype}{' with a gradient' if wants_gradient([x]) else ''}"
             ranks.equal("x", kind, "pass an input of one shape and dtype on every rank")
             width = self.in_features if take is None else self._pattern_sizes.in_features
             if x.ndim == 0 or x.shape[-1] != width:
@@ -227,7 +225,7 @@ class ByRows(SplitLayer):
 
     def _taken(self, x: Tensor) -> Tensor:
         """Return this rank's features of an input that all ranks have."""
-        blocks = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
+        blocks: Tensor = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
         return blocks.index_select(-2, self.own).flatten(-2)
 
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Thing = TypeVar("Thing")
-Problem = TypeVar("Problem", InsumError, FormatError)
+Problem = TypeVar("Problem", bound=Exception)
 KINDS = {kind.__name__: kind for kind in (IndexRangeError, OperandError, ShapeError, UnsupportedError)}
 
 _prints: ByIdentity[tuple[ChangeGuard, int]] = ByIdentity()  # of tensors that were compared, until they change

@@ -43,7 +43,9 @@ class FSDPShards:
     @contextmanager
     def agreed(self, values: dict[str, Any]) -> Iterator[None]:
         """Check something on all ranks that share the weight."""
-        with on_all_ranks(self.weight.device_mesh) as ranks:
+        weight = self.weight
+        assert isinstance(weight, DTensor)
+        with on_all_ranks(weight.device_mesh) as ranks:
             yield
             for name, value in values.items():
                 shown = value if isinstance(value, Tensor) else repr(value)

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..compiler import OperandError, ShapeError
 from ..formats.sparse_format import SparseFormat
+from ..formats.torch_state import wants_gradient
 from ..functional import insum
 from ..matmul.functional import sddmm
 from ..matmul.layer import SpMM
@@ -119,7 +120,7 @@ class SplitSpMM(NotScripted, nn.Module):
     def _made(self, values: Tensor) -> tuple[SpMM, SpMM]:
         """Return the columns that meet own rows of B, and those that meet other ranks', with values for each entry."""
         own, remote = (
-            SpMM(_matrix(*self._entries[:, part], values[part], shape))
+            SpMM(_matrix(self._entries[0, part], self._entries[1, part], values[part], shape))
             for part, shape in zip((self._is_own, ~self._is_own), self._shapes)
         )
         return own, remote
@@ -219,7 +220,7 @@ class SplitSpMM(NotScripted, nn.Module):
                 raise OperandError(
                     f"B is on {B.device} but A on {self.send.device}, says rank {rank}; move one with .to()"
                 )
-            trained = " with a gradient" if B.requires_grad and torch.is_grad_enabled() else ""
+            trained = " with a gradient" if wants_gradient([B]) else ""
             kind = f"{B.shape[1]} columns of {B.dtype}{trained}"
             ranks.equal("B", kind, "pass rows of one width and dtype on every rank")
         return _Product.apply(B, self.values, self, False)  # type: ignore[no-any-return]

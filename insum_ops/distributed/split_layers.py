@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..compiler import InsumError, OperandError, ShapeError, shortened
-from ..formats.torch_state import is_traced
+from ..formats.torch_state import is_traced, wants_gradient
 from ..linear.layer import BlockSparseLinear
 from ..linear.patterns import block_norms, check_density, check_mask, inside, largest, num_blocks, row_bounds, uniform
 from ..linear.product import product
@@ -28,7 +28,7 @@ __all__ = ["ByColumns", "ByRows", "SplitLayer"]
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeSizes:
     """The sizes of a layer that a pattern must fit."""
 
@@ -147,7 +147,7 @@ class SplitLayer(BlockSparseLinear):
         for name in by_block:
             parts[name] = torch.cat([blocks[name] for _, blocks, _ in shares])[ascending]
         if bias is not None and self.dim == 0:
-            rows = torch.cat([share[2] for share in shares]).view(len(order), -1)
+            rows = torch.cat([own_bias for _, _, own_bias in shares if own_bias is not None]).view(len(order), -1)
             parts["bias"] = rows[order.argsort()].flatten()
         elif bias is not None:
             parts["bias"] = bias
@@ -174,9 +174,7 @@ class SplitLayer(BlockSparseLinear):
         with on_all_ranks(self.style["mesh"], is_call=True) as ranks:
             if not isinstance(x, Tensor):
                 raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
-            kind = (
-                f"{list(x.shape)} {x.dtype}{' with a gradient' if x.requires_grad and torch.is_grad_enabled() else ''}"
-            )
+            kind = f"{list(x.shape)} {x.dtype}{' with a gradient' if wants_gradient([x]) else ''}"
             ranks.equal("x", kind, "pass an input of one shape and dtype on every rank")
             width = self.in_features if take is None else self._pattern_sizes.in_features
             if x.ndim == 0 or x.shape[-1] != width:
@@ -222,12 +220,12 @@ class ByRows(SplitLayer):
     def forward(self, x: Tensor) -> Tensor:
         y = self._multiply(x, None, self._taken if self.style["is_whole"] else None)
         partial = DTensor.from_local(y, self.style["mesh"], [Partial()], run_check=False)
-        y = partial.full_tensor()
-        return y if self.bias is None else y + self.bias
+        total: Tensor = partial.full_tensor()
+        return total if self.bias is None else total + self.bias
 
     def _taken(self, x: Tensor) -> Tensor:
         """Return this rank's features of an input that all ranks have."""
-        blocks = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
+        blocks: Tensor = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
         return blocks.index_select(-2, self.own).flatten(-2)
 
 
@@ -238,7 +236,8 @@ def _whole_weight(layer: SplitLayer) -> Tensor:
 
 
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
 
 
 def _flat(coords: Tensor, grid: Pair) -> Tensor:

@@ -18,7 +18,7 @@ def test_what_ddp_would_overwrite_is_refused_on_every_rank():
     for rank, messages in enumerate(results["mistakes"]):
         differs = f"is not the same on all ranks: rank 1 holds another than rank 0, and on this rank, {rank}, it is"
         assert messages == {
-            "another matrix": f"AM {differs} [{(4, 4)[rank]}] torch.int32; {remedy}",
+            "another matrix": f"AK {differs} [4, {(1, 4)[rank]}] torch.int32; {remedy}",
             "a pattern of another size": f"coords {differs} [2, {(8, 12)[rank]}] torch.int32; {remedy}",
             "another pattern": f"coords {differs} [2, 5] torch.int32; {remedy}",
             "other parameters": "weight is [4, 4] torch.float32 on rank 0 but [5, 4] torch.float32 on rank 1; make the "

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, routes
-from insum_ops.compiler.grouped import GroupedRunner, RunnerByIndex, groupings_of
+from insum_ops.compiler import grouped, pipeline, routes
+from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
@@ -138,6 +138,13 @@ def test_a_runner_by_index_takes_the_one_for_a_known_index_at_the_second_use():
     index += 1
     assert [runner([index]) for _ in range(2)] == ["new", "known"]
     assert runner([index.clone()]) == "new"
+
+
+def test_a_runner_by_capture_takes_the_one_for_graphs_while_one_is_captured(monkeypatch):
+    runner = RunnerByCapture(lambda tensors, fact: "eager", lambda tensors, fact: "captured")
+    assert runner([]) == "eager"
+    monkeypatch.setattr(grouped, "is_capturing", lambda: True)
+    assert runner([]) == "captured"
 
 
 @pytest.mark.every_route

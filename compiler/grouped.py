@@ -15,7 +15,7 @@ from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, prepare
 from .runtime import GroupTables, active, group_tables, has_met, meet, new_group_tables
 
-__all__ = ["GroupedRunner", "Kernel", "RunnerByIndex", "groupings_of"]
+__all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
 
 # by a statement, its variant, its tensors, a fact about them and the milliseconds of another route, or 0
 Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
@@ -94,3 +94,22 @@ class RunnerByIndex:
             if recording is not None:
                 recording.call(meet, (index,), {}, None, has_written=True)  # of each new one that a replay gets
         return (self.known if is_known else self.new)(tensors, fact)
+
+
+@dataclass(eq=False)
+class RunnerByCapture:
+    """Takes one runner while a CUDA graph is captured, and another for eager calls.
+
+    A captured graph compares an index tensor with what its tables were made of, at every replay.
+    """
+
+    eager: Runner
+    captured: Runner
+
+    def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
+        if is_capturing():
+            return self.captured(tensors, fact)
+        recording = active()
+        if recording is not None:
+            recording.is_for_eager_calls = True
+        return self.eager(tensors, fact)

@@ -5,7 +5,8 @@ are, so that no statement is slower than plain torch. Where nothing may be timed
 between one kernel, several statements, and tiles of equal index.
 
 Products that are grouped by an index tensor need tables of it, which are remembered with the tensor. So there is a
-second choice, for an index tensor that was not met before, with the time in which its tables are made.
+second choice, for an index tensor that was not met before, with the time in which its tables are made, and a third one
+for captured graphs, with the time in which a graph makes sure at each replay that its tables still hold.
 
 Routes are ranked by what they take of the device. The host's time is hidden as soon as calls are queued or captured in
 a graph, and an estimate of it chose one kernel of 0.020 ms where torch's product takes 0.007; it decides between routes
@@ -30,7 +31,7 @@ from ..formats.facts import Fact
 from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tensor_cores
 from ..lru_cache import LRUCache
 from .binding import Bound
-from .grouped import GroupedRunner, Kernel, RunnerByIndex, groupings_of
+from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
@@ -43,6 +44,7 @@ __all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
 GROUPED = "tiles of equal index"
 NEW_INDEX = "route until the result with a new index of"
+CAPTURED = "route in a captured graph of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
 SHARE = 0.25  # of a GPU's free memory: what torch operations, or tensors between statements, may take
 CHOICES = 2048
@@ -54,6 +56,7 @@ class _Choice(NamedTuple):
     route: str
     parts: Split | None
     new_index: str  # the route for an index tensor that was not met before
+    captured: str  # the route while a graph is captured
 
 
 @dataclass(frozen=True)
@@ -110,18 +113,26 @@ def fastest_route(
         runner = makers[choice.route](0.0)
     else:
         runner = (ROUTES[choice.route](call) or _untimed(call))(0.0)
-    if isinstance(runner, GroupedRunner) and choice.new_index != GROUPED:
-        new = ROUTES[choice.new_index](call) or _kernel(call)
-        return runner if new is None else RunnerByIndex(runner.at, runner, new(0.0))
-    return runner
+    return _by_call(call, choice, runner) if isinstance(runner, GroupedRunner) else runner
+
+
+def _by_call(call: _Call, choice: _Choice, grouped: GroupedRunner) -> Runner:
+    """Return a runner that groups products where that is the fastest: of a known index, and in a graph or not."""
+    runner: Runner = grouped
+    new = None if choice.new_index == GROUPED else ROUTES[choice.new_index](call) or _kernel(call)
+    captured = None if choice.captured == GROUPED else ROUTES[choice.captured](call) or _kernel(call)
+    if new is not None:
+        runner = RunnerByIndex(grouped.at, runner, new(0.0))
+    return runner if captured is None else RunnerByCapture(runner, captured(0.0))
 
 
 def _chosen(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None) -> _Choice:
     """Return the routes that take the least of those that a statement has."""
     route = next(iter(makers)) if len(makers) == 1 else _timed(call, makers, times)
     if route != GROUPED:
-        return _Choice(route, call.parts, route)
-    return _Choice(route, call.parts, _timed(call, makers, None, NEW_INDEX) if len(makers) > 1 else route)
+        return _Choice(route, call.parts, route, route)
+    others = [_timed(call, makers, None, what) if len(makers) > 1 else route for what in (NEW_INDEX, CAPTURED)]
+    return _Choice(route, call.parts, *others)
 
 
 def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) -> str | None:
@@ -209,7 +220,8 @@ def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]
 def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | None, what: str = "route of") -> str:
     """Return the route that takes the least, measured now unless it is remembered.
 
-    Groups are timed with tables that are made beforehand, or with new ones if `what` is about a new index.
+    Groups are timed with tables that are made beforehand, with new ones if `what` is about a new index, and with those
+    that a graph looks after if it is about captured ones: what is timed is captured.
     """
     statement, fact = call.statement, call.fact
     bound = statement.bound
@@ -229,6 +241,8 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
         if isinstance(runner, GroupedRunner):
             if what == NEW_INDEX:
                 return lambda: runner.anew(call.tensors), host
+            if what == CAPTURED:
+                return lambda: runner(call.tensors), host
             tables = group_tables(call.tensors[runner.at], runner.way.count, runner.way.tile)
             return lambda: runner.over(tables, call.tensors), host
         return lambda: runner(call.tensors, fact), host

@@ -168,6 +168,27 @@ def test_a_nan_of_a_run_stays_in_its_row():
         assert got.isnan().nonzero().tolist() == [[int(G[70]), 5]]
 
 
+@pytest.mark.parametrize(("columns", "dtype"), [(37, SINGLE), (38, HALF)])
+def test_halves_are_added_in_pairs_or_as_float32(columns, dtype):
+    tensors = dict(X=draw(70, columns, dtype=HALF), G=positions(9, 70))
+    own = problem(
+        "Y[G[p],c] += X[p,c]", tensors, (9, columns), flags=Flags(padded=frozenset(), interpreted=IS_INTERPRETED)
+    )
+    way = candidates(own)[0]
+    assert way.schedule.sum_dtype(None) == dtype
+    got = own.launcher(way)(list(tensors.values()), None)
+    assert got.dtype == HALF
+    torch.testing.assert_close(got.double(), scattered(tensors["X"], tensors["G"], 9), rtol=1e-2, atol=1e-2)
+
+
+def test_a_result_in_the_place_of_another_has_rows_that_are_multiples_of_what_the_kernel_takes_them_for():
+    tensors = dict(X=draw(9, 40), G=positions(9, 19))
+    own = problem("Y[p,c] = X[G[p],c]", tensors, flags=Flags(padded=frozenset(), interpreted=IS_INTERPRETED))
+    launcher = own.launcher(candidates(own)[0])
+    assert launcher.placed((48, 1)) is not None
+    assert launcher.placed((45, 1)) is None
+
+
 def test_neighbours_are_summed_in_float32_before_they_are_rounded():
     G, X = torch.zeros(64, dtype=torch.int32, device=DEVICE), torch.full((64, 37), 2.0**-12, device=DEVICE)
     X[0] = 1.0

@@ -16,6 +16,7 @@ among them: read it first. The files in the order of their imports:
     grid         which values of the grid's indices a program takes
     loops        what it loops over
     stores       sums to the output
+    runs         a scatter that adds up neighbours of one position first
     argreduce    `max` and `min`, and where their winners are
     nan_recheck  sums of merged rows that are no number, taken again
     persistent   several rows to a program, one after another in one loop
@@ -24,6 +25,6 @@ among them: read it first. The files in the order of their imports:
 """
 
 from .body import emit, emit_joint
-from .kernel import NUMBERS, Config, Flags, Kernel, Parameter
+from .kernel import ALIGNED, NUMBERS, Config, Flags, Kernel, Parameter
 
-__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit", "emit_joint"]
+__all__ = ["ALIGNED", "NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit", "emit_joint"]

@@ -6,8 +6,9 @@ import math
 
 from ..binding import known_divisor
 from ..planning import WARP_ROW
+from .kernel import ALIGNED
 from .loads import offset_of_rows
-from .scope import ALIGNED, Scope
+from .scope import Scope
 from .spec import KernelSpec
 
 __all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]

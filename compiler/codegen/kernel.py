@@ -7,9 +7,10 @@ from functools import cached_property
 
 import torch
 
-__all__ = ["NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
+__all__ = ["ALIGNED", "NUMBERS", "Config", "Flags", "Kernel", "Parameter"]
 
 NUMBERS = ("extent", "stride", "copy")  # parameters that are no tensors
+ALIGNED = 16  # elements or bytes: what Triton's launcher asks of a number, and the most that one load takes
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,9 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     is_wide = spec.flags.is_wide or _span(shape, strides) * itemsize >= 2**31
     terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
-    # a result may be written to a place of other strides than it would be allocated with
-    is_vector = not is_output and any(value.axes and strides[dim] == 1 for dim, value in addends)
+    # a result may be written to a place of other strides than it would be allocated with, see `Launcher.placed`
+    is_known = not is_output or (kind == "output" and bool(spec.schedule.form))
+    is_vector = is_known and any(value.axes and strides[dim] == 1 for dim, value in addends)
     for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue

@@ -10,12 +10,10 @@ import torch
 
 from ..language import Access, fresh_name
 from .broadcast import Value
-from .kernel import Parameter
+from .kernel import ALIGNED, Parameter
 from .spec import Axes, KernelSpec
 
-__all__ = ["ALIGNED", "Scope", "Symbols"]
-
-ALIGNED = 16  # elements or bytes: what Triton's launcher asks of a number, and the most that one load takes
+__all__ = ["Scope", "Symbols"]
 
 
 @dataclass

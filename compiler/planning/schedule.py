@@ -190,11 +190,15 @@ class Schedule:
     def sum_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
         """Return the type in which partial sums are added in memory.
 
-        It is `wanted` for atomic sums, and float32 where programs share a sum in half precision.
+        It is `wanted` for atomic sums, and float32 where programs share a sum in half precision, or where halves would
+        be added one by one: GPUs add pairs of them, and single ones in a loop that tries until nobody came between.
+        1.2 million rows of 50 took an H200 0.70 ms one by one, about as many as it adds in float32 in 0.08.
         """
-        dtype = self.bound.dtype
+        dtype, output = self.bound.dtype, self.output
+        has_pairs = bool(output.indices) and isinstance(output.indices[-1], Var) and self.bound.size[-1] % 2 == 0
         # hundreds of parts for a few results: a wider type costs nothing
-        if (self.is_shared or self.has_copies) and dtype.itemsize == 2:
+        is_wide = self.is_shared or self.has_copies or (self.strategy == "atomic" and not has_pairs)
+        if is_wide and dtype.itemsize == 2:
             return torch.float32
         return wanted if self.is_atomic and wanted is not None else dtype
 

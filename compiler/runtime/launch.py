@@ -25,7 +25,7 @@ except ImportError:  # not on Linux: the FX graph runs everything
 from ...formats.facts import Fact, OwnedRows
 from ...formats.torch_state import is_capturing
 from ..binding import Bound, row_major
-from ..codegen import NUMBERS, Kernel, Parameter
+from ..codegen import ALIGNED, NUMBERS, Kernel, Parameter
 from ..language import Statement, UnsupportedError
 from ..planning import Schedule, device_of
 from .cache_folder import write_source
@@ -186,8 +186,11 @@ class Launcher:
     def placed(self, strides: tuple[int, ...]) -> Launcher | None:
         """Return a launcher of the same kernel for an output that is a part of a larger tensor.
 
-        The result is None if a stride that differs is fixed in the kernel's source.
+        The result is None if a stride that differs is fixed in the kernel's source, or is no multiple of what the
+        source takes it for: several elements of a row that moves are stored at once.
         """
+        if self.schedule.form and any(new % math.gcd(old, ALIGNED) for new, old in zip(strides, self.strides)):
+            return None
         dims = {number.dim: at for at, number in enumerate(self.kernel.numbers) if _is_output_stride(number)}
         numbers = list(self.numbers)
         for dim, (stride, contiguous_stride) in enumerate(zip(strides, self.strides)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from gradient_checks import gradcheck
 
 from insum_ops import insum
 from insum_ops.compiler import pipeline, routes
-from insum_ops.compiler.grouped import GroupedRunner, RunnerByIndex, groupings_of
+from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
@@ -139,6 +140,13 @@ def test_a_runner_by_index_takes_the_one_for_a_known_index_at_the_second_use():
     index += 1
     assert [runner([index]) for _ in range(2)] == ["new", "known"]
     assert runner([index.clone()]) == "new"
+
+
+def test_a_runner_by_capture_takes_the_one_for_graphs_while_one_is_captured(monkeypatch):
+    runner = RunnerByCapture(lambda tensors, fact: "eager", lambda tensors, fact: "captured")
+    for is_captured, taken in ((False, "eager"), (True, "captured")):
+        monkeypatch.setattr(sys.modules[RunnerByCapture.__module__], "is_capturing", lambda: is_captured)  # noqa: B023
+        assert runner([]) == taken
 
 
 @pytest.mark.every_route

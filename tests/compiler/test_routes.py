@@ -10,7 +10,7 @@ from process_caches import forget
 
 from insum_ops import explain, insum, tune
 from insum_ops.compiler import routes
-from insum_ops.compiler.grouped import groupings_of
+from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.planning.split import split
 from insum_ops.compiler.prepared import prepare
@@ -215,6 +215,23 @@ def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeyp
         if is_torch:
             torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)
     assert timed == [1]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("new", [routes.KERNEL, routes.GROUPED])
+def test_a_graph_may_take_another_route_than_eager_calls(monkeypatch, new):
+    """Where a timer, which is not there, finds tables slow where a graph has to look after them."""
+    chosen = {"route of": routes.GROUPED, routes.NEW_INDEX: new, routes.CAPTURED: routes.KERNEL}
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(routes, "_choices", LRUCache(16))
+    monkeypatch.setattr(routes, "INTERPRETED", False)
+    monkeypatch.setattr(routes, "_timed", lambda call, makers, times, what="route of": chosen.get(what) or min(makers))
+    tensors = [torch.rand(700, 5), torch.randint(0, 9, (700,))]
+    statement = prepare("Y[G[p],c] += X[p,c]", "X,G", (9, 5), tensors, None)
+    runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
+    assert isinstance(runner, RunnerByCapture)
+    assert runner.captured == "kernel"
+    assert isinstance(runner.eager, GroupedRunner if new == routes.GROUPED else RunnerByIndex)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing is timed without a GPU")

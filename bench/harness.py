@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 from torch import Tensor
@@ -81,20 +81,22 @@ def queued_in_turns(each: Sequence[Callable[[], object]], calls: int = 10, round
 def wall_in_turns(each: Sequence[Callable[[], object]], seconds: float = 0.02, rounds: int = 11) -> list[Times]:
     """One call of each on a CPU, a round of each after the other, so that a busy while is one for all.
 
-    A round is of so many calls as take a tenth of `seconds`.
+    A round is of so many calls as take a tenth of `seconds`. If torch has one thread, the time is that which the thread
+    was running: work of others does not count.
     """
+    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     counts = []
     for call in each:
         call()
-        start = perf_counter()
+        start = clock()
         call()
-        counts.append(max(1, round(0.1 * seconds / max(perf_counter() - start, 1e-7))))
+        counts.append(max(1, round(0.1 * seconds / max(clock() - start, 1e-7))))
     times: list[list[float]] = [[] for _ in each]
     for _ in range(rounds):
         for call, count, own in zip(each, counts, times):
-            start = perf_counter()
+            start = clock()
             _several(call, count)
-            own.append((perf_counter() - start) / count * 1e3)
+            own.append((clock() - start) / count * 1e3)
     return [Times.of(own) for own in times]
 
 

@@ -128,6 +128,10 @@ class PreparedStatement:
         program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
+        if (
+            program.is_torch and not lengths
+        ):  # a plan has a step for each operation, and leaves out those without effect
+            return lambda tensors, fact: function(*[tensors[at] for at in order])
         return lambda tensors, fact: _as_one_step(function, *[tensors[at] for at in order], *lengths)
 
     def graph_instead(self, variant: Any, error: UnsupportedError) -> Runner:

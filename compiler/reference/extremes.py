@@ -89,8 +89,9 @@ class Extremes(Gathers):
             product = self.scaled(Value(reduce(partial(self.call, torch.mul), operands), axes)).node
         else:
             product = self.filled(statement.scale, self.compute_dtype, (1,) * len(axes))
-        value = Value(self.call(torch.Tensor.expand, product, self.sizes(axes)), axes)
-        return Competing(value, self.joint(masks, axes), self.places(axes) if wants_winners else None)
+        if not any({*factor.axes} == {*axes} for factor in factors):
+            product = self.call(torch.Tensor.expand, product, self.sizes(axes))
+        return Competing(Value(product, axes), self.joint(masks, axes), self.places(axes) if wants_winners else None)
 
     def joint(self, masks: Sequence[Value], order: tuple[str, ...]) -> Value | None:
         """Return where all masks have an entry; None if there are no masks."""
@@ -132,15 +133,16 @@ class Extremes(Gathers):
         spread = None if entries is None else self.expand_to(entries, axes)
         if spread is not None:
             node = self.call(torch.where, spread, node, self.worst)
-        best = self.call(torch.amax if self.is_max else torch.amin, node, dims, True)
+        best = self.call(torch.amax if self.is_max else torch.amin, node, dims, place is not None)
         kept_axes = tuple(name for name in axes if name not in inner)
         if place is not None:
             is_best = self.is_best(node, best, spread)
             where = self.call(torch.where, is_best, self.expand_to(place, axes), self.last)
             place = Value(self.call(torch.amin, where, dims), kept_axes)
+            best = self.call(torch.squeeze, best, tuple(dims))
         if entries is not None:
             entries = self.any_of(entries, inner)
-        return Competing(Value(self.call(torch.squeeze, best, tuple(dims)), kept_axes), entries, place)
+        return Competing(Value(best, kept_axes), entries, place)
 
     def any_of(self, entries: Value, inner: tuple[str, ...]) -> Value:
         """Return whether there is an entry for any value of the names `inner`."""

@@ -19,6 +19,7 @@ from .lower import Lowering
 __all__ = ["Program", "lowered", "program_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
+ROOM = __name__.rpartition(".")[0]  # where functions are defined that read numbers, as torch's operations do not
 
 _programs: LRUCache[Program] = LRUCache(PROGRAMS)
 
@@ -29,6 +30,7 @@ class Program:
 
     function: Callable[..., Any]
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
+    is_torch: bool  # whether it calls torch's operations alone
 
     def lengths_in(self, bound: Bound) -> list[int]:
         """Return the lengths that the function takes when it runs this bound statement."""
@@ -54,8 +56,10 @@ def program_for(
     program = _programs.get(key)
     if program is None:
         lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half else None)
-        function = compiled(lowering.finished_graph(wants_winners))
-        program = _programs[key] = Program(function, lowering.length_arguments)
+        graph = lowering.finished_graph(wants_winners)
+        called = [node.target for node in graph.nodes if node.op == "call_function"]
+        is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
+        program = _programs[key] = Program(compiled(graph), lowering.length_arguments, is_torch)
     return program
 
 

@@ -33,7 +33,7 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     """
     if is_dynamo():
         return NOTHING
-    tensors: list[Tensor] = [*operands.values()]
+    tensors: list[Any] = [*operands.values()]
     try:
         numbers = () if size is None else _integers(size)
         for place, operand in enumerate(tensors):

@@ -303,3 +303,24 @@ def test_long_rows_are_summed_in_parts_and_rounded_once(count: int, dtype: torch
     expected = torch.zeros(5, 9, dtype=torch.float64).index_add(0, index, X.double()[columns] * X.double()[:, :1])
     result = insum("Y[I[p],c] += V[p] * X[J[p],c]", X=X, V=X[:, 0], I=index, J=columns, size=(5, 9))
     torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("expr", ["Y[j] += X[i,j]", "Y[j] += X[j,i]"])
+def test_half_precision_of_a_lone_factor_is_summed_as_it_is_and_rounded_once(expr: str, dtype: torch.dtype) -> None:
+    column = torch.cat([torch.tensor([2048.0]), torch.full((4096,), 0.5)]).to(dtype)  # in `dtype` 2048 + 0.5 is 2048
+    X = column[:, None].expand(-1, 3) if "X[i,j]" in expr else column.expand(3, -1)
+    bound = bind(parse(expr), {"X": X.contiguous()})
+    program = program_for(bound, frozenset())
+    with Operations() as seen:
+        result = program.function(X.contiguous(), *program.lengths_in(bound))
+    assert result.tolist() == [4096.0] * 3
+    assert "_to_copy" not in seen.names
+
+
+@pytest.mark.parametrize("expr", ["Y[i] = max(X[i,j])", "Y[j] = min(X[i,j])"])
+def test_the_first_of_equal_winners_has_the_gradient_and_a_nan_wins(expr: str) -> None:
+    X = torch.tensor([[1.0, 3.0, 3.0], [torch.nan, 5.0, torch.nan], [1.0, 3.0, 0.0]], requires_grad=True)
+    grad = torch.autograd.grad(insum(expr, X=X).sum(), X)[0]
+    rows = [[0, 1, 0], [1, 0, 0], [0, 1, 0]] if "max" in expr else [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
+    assert grad.tolist() == rows

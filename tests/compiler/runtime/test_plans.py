@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
-from insum_ops.compiler.runtime.plan_cache import planned
+from insum_ops.compiler.runtime.plan_cache import planned, replayed
 from insum_ops.compiler.runtime.recording import Recording, active, paused
 
 pytestmark = pytest.mark.cpu
@@ -675,3 +675,41 @@ def test_runs_that_are_never_like_the_next_are_not_recorded_for_ever() -> None:
         assert planned(cache, "a mark", function, (torch.full((2,), float(number)),)).tolist() == [number + 1.0] * 2
     assert any(were_recorded)
     assert not any(were_recorded[100:])
+
+
+@pytest.mark.parametrize("is_interpreted", [False, True])
+def test_settings_are_asked_where_kernels_run_and_left_to_torch_on_a_cpu(is_interpreted):
+    surroundings = Surroundings(is_interpreted)
+    plan = plan_for(lambda x: x + 1, torch.zeros(3), services=surroundings.services)
+    assert plan.replay(torch.zeros(3)) is not None
+    surroundings.precision = "tf32"
+    assert (plan.replay(torch.zeros(3)) is None) is is_interpreted
+
+
+def test_one_key_may_stand_for_other_numbers_of_tensors():
+    cache, a, b = {}, torch.ones(3), torch.full((3,), 2.0)
+    for _ in range(5):
+        assert_same(planned(cache, "sum", lambda *given: sum(given[1:], given[0]) * 1, (a,), varies=True), a)
+        assert_same(planned(cache, "sum", lambda *given: sum(given[1:], given[0]) * 1, (a, b), varies=True), a + b)
+
+
+def test_a_function_that_learns_is_told_from_one_that_does_not():
+    cache, x = {}, torch.ones(3, requires_grad=True)
+    for _ in range(5):
+        with torch.no_grad():
+            assert not planned(cache, "twice", lambda x: x * 2, (x,)).requires_grad
+        result = planned(cache, "twice", lambda x: x * 2, (x,), kind="learns")
+        assert torch.autograd.grad(result.sum(), x)[0].tolist() == [2, 2, 2]
+
+
+def test_nothing_is_replayed_while_a_run_is_recorded():
+    cache, x = {}, torch.ones(3)
+    function = lambda x: x * 2
+    for _ in range(5):
+        planned(cache, "twice", function, (x,))
+    assert replayed(cache, "twice", (x,)) is not None
+    with Recording([x]) as recording:
+        assert replayed(cache, "twice", (x,)) is None
+        planned(cache, "twice", function, (x,))
+    assert len(recording.steps) == 1
+    assert replayed(cache, "twice", (x,)) is not None

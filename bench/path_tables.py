@@ -1,4 +1,4 @@
-"""Times by which tensor products choose between coefficients in a kernel's source and tables in memory.
+"""Times by which tensor products guess between coefficients in a kernel's source and tables in memory.
 
     python -m bench.path_tables
 
@@ -17,7 +17,8 @@ from unittest.mock import patch
 import torch
 import triton
 
-from insum_ops.equivariant import decomposition, path_tables
+from insum_ops.equivariant import decomposition
+from insum_ops.equivariant.path_tables import PathTables
 from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 
@@ -32,11 +33,12 @@ PADDED = (24, 40, 48, 80, 96)  # of tables alone: no power of two
 
 @contextmanager
 def held(is_held: bool) -> Iterator[None]:
-    """Kernels hold the coefficients of everything, or of nothing."""
-    part = 1.0 if is_held else 0.0
+    """Kernels hold the coefficients of everything, or of nothing; nothing else is timed."""
+    other = decomposition.WAYS[not is_held]
+    choose = lambda memory, what, ways, *rest: next(way for way in ways if way != other)
     with (
-        patch.dict(path_tables.HELD_PARTS, dict.fromkeys("ZXYW", part)),
-        patch.object(path_tables, "PART_OF_MANY", part),
+        patch.object(PathTables, "takes_held", lambda *arguments: is_held),
+        patch.object(decomposition, "fastest_way", choose),
     ):
         yield
 

@@ -20,20 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
-
-from insum_ops.equivariant import decomposition, path_tables
 
 from .case import DEVICE, LIMIT, LIMIT_TF32, OURS, PEER_FAILURES
 from .equivariant import COMPILED, OPEN_EQUIVARIANCE, OWN_LAYOUT, Operands, Product, make, precision
@@ -64,7 +61,6 @@ class Row:
     floor: float
     us: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
-    variants: Mapping[str, float] = field(default_factory=dict)  # of ours: what tuning or a rule did not take
 
     @property
     def best(self) -> float:
@@ -234,32 +230,12 @@ def _microseconds(call: Callable[[], Any]) -> float:
     return 1e3 * float(timed(call)["device_ms"])
 
 
-@contextmanager
-def _held(is_held: bool) -> Iterator[None]:
-    """Kernels hold the coefficients of everything that they can, or tables in memory do."""
-    part = math.inf if is_held else 0.0
-    decomposition.decompose.cache_clear()
-    with (
-        patch.dict(path_tables.HELD_PARTS, dict.fromkeys("ZXYW", part)),
-        patch.object(path_tables, "PART_OF_MANY", part),
-    ):
-        yield
-    decomposition.decompose.cache_clear()
-
-
-def variants(product: Product, pass_: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """What ours could do otherwise in a case."""
-    if product.mode == "uvu" or product.is_shared or pass_ != FORWARD:
-        return {}
-    return {"coefficients in kernels": partial(_held, True), "tables in memory": partial(_held, False)}
-
-
 def run_case(product: Product, wait: Callable[[], Roofs]) -> Iterator[Row]:
     """Prepare the peers of one case, wait for the machine's roofs, then time ours and them."""
     torch.manual_seed(0)
     with precision("high" if product.mode == "uvw" else "highest"):
         given = make(product)
-        rows: dict[str, dict[str, Any]] = {name: {"us": {}, "failures": {}, "variants": {}} for name in passes(product)}
+        rows: dict[str, dict[str, Any]] = {name: {"us": {}, "failures": {}} for name in passes(product)}
         ready = {name: _prepared(given, name, row) for name, row in rows.items()}
         expected = {name: _expected(given, OURS, name) for name in rows}
         _release()
@@ -288,14 +264,6 @@ def _timed_row(
             row["us"][provider] = _microseconds(peer)
         except PEER_FAILURES as error:
             row["failures"][provider] = f"{type(error).__name__}: {error}"[:200]
-    for name, variant in variants(given.product, pass_).items():
-        try:
-            with variant():
-                call = _call(given, OURS, pass_)
-                _checked(given, call, expected, limit)
-                row["variants"][name] = _microseconds(call)
-        except PEER_FAILURES as error:
-            row["failures"][name] = f"{type(error).__name__}: {error}"[:200]
     floor = 1e3 * floor_ms(work_of(given, pass_), machine)
     return Row(given.product.name, pass_, floor, **row)
 
@@ -307,9 +275,6 @@ def build(product: Product) -> None:
         given = make(product)
         for pass_ in passes(product):
             _call(given, OURS, pass_)()
-            for variant in variants(product, pass_).values():
-                with variant():
-                    _call(given, OURS, pass_)()
 
 
 def summary(rows: list[Row], seed: int) -> list[str]:
@@ -333,7 +298,6 @@ def summary(rows: list[Row], seed: int) -> list[str]:
                 figures = f"{geomean(ratios):.2f}x as geometric mean, least {min(ratios):.2f}x, {behind} below {least}x"
                 text.append(f"{kind} {pass_}: {len(ratios)} cases, {figures}")
     for row in rows:
-        text += [f"{row.pass_} {row.case}: {name} {us:.1f} us" for name, us in row.variants.items()]
         text += [f"{row.pass_} {row.case}: {name} has no time: {why}" for name, why in row.failures.items()]
     return text
 

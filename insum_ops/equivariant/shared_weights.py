@@ -96,10 +96,12 @@ class Pairs:
                 return dict(zip(names, self.held.run_several(names, tensors, SRC, None)))
             dense = _with_rows({"X": self.in_order(X), "Y": Y}, SRC)
             needs_grad = (False, *wanted, False)[: 1 + len(dense)]
-            CG = self.on(X.device, X.dtype)
+            CG: Any = self.on(X.device, X.dtype)
             _, dX, dY, *_ = gradients_of(evaluate, PAIRED[int(SRC is not None)], "CG", CG, dense, dT, needs_grad)
-            is_flat = self.flat is not None and X.dim() == 2 and dX is not None
-            return {"X": self.flat.unordered(dX.flatten(1)) if is_flat else dX, "Y": dY}
+            if X.dim() == 2 and dX is not None:
+                assert self.flat is not None
+                dX = self.flat.unordered(dX.flatten(1))
+            return {"X": dX, "Y": dY}
 
         found = run(self.way("".join(names), tensors, SRC, run))
         return found.get("X"), found.get("Y")

@@ -39,7 +39,7 @@ def key_of(statement="a"):
     return Key(statement, "", (), (), "", "cpu", "", "", False)
 
 
-def contest(times, first, others=None, hosts=None, statement="a", more=()):
+def contest(times, first, others=None, hosts=None, statement="a", more=(), enough=0.0):
     """The winner and the names that were started, in their order."""
     started = []
 
@@ -49,12 +49,19 @@ def contest(times, first, others=None, hosts=None, statement="a", more=()):
 
     others = others or {}
     ways = {*first, *more, *[name for added in others.values() for name in added]}
-    return autotune.fastest(key_of(statement), ways, list(first), others, start), started
+    return autotune.fastest(key_of(statement), ways, list(first), others, start, enough=enough), started
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_one_that_takes_the_least_wins():
     assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc") == ("b", ["a", "b", "c"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_fast_enough_ends_the_search_and_is_remembered():
+    assert contest({"a": 3.0, "b": 1.5, "c": 1.0}, "abc", {"b": ["x"]}, enough=2.0) == ("b", ["a", "b"])
+    assert contest({"a": 3.0, "b": 1.5, "c": 1.0}, "abc", {"b": ["x"]}) == ("b", [])
+    assert contest({"a": 3.0, "b": 2.5, "x": 1.0}, "ab", {"b": ["x"]}, statement="b", enough=2.0)[0] == "x"
 
 
 @pytest.mark.usefixtures("folder")
@@ -163,10 +170,11 @@ class Contests(list):
 
     winner = "table"
 
-    def __call__(self, key, ways, first, others, start):
+    def __call__(self, key, ways, first, others, start, enough):
         names = [*first, *[name for added in others.values() for name in added]]
         assert {*names} <= {*ways}
         self.append((key, names))
+        self.enough = enough
         self.results = [start(name)[0]() for name in names]
         assert_matches(torch.stack(self.results), torch.stack(self.results[:1] * len(names)).double())
         return self.winner if self.winner in names else names[-1]
@@ -306,10 +314,24 @@ def test_tiles_of_other_sizes_are_for_a_full_search(contests, monkeypatch):
         for _ in range(3):
             layer(x)
     ((_, names),) = contests
-    assert names == ["table", "tiles of 8", "groups of 8", "groups of 4", "groups of 16"]
+    assert {*names} == {"table", "tiles of 8", "groups of 8", "groups of 4", "groups of 16"}
 
 
 @by_host
+@pytest.mark.parametrize(("mode", "enough"), [("full", 0.0), ("default", 1.0)])
+@pytest.mark.parametrize(("form", "name"), [(STATIONARY, "table"), (GROUPED, "groups of 8"), (TILED, "tiles of 8")])
+def test_the_form_of_the_rules_comes_first_and_may_be_enough(contests, monkeypatch, form, name, mode, enough):
+    monkeypatch.setattr(conv_choice, "tuning_mode", lambda: mode)
+    monkeypatch.setattr(conv_choice, "host_milliseconds", lambda *_: 1.0)
+    monkeypatch.setattr(conv_choice, "form_of", lambda *_: form)
+    layer, x = submanifold(), cloud()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    ((_, names),) = contests
+    assert (names[0], contests.enough) == (name, enough)
+
+
 def test_a_large_kernel_has_no_tiles(contests):
     layer, x = nn.SubMConv3d(2, 2, 5, indice_key="own").double().to(DEVICE), cloud(2)
     indices = torch.nn.functional.pad(x.indices, (0, 2))
@@ -318,7 +340,7 @@ def test_a_large_kernel_has_no_tiles(contests):
         for _ in range(3):
             layer(x)
     ((_, names),) = contests
-    assert names == ["table", "groups of 8", "groups of 4", "groups of 16"]
+    assert {*names} == {"table", "groups of 8", "groups of 4", "groups of 16"}
 
 
 @by_host

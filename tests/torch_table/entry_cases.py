@@ -28,7 +28,7 @@ class EntryCase:
     name: str
     module: Callable[[], nn.Module]
     inputs: Callable[[int], Inputs]
-    varying: tuple[tuple[int, ...], ...]  # of each input
+    varying: tuple[tuple[int, ...], ...]  # of each input, or of all tensors in it
     wants_grad: tuple[int, ...] = (0,)  # inputs that are differentiated
 
     def at(self, n: int) -> Inputs:
@@ -250,7 +250,7 @@ def _convolutions() -> list[EntryCase]:
     cases = []
     for name, layer in layers.items():
         over = lambda layer=layer: _OverCloud(layer())
-        cases.append(EntryCase(f"{name}, given cloud", over, cloud, ((0,), ())))
+        cases.append(EntryCase(f"{name}, given cloud", over, cloud, ((0,), (0,))))
         voxels = lambda layer=layer: _OverVoxels(layer())
         inputs = lambda n: (torch.randn(n, 4), _voxels(n))
         cases.append(EntryCase(f"{name}, given voxels", voxels, inputs, ((0,), (0,))))

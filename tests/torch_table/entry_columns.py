@@ -94,7 +94,9 @@ def dynamic(case: EntryCase) -> None:
 def _exported(case: EntryCase) -> tuple[nn.Module, Any]:
     module = case.make()
     shapes = tuple(
-        dict.fromkeys(dims, torch.export.Dim.AUTO) if isinstance(x, Tensor) else [None] * len(tree_leaves(x))
+        dict.fromkeys(dims, torch.export.Dim.AUTO)
+        if isinstance(x, Tensor)
+        else [dict.fromkeys(dims, torch.export.Dim.AUTO) or None] * len(tree_leaves(x))
         for x, dims in zip(case.at(N), case.varying)
     )
     with torch.no_grad():

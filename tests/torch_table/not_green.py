@@ -22,6 +22,7 @@ LIMITS: dict[Cell, str] = {
     **_cells([*COO, *CSR], ["export dynamic"], "torch.export saves no sparse tensor."),
     **_cells([*COO, *CSR], ["AOTI"], "AOTInductor packages no sparse tensor."),
     **_cells([COO[1], CSR[1]], ["functorch"], "torch.func.vmap makes no sparse tensor, and the result is one."),
+    **_cells(CSR, ["make_fx"], "make_fx takes no CSR tensor into a graph."),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
     **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
     **_cells(
@@ -32,6 +33,7 @@ LIMITS: dict[Cell, str] = {
 MAPS = "The map of voxels is not made inside a graph."
 NOT_YET: dict[Cell, str] = {
     **_cells(CONVOLUTIONS, ["compile cold", "dynamic", "export dynamic", "AOTI", "make_fx"], MAPS),
+    **_cells(COO, ["make_fx"], "The entries of a COO tensor are not laid out inside a graph."),
     **_cells(CONVOLUTIONS, ["TP", "DTensor"], "Convolutions take no DTensor: pass what to_local returns."),
     **_cells([CSR[1]], ["capture"], "The capture is invalidated where the CSR result is made dense."),
 }

@@ -25,6 +25,7 @@ MARKS = {"passed": "yes", "limit": "torch", "not yet": "not yet", "failed": "no"
 LIMITS_AT_MOST = 0.1
 
 Cell = tuple[str, str, str]  # what it gave, why, and with which torch on which device
+NOT_RUN: Cell = ("not here", "not run yet", "")
 Cells = dict[str, dict[str, Cell]]
 
 HEAD = """# In torch's tools
@@ -57,8 +58,7 @@ def merged(stored: Cells, found: Mapping[tuple[str, str], Cell], names: Iterable
             new, old = found.get((name, column)), stored.get(name, {}).get(column)
             if new is None or (new[0] == "not here" and old is not None and old[0] != "not here"):
                 new = old
-            if new is not None:
-                cells[name][column] = new
+            cells[name][column] = NOT_RUN if new is None else new
     return cells
 
 

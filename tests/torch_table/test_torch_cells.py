@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import Empty, Queue
@@ -21,7 +22,7 @@ from entry_cases import CASES
 from entry_columns import COLUMNS as ALONE
 from not_green import LIMITS, NOT_YET
 from rank_columns import COLUMNS as RANKED
-from stored_cells import COLUMNS, LIMITS_AT_MOST, PAGE, merged, page, read
+from stored_cells import COLUMNS, LIMITS_AT_MOST, NOT_RUN, PAGE, merged, page, read
 
 HERE = Path(__file__).parent
 IS_WHOLE = os.environ.get("INSUM_TESTS") == "torch"
@@ -47,7 +48,8 @@ class Row:
             command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
         )
         self.answers: Queue[str] = Queue()
-        Thread(target=self._listen, daemon=True).start()
+        self.listener = Thread(target=self._listen, daemon=True)
+        self.listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -63,9 +65,10 @@ class Row:
         except (BrokenPipeError, Empty):
             line = ""
         if not line:
-            self.end()
             self.errors.seek(0)
-            return "failed", "the process ended or took too long: " + self.errors.read().decode()[-3000:]
+            told = self.errors.read().decode()[-3000:]
+            self.end()
+            return "failed", f"the process ended or took too long: {told}"
         state, why = json.loads(line)
         return state, why
 
@@ -76,6 +79,11 @@ class Row:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.listener.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 _rows: list[Row] = []  # at most one: the last that was asked
@@ -184,4 +192,7 @@ def test_few_cells_are_torchs_limit():
 def test_a_cell_that_a_machine_can_not_fill_keeps_what_another_found():
     stored = {"a": {"capture": ("passed", "", "H200"), "HF": ("not here", "", "")}}
     found = {("a", "capture"): ("not here", "needs a GPU", "CPU"), ("a", "HF"): ("passed", "", "CPU")}
-    assert merged(stored, found, ["a"]) == {"a": {"capture": ("passed", "", "H200"), "HF": ("passed", "", "CPU")}}
+    cells = merged(stored, found, ["a"])["a"]
+    assert cells.pop("capture") == ("passed", "", "H200")
+    assert cells.pop("HF") == ("passed", "", "CPU")
+    assert {*cells.values()} == {NOT_RUN}

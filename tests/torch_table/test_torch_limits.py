@@ -12,6 +12,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from insum_ops import insum, spmm
 
@@ -50,6 +51,13 @@ def test_torch_exports_and_saves_a_sparse_tensor(layout, tmp_path):
 def test_torch_packages_a_sparse_tensor(layout, tmp_path):
     program = torch.export.export(Times(layout), (torch.ones(3, 2),))
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="make_fx takes no CSR tensor")
+def test_torch_traces_a_csr_tensor():
+    module = Times(torch.sparse_csr)
+    make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.ones(3, 2))
 
 
 @WHOLE

@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..language import Var
+from ..language import Access, Var
 from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
@@ -266,10 +266,11 @@ class Space:
         summed axis is walked in blocks.
         """
         schedule, axes = self.schedule, self.schedule.axes
-        widest = [access for access in (schedule.output, *schedule.factors) if {*axes} <= {*access.names}]
-        if not widest or not isinstance(widest[-1].indices[-1], Var):
+        accesses = [access for access in (schedule.output, *schedule.factors) if isinstance(access, Access)]
+        widest = [access.indices[-1] for access in accesses if {*axes} <= {*access.names}]
+        if not widest or not isinstance(widest[-1], Var) or widest[-1].name not in axes:
             return
-        along = widest[-1].indices[-1].name
+        along = widest[-1].name
         lengths = {name: power_of_two(schedule.extents[name]) for name in axes}
         for run in RUNS:
             other = max(1, TILE // min(lengths[along], run))

@@ -8,6 +8,7 @@ What a product is made of:
     constants       tensors that never change, and their copies in each device's memory
     paths           instructions, checked and normalised, and the letters of their modes
     slots           columns of irreps to tensors [b, component, channel], and back
+    choice          the faster of several ways to one result: timed once, and remembered
 
 Its terms: the statements for paths that are alike, with their tables:
 

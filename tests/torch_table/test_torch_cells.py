@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.exc
 from entry_cases import CASES
 from entry_columns import COLUMNS
 
@@ -54,6 +55,16 @@ def test_a_cold_call_goes_through(name, column):
 def test_torch_itself_compiles_no_sparse_input():
     A = torch.eye(3).to_sparse()
     torch.compile(lambda x: A @ x, fullgraph=True, backend="eager")(torch.ones(3, 2))
+
+
+@pytest.mark.skipif(not IS_WHOLE, reason="seconds of Inductor; `make test-torch` runs it")
+@pytest.mark.xfail(strict=True, raises=torch._inductor.exc.InductorError, reason=BMM)
+def test_inductor_itself_has_no_bmm_of_a_size_that_depends_on_data():
+    def product(x, table, w):
+        return torch.einsum("xzc,zcm->xm", x[table[table[:, 0] > 0]], w.permute(1, 2, 0))
+
+    given = torch.randn(9, 4), torch.randint(9, (7, 5)), torch.randn(3, 5, 4)
+    torch.compile(product, fullgraph=True)(*given)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

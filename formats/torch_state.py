@@ -140,9 +140,11 @@ def is_watched() -> bool:
 
 def is_traced(tensors: Sequence[Tensor]) -> bool:
     """Return whether a tracer follows a call over these tensors, and no transform inside of it."""
-    if transform_kinds():
+    if is_compiling():
+        return not transform_kinds()
+    if modes() == 0:  # asked at every call with gradients, so before what costs more
         return False
-    return is_compiling() or (modes() > 0 and any([type(tensor) not in PLAIN for tensor in tensors]))
+    return any([type(tensor) not in PLAIN for tensor in tensors]) and not transform_kinds()
 
 
 def is_followed(tensor: Tensor) -> bool:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ...formats.parts import FormatParts, from_parts, parts_of, traced_from_parts
 from ...formats.torch_state import is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned
+from .flop_formula import flops
 from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, is_sum, values_gradient
 from .operators import call as call_plain
@@ -204,5 +206,15 @@ def _differentiable_gradient(*arguments: Any) -> Tensor:
     return values_gradient(_evaluate, call.expr, call.name, traced_from_parts(call.parts), call.dense, grad_output)
 
 
+def _flops(*arguments: Any, **_: Any) -> int:
+    """Return what `flops` does of the statement with its format rewritten away; a gradient has as many."""
+    call = _Call(*arguments[: len(_Call._fields)])
+    form = traced_from_parts(call.parts)
+    recipe = recipe_for(call.expr, call.size, call.name, form, call.dense)
+    tensors = recipe.tensors(form, call.dense)
+    return flops(recipe.text, ",".join(tensors), recipe.size, list(tensors.values()))
+
+
+register_flop_formula([_value.overloadpacket, _gradient.overloadpacket], get_raw=True)(_flops)
 library.impl("run_format", _differentiable, "Autograd")
 library.impl("format_gradient", _differentiable_gradient, "Autograd")

@@ -22,6 +22,7 @@ from ...formats.torch_state import (
     is_traced,
     is_watched,
     is_wrapped,
+    modes,
     rounds_float32,
     uses_tensor_cores,
 )
@@ -75,7 +76,7 @@ def differentiable(
     `pattern_of` says of its format, if the caller knows them.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
-    if is_traced([operand for operand in operands.values() if isinstance(operand, Tensor)]):
+    if (is_compiling() or modes()) and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
         # the operator that a tracer sees is differentiable itself
         return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
     if fact is None and by_torch(expr, operands):

@@ -166,7 +166,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
     """Return (sources, targets) of a caller's size; refuse what is none."""
     parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     try:
-        sources, targets = (part if isinstance(part, torch.SymInt) else index(part) for part in parts)
+        sources, targets = [part if isinstance(part, (int, torch.SymInt)) else index(part) for part in parts]
     except (TypeError, ValueError):
         raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
     if sources < 0 or targets < 0:

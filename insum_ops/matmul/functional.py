@@ -28,6 +28,7 @@ from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import may_keep
+from ..formats.parts import FormatParts
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import (
     PLAIN,
@@ -72,8 +73,8 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
     A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
     version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
     A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
-    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor, at a scipy array and at
-    the mean over a graph's edges its graph breaks.
+    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor and at a scipy array its
+    graph breaks.
 
     Args:
         A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
@@ -135,9 +136,9 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         filled = remembered_format(A)
         if filled is not None:
             return insum(statements[B.ndim - 1], A=filled, B=B)
-    if isinstance(A, SparseFormat):
+    if isinstance(A, (SparseFormat, FormatParts)):
         form: Any = A
-    elif isinstance(A, tuple) and reduce != "mean" and is_traced([B]):
+    elif isinstance(A, tuple) and is_traced([B]):
         form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
         _leave_graph("A")
@@ -160,7 +161,8 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     statement = statements[B.ndim - 1]
     if reduce != "mean":
         return insum(statement, A=form, B=B)
-    C = insum(statement, R=_shares(form, B), A=form, B=B)
+    shares = _traced_shares(form, B) if isinstance(form, FormatParts) else _shares(form, B)
+    C = insum(statement, R=shares, A=form, B=B)
     if C.dtype == torch.float32 and form.dtype in HALVES and B.dtype in HALVES:
         return C.to(torch.promote_types(form.dtype, B.dtype))
     return C
@@ -251,16 +253,30 @@ def _shares(form: SparseFormat, B: Tensor) -> Tensor:
 
     For half precision it is float32: 1/count would be rounded, and underflow in a row of many entries.
     """
-    dtype = torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
+    dtype = _type_of_shares(form, B)
     pattern_cache = form.pattern_cache
     shares = pattern_cache.shares.get(dtype)
     if shares is None:
         with outside_transforms():
-            counts = _entry_counts(form).to(dtype)
-            shares = torch.where(counts > 0, 1 / counts, 0)
+            shares = _inverted(_entry_counts(form).to(dtype))
         if may_keep(shares):
             pattern_cache.shares[dtype] = shares
     return shares
+
+
+def _traced_shares(edges: FormatParts, B: Tensor) -> Tensor:
+    """Return what `_shares` does of a graph's edges, for a tracer: a statement, which refuses an edge out of range."""
+    targets = edges.coords[0][1]
+    ones = torch.ones(targets.shape[0], dtype=_type_of_shares(edges, B), device=targets.device)
+    return _inverted(insum("N[targets[e]] += ones[e]", size=edges.shape[:1], targets=targets, ones=ones))
+
+
+def _type_of_shares(form: SparseFormat | FormatParts, B: Tensor) -> torch.dtype:
+    return torch.float64 if torch.float64 in (form.dtype, B.dtype) else torch.float32
+
+
+def _inverted(counts: Tensor) -> Tensor:
+    return torch.where(counts > 0, 1 / counts, 0)
 
 
 def _entry_counts(form: SparseFormat) -> Tensor:
@@ -332,7 +348,8 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         return pattern.with_values(_sampled(pattern, X, Y))
     if isinstance(pattern, tuple) and is_traced([X, Y]):
         traced = traced_edges(pattern, "pattern", (Y.shape[0], X.shape[0]), X.dtype)
-        return insum("V[e] += X[E[1,e],d] * Y[E[0,e],d]", X=X, Y=Y, E=traced.coords[0])
+        sources, targets = traced.coords[0].unbind(0)  # each within its own range
+        return insum("V[e] += X[targets[e],d] * Y[sources[e],d]", X=X, Y=Y, sources=sources, targets=targets)
     _leave_graph("pattern")
     if isinstance(pattern, Tensor):
         source = sparse_source(pattern, "pattern")

@@ -299,6 +299,25 @@ def test_flops_of_the_operators_are_counted():
     assert counter.get_total_flops() == 3 * 2 * 18 * 3 * 4 * 5  # of the value and of two gradients
 
 
+@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.UserError, reason="batch_norm asks how many rows there are")
+@pytest.mark.parametrize("trains", [False, True])
+def test_torch_itself_normalises_no_batch_of_a_size_that_depends_on_data(trains):
+    norm = torch.nn.BatchNorm1d(4).train(trains)
+    torch.compile(lambda x: norm(x[x[:, 0] > 0]), fullgraph=True, backend="eager")(torch.randn(9, 4))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_batch_is_normalised_once_torch_is_told_that_it_has_rows(trains):
+    layer, norm, x = strided(), torch.nn.BatchNorm1d(4).double().train(trains), cloud()
+
+    def call(x):
+        y = layer(x)
+        torch._check(y.features.shape[0] > 1)
+        return norm(y.features)
+
+    assert_matches(compiled(call)[0](x), norm(expected_of(layer, x, layer(x))) if not trains else call(x))
+
+
 class OverVoxels(torch.nn.Module):
     def __init__(self, layer):
         super().__init__()

@@ -386,11 +386,13 @@ def test_a_layer_on_the_meta_device_is_not_multiplied():
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("kind", ["COO", "ELL", "GroupCOO", "BlockCOO"])
-def test_a_layer_is_exported_before_its_first_call(kind):
+def test_a_layer_is_exported_before_its_first_call(kind, trainable):
     A, B = blocked(random_matrix(12, 8)), random_dense(8, 3)
-    layer = SpMM(KINDS[kind](A))
-    program = torch.export.export(layer, (B,))
-    other = random_dense(8, 3)
-    assert_matches(program.module()(other), A @ other)
+    layer = SpMM(KINDS[kind](A), trainable)
+    program = torch.export.export(layer, (B,), dynamic_shapes=({1: torch.export.Dim.AUTO},))
+    for columns in (3, 7, 2):
+        other = random_dense(8, columns)
+        assert_matches(program.module()(other), A @ other)
     assert set(program.state_dict) == set(layer.state_dict())

@@ -139,6 +139,7 @@ def _matmul() -> list[EntryCase]:
     columns = lambda n: (torch.randn(13, n),)
     graph = lambda n: (torch.randn(n, 4), _edges(n, 3 * n), torch.randn(3 * n))
     along = lambda x, edges, weight: spmm((edges, weight), x)
+    mean = lambda x, edges, weight: spmm((edges, weight), x, reduce="mean")
     scores = lambda x, edges, weight: sddmm((edges, None), x, 2 * x)
     sampled = lambda x, A: sddmm(A, x[:11], x[11:24]).to_dense()
     rows = lambda n: (torch.randn(24, n),)
@@ -146,6 +147,7 @@ def _matmul() -> list[EntryCase]:
         EntryCase("nn.SpMM", lambda: insum_ops.nn.SpMM(_matrix().to_sparse()), columns, ((1,),)),
         EntryCase("nn.SpMM, trained", lambda: insum_ops.nn.SpMM(_matrix().to_sparse(), True), columns, ((1,),)),
         EntryCase("spmm of edges", lambda: Calls(along), graph, ((0,), (1,), (0,)), (0, 2)),
+        EntryCase("spmm of edges, mean", lambda: Calls(mean), graph, ((0,), (1,), (0,)), (0, 2)),
         EntryCase("sddmm of edges", lambda: Calls(scores), graph, ((0,), (1,), (0,))),
     ]
     for layout in ("coo", "csr"):

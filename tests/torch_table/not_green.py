@@ -25,14 +25,13 @@ LIMITS: dict[Cell, str] = {
     **_cells(CSR, ["make_fx"], "make_fx takes no CSR tensor into a graph."),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
     **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
+    **_cells(CONVOLUTIONS[1::2], ["AOTI"], "Inductor has no bmm of a size that depends on data."),
     **_cells(
         VOXELS, ["capture"], "A CUDA graph reads nothing back, and how many outputs there are depends on the voxels."
     ),
 }
 
-MAPS = "The map of voxels is not made inside a graph."
 NOT_YET: dict[Cell, str] = {
-    **_cells(CONVOLUTIONS, ["compile cold", "dynamic", "export dynamic", "AOTI", "make_fx"], MAPS),
     **_cells(COO, ["make_fx"], "The entries of a COO tensor are not laid out inside a graph."),
     **_cells(CONVOLUTIONS, ["TP", "DTensor"], "Convolutions take no DTensor: pass what to_local returns."),
     **_cells([CSR[1]], ["capture"], "The capture is invalidated where the CSR result is made dense."),

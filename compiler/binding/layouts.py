@@ -13,6 +13,8 @@ from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
 
+from .contraction_path import example_of
+
 __all__ = ["MatrixProduct", "copied_numbers", "laid_out"]
 
 FEW = 4  # names of a tensor, of which all orders are tried
@@ -88,6 +90,7 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
     >>> laid_out(["ab", "bc", "cd", "db", "ad"], [(1, 2, 3), (0, 3, 4)], dict(a=9, b=9, c=9, d=9))
     [('a', 'b'), ('b', 'c'), ('c', 'd'), ('b', 'd'), ('a', 'd')]
     """
+    extents = {name: example_of(extent) for name, extent in extents.items()}  # a tracer must not guard what is cheaper
     placed = [tuple(names) for names in orders]
     results = [result for _, _, result in products[:-1]]
     for left, right, result in products[:-1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from insum_ops import insum
 from insum_ops.compiler.binding import bind
 from insum_ops.compiler.binding.layouts import MatrixProduct, copied_numbers, laid_out
 from insum_ops.compiler.language import parse
@@ -56,3 +57,17 @@ def test_four_factors_are_three_matrix_products():
     assert parts is not None
     products = [MatrixProduct(*[access.names for access in (*step.accesses, step.output)]) for step in parts.steps]
     assert sum(copied_numbers(product, bound.extents) for product in products) == 0
+
+
+class _ThreeFactors(torch.nn.Module):
+    def forward(self, x, y, w):
+        return insum("Z[b,i] += X[b,j] * Y[b,k] * W[i,j,k]", X=x, Y=y, W=w)
+
+
+def test_a_tracer_guards_no_length_for_an_order_that_only_saves_work():
+    given = lambda b: (torch.randn(b, 4), torch.randn(b, 8), torch.randn(5, 4, 8))
+    lengths = ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO}, None)
+    program = torch.export.export(_ThreeFactors(), given(5), dynamic_shapes=lengths)
+    for b in (2, 5, 200):
+        x, y, w = given(b)
+        torch.testing.assert_close(program.module()(x, y, w), torch.einsum("bj,bk,ijk->bi", x, y, w))

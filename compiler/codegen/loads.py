@@ -72,10 +72,10 @@ def _load_position(scope: Scope, access: Access) -> None:
 def position_type(spec: KernelSpec, access: Access) -> str:
     """Return the type of positions in registers: 32 bits if they are enough, for half as many instructions an address.
 
-    Those that are longer in memory are read by their lower half alone.
+    Those that are longer in memory are read by their lower half alone. Lengths that stand for any others tell nothing.
     """
     bound = spec.bound
-    extents = [pointed.extent for pointed in bound.pointed if pointed.index == access.name]
+    extents = [2**31 if spec.flags.is_wide else p.extent for p in bound.pointed if p.index == access.name]
     is_short = bound.dtypes[access.name] == torch.int32 or max(extents, default=2**31) < 2**31
     return "tl.int32" if is_short else "tl.int64"
 

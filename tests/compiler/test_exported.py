@@ -137,6 +137,14 @@ def test_a_program_holds_the_config_and_is_saved_with_it():
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
+def test_positions_stay_64_bits_wide_where_no_length_is_known():
+    example = dict(X=torch.randn(7, 4), I=torch.randint(7, (21, 2)), W=torch.randn(21))
+    names, tensors = ",".join(example), [*example.values()]
+    plan = plan_for(SCATTER, names, *reversed(_traced(tensors, (7, 4))))
+    assert "tl.int32" not in exported._launcher(SCATTER, names, tensors, plan).kernel.source
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.parametrize(("module", "count"), [(Scatter, 1), (Forces, 2)])
 def test_a_compiler_sees_the_kernels(module, count):
     program = _program(module())

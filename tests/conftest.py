@@ -67,7 +67,11 @@ def _thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test is run where it says something: not `cpu` on a GPU, and `kernels` only where kernels run."""
+    """A test is run where it says something: not `cpu` on a GPU, and `kernels` only where kernels run.
+
+    Those that wait for compilers of torch come first, so that no worker is left with one of them at the end.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "torch_table")
     if DEVICE.startswith("cuda"):
         items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
     elif not IS_THOROUGH:

@@ -62,6 +62,7 @@ from .runtime import (
 from .tuning import (
     Key,
     Tuned,
+    choice_key,
     clear_cache,
     device_name,
     export_tuned,
@@ -105,6 +106,7 @@ __all__ = [
     "cache_size",
     "check_pattern",
     "check_ranges",
+    "choice_key",
     "clear_cache",
     "described_as",
     "device_name",

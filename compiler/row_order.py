@@ -16,8 +16,8 @@ from .autograd import is_sum, run_plain
 from .binding import SparseFormat, bucket, recipe_for
 from .planning import Schedule, device_of, may_be_listed, rows_of_a_set
 from .prepared import has_kernels, ways_of
-from .runtime import INTERPRETED, TRITON_VERSION, on_device, paused
-from .tuning import Key, device_name, fastest, generator_version, host_milliseconds, tuning_mode
+from .runtime import INTERPRETED, on_device, paused
+from .tuning import Key, choice_key, fastest, host_milliseconds, tuning_mode
 
 __all__ = ["grouped"]
 
@@ -116,21 +116,10 @@ def _key(expr: str, name: str, form: SparseFormat, group_dim: int, dense: Mappin
     """Return the tuning key of the fastest order of rows; lengths that vary count by their power of two."""
     tensors = {name: form.values, **dense}
     lengths = [(f"{key}[{dim}]", n) for key, tensor in dense.items() for dim, n in enumerate(tensor.shape)]
-    return Key(
-        f"rows of {expr}",
-        generator_version(),
-        tuple(f"{key}={tensor.dtype}" for key, tensor in tensors.items()),
-        (
-            *lengths,
-            ("blocks", bucket(form.values.shape[0])),
-            *((str(at), n) for at, n in enumerate(form.values.shape[1:])),
-            (" group", group_dim),
-        ),
-        ";".join(f"{key}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for key, tensor in tensors.items()),
-        device_name(form.device),
-        TRITON_VERSION,
-        f"rows of {list(form.shape)}",
-        is_deterministic(),
+    sizes = [("blocks", bucket(form.values.shape[0])), *((str(at), n) for at, n in enumerate(form.values.shape[1:]))]
+    settings = f"rows of {list(form.shape)}"
+    return choice_key(
+        f"rows of {expr}", tensors, [*lengths, *sizes, (" group", group_dim)], settings, is_deterministic()
     )
 
 

@@ -21,7 +21,7 @@ A file imports only from those above it.
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
-from .problem import Candidate, Problem, candidates, device_name, generator_version, is_uneven
+from .problem import Candidate, Problem, candidates, choice_key, device_name, generator_version, is_uneven
 from .search import FIRST
 from .settings import tuning_mode
 from .tuning_cache import Key
@@ -38,6 +38,7 @@ __all__ = [
     "Timing",
     "Tuned",
     "candidates",
+    "choice_key",
     "choose",
     "clear_cache",
     "device_name",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
@@ -28,6 +29,7 @@ __all__ = [
     "Candidate",
     "Problem",
     "candidates",
+    "choice_key",
     "device_name",
     "digest",
     "generator_version",
@@ -269,6 +271,26 @@ def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Confi
     """Return the schedule that candidates share, and their configs."""
     ways = tuple(candidates_of_it)
     return ways[0].schedule, tuple(way.config for way in ways)
+
+
+def choice_key(
+    what: str, tensors: Mapping[str, Tensor], lengths: Iterable[tuple[str, int]], settings: str, deterministic: bool
+) -> Key:
+    """Return the key under which the tuning cache remembers which of several calls over these tensors is the fastest.
+
+    `what` tells the calls, `lengths` the sizes that count, and `settings` what else the choice depends on.
+    """
+    return Key(
+        what,
+        generator_version(),
+        tuple(f"{name}={tensor.dtype}" for name, tensor in tensors.items()),
+        tuple(lengths),
+        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in tensors.items()),
+        device_name(next(iter(tensors.values())).device),
+        TRITON_VERSION,
+        settings,
+        deterministic,
+    )
 
 
 @cache

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from ..compiler import (
     INTERPRETED,
-    TRITON_VERSION,
     Key,
     bucket,
-    device_name,
+    choice_key,
     fastest,
-    generator_version,
     host_milliseconds,
     on_device,
     paused,
@@ -167,14 +165,6 @@ def _key(ways: Sequence[Way], tensors: dict[str, Tensor], kernel_map: KernelMap,
     """Return the tuning key of a layer shape; lengths that vary from cloud to cloud count by their power of two."""
     lengths = {"inputs": kernel_map.num_inputs, "outputs": kernel_map.num_outputs, "pairs": kernel_map.num_pairs}
     word, dtype, is_deterministic, setting, *shape = mark
-    return Key(
-        "; ".join(sorted({way.form[kind] for way in ways})),
-        generator_version(),
-        tuple(f"{name}={tensor.dtype}" for name, tensor in tensors.items()),
-        (*[(name, bucket(length)) for name, length in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]),
-        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in tensors.items()),
-        device_name(kernel_map.indices.device),
-        TRITON_VERSION,
-        f"{word} {dtype} {setting}",
-        is_deterministic,
-    )
+    sizes = [*[(name, bucket(n)) for name, n in lengths.items()], *[(str(at), n) for at, n in enumerate(shape)]]
+    text = "; ".join(sorted({way.form[kind] for way in ways}))
+    return choice_key(text, tensors, sizes, f"{word} {dtype} {setting}", is_deterministic)

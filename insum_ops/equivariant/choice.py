@@ -16,12 +16,10 @@ from torch import Tensor
 
 from ..compiler import (
     INTERPRETED,
-    TRITON_VERSION,
     Key,
     bucket,
-    device_name,
+    choice_key,
     fastest,
-    generator_version,
     host_milliseconds,
     on_device,
     paused,
@@ -78,19 +76,10 @@ def _timed(
 def _key(what: tuple[object, ...], ways: Sequence[str], tensors: Mapping[str, Tensor]) -> Key:
     """Return the tuning key of a choice: first dimensions vary and count by their power of two, others as they are."""
     first = next(iter(tensors.values()))
-    extents = tuple(
+    lengths = [
         (f"{name}{at}", length if at else bucket(length))
         for name, tensor in tensors.items()
         for at, length in enumerate(tensor.shape)
-    )
-    return Key(
-        f"{' or '.join(sorted(ways))}: {' '.join(map(str, what))}",
-        generator_version(),
-        tuple(f"{name}={tensor.dtype}" for name, tensor in tensors.items()),
-        extents,
-        ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in tensors.items()),
-        device_name(first.device),
-        TRITON_VERSION,
-        f"{first.dtype} {uses_tensor_cores(first.dtype)}",
-        False,
-    )
+    ]
+    text = f"{' or '.join(sorted(ways))}: {' '.join(map(str, what))}"
+    return choice_key(text, tensors, lengths, f"{first.dtype} {uses_tensor_cores(first.dtype)}", False)

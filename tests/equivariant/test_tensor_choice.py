@@ -56,8 +56,7 @@ def test_a_choice_is_kept_by_the_power_of_two_of_lengths(monkeypatch):
     assert asked == [5, 9, 5]
 
 
-def test_keys_on_disk_differ_by_shapes_and_not_by_lengths(monkeypatch):
-    monkeypatch.setattr(choice, "device_name", lambda device: "a GPU")
+def test_keys_on_disk_differ_by_shapes_and_not_by_lengths():
     key = lambda *shape, what="Z": choice._key((what, 10), ("held", "in memory"), {"X": torch.ones(shape)})
     assert key(5, 4, 3) == key(8, 4, 3)
     assert len({key(5, 4, 3), key(9, 4, 3), key(5, 4, 2), key(5, 4, 3, what="X")}) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ settings.load_profile("insum")
 
 if IS_INTERPRETED:
     fast_interpreter.install()
+elif DEVICE == "cpu":
+    os.environ.setdefault("INSUM_TUNE", "off")  # results that depend on a clock are for those who ask for them
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -180,7 +180,11 @@ class Gathers:
             without = frozenset({mask.node})
         else:
             position = self.position(index)
-        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
+        return self.selected(node, dim, self.flat(position)), position, without
+
+    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
+        """Return a tensor's slices along a dimension at these positions."""
+        return self.call(torch.index_select, node, dim, positions)
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return the elements of the tensor `node` at positions in several dimensions."""

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from insum_ops.compiler.planning.device import H200, Device, described_as
 
+SLOW = {"torch_table": 0, "cross": 1}  # folders, the slowest first
+
 settings.register_profile(
     "insum",
     max_examples=examples(100, 100),
@@ -69,9 +71,9 @@ def _thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test is run where it says something: not `cpu` on a GPU, and `kernels` only where kernels run.
 
-    Those that wait for compilers of torch come first, so that no worker is left with one of them at the end.
+    Those that wait for compilers come first, so that no worker is left with one of them at the end.
     """
-    items.sort(key=lambda item: item.path.parent.name != "torch_table")
+    items.sort(key=lambda item: SLOW.get(item.path.parent.name, len(SLOW)))
     if DEVICE.startswith("cuda"):
         items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
     elif not IS_THOROUGH:

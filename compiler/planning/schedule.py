@@ -128,9 +128,8 @@ class Schedule:
         return (
             self.form == "rows"
             and self.strategy == "store"
-            and not self.names("step")
             and len(self.axes) == 2
-            and self.is_along(self.axes[-1])
+            and self.is_along(self.axes[1])
             and self.bound.size[-1] % WARP_ROW != 0
         )
 
@@ -180,7 +179,7 @@ class Schedule:
         Programs that share a sum, or a max, store their parts in a copy each, in a fixed order; those that scatter add
         atomically to one of several copies, where fewer of them meet at one place.
         """
-        if self.has_copies or self.tables or self.merged is not None or self.owner is not None or self.run:
+        if self.has_copies or self.tables or self.merged is not None or self.run:
             return None
         if self.strategy == "store" and self.may_be_shared:
             return replace(self, is_shared=True, has_copies=True)

@@ -82,7 +82,7 @@ def differentiable(
         if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
             # the operator that a tracer sees is differentiable itself
             return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
-        if fact is None and is_free() and by_torch(expr, operands):
+        if fact is None and is_free() and by_torch(expr, operands, size):
             return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     forward = None if plan is None else partial(planned, *plan)
     for name, form in operands.items():
@@ -114,14 +114,14 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
-def by_torch(expr: str, operands: Mapping[str, Any]) -> bool:
+def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
     """Return whether torch itself differentiates the operations of a call that nobody watches, not statements.
 
     On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
-    and what is kept for them is no more than what the sum makes on its way. Where a tensor is empty, nothing would lead
-    to the others.
+    and what is kept for them is no more than what the sum makes on its way. Where a tensor or the result is empty,
+    nothing would lead to the tensors.
     """
-    if INTERPRETED or not _is_dense(expr, tuple(operands)):
+    if INTERPRETED or not _is_dense(expr, tuple(operands)) or (size is not None and 0 in size):
         return False
     for tensor in operands.values():
         if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):

@@ -156,8 +156,7 @@ class Faster(Lowering):
         sizes = [self.call(torch.Tensor.size, node, dim) for dim in indirect_dims]
         flat = self.flat(Value(self.joined(positions, sizes), joint))
         node = self.call(torch.index_select, self.call(torch.flatten, node, first, last), first, flat)
-        if len(joint) != 1:
-            node = self.call(torch.unflatten, node, first, self.sizes(joint))
+        node = self.spread(node, first, joint)
         names = tuple(map(str, indices))
         return Value(node, names[:first] + joint + names[last + 1 :])
 

@@ -79,7 +79,7 @@ class SplitLayer(BlockSparseLinear):
             raise OperandError(
                 f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
             )
-        norms = torch.full(self.whole_grid, -1.0, dtype=torch.float64)
+        norms = torch.full(self.whole_grid, -1.0, dtype=torch.float64, device="cpu")
         own_norms = block_norms(_whole_weight(self) * self._inside(self.coords)).double()
         for coords, found in gathered_objects((self.whole_coords.cpu(), own_norms.cpu()), mesh):
             norms[tuple(coords.long())] = found

@@ -176,17 +176,16 @@ def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
+    place: Any = {"device": values.device, "check_invariants": False}  # else it goes to the default device
     if A.layout is torch.sparse_coo:
         indices = A._indices() if merged is None else merged[0]
         is_coalesced = merged is not None or A.is_coalesced()
-        return torch.sparse_coo_tensor(
-            indices, values, A.shape, is_coalesced=is_coalesced or None, check_invariants=False
-        )
+        return torch.sparse_coo_tensor(indices, values, A.shape, is_coalesced=is_coalesced or None, **place)
     if A.layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = A.crow_indices(), A.col_indices()
     else:
         parts = A.ccol_indices(), A.row_indices()
-    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, **place)
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

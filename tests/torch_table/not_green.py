@@ -33,6 +33,5 @@ LIMITS: dict[Cell, str] = {
 
 NOT_YET: dict[Cell, str] = {
     **_cells(COO, ["make_fx"], "The entries of a COO tensor are not laid out inside a graph."),
-    **_cells(CONVOLUTIONS, ["TP", "DTensor"], "Convolutions take no DTensor: pass what to_local returns."),
     **_cells([CSR[1]], ["capture"], "The capture is invalidated where the CSR result is made dense."),
 }

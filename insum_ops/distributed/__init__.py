@@ -10,12 +10,14 @@ A file imports only from those above it.
     convolutions        sparse convolutions over DTensors
     fsdp                patterns that change under `fully_shard`
     tuning              ranks that take the same configs
+    own_part            what a state_dict has of a split layer
     split_layers        a `BlockSparseLinear` of which each rank has some blocks
     split_convolutions  a convolution of which each rank has some channels
     linear              styles for `parallelize_module` that split these
     cost                what a step over a split graph costs on paper
     rows                `SplitSpMM`: a sparse matrix whose rows are split over ranks
     whole               the state of all of these as it is without ranks
+    whole_optimizers    the state of their optimizers likewise
 """
 
 from . import convolutions, dtensors, fsdp
@@ -27,6 +29,7 @@ from .rows import SplitSpMM
 from .rules import Split, bytes_moved, cheapest_split, splits_of
 from .tuning import share_tuning
 from .whole import load_whole_state_dict, saved_patterns, whole_state_dict
+from .whole_optimizers import load_whole_optimizer_state_dict, whole_optimizer_state_dict
 
 __all__ = [
     "ColumnParallel",
@@ -39,12 +42,14 @@ __all__ = [
     "cheapest_split",
     "check_replicas",
     "graph_cost",
+    "load_whole_optimizer_state_dict",
     "load_whole_state_dict",
     "random_cut",
     "saved_patterns",
     "share_tuning",
     "splits_of",
     "unchecked_calls",
+    "whole_optimizer_state_dict",
     "whole_state_dict",
 ]
 

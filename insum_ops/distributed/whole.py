@@ -34,7 +34,7 @@ def whole_state_dict(model: nn.Module, *, sharded: bool = False) -> dict[str, An
     not split, by `insum_ops.nn.load_patterns_`, if patterns have changed, and `load_state_dict`; or into one that is,
     by `load_whole_state_dict`. Of a `SplitSpMM` whose values are trained it has `values` [entries] and `entries`
     [2, entries], row by row. For `torch.distributed.checkpoint` pass `sharded=True`; `model.state_dict()` has only a
-    rank's own blocks there, under names that are the same on all ranks.
+    rank's own blocks there, under names that are the same on all ranks, and is refused.
 
     Args:
         model: a model in which some `BlockSparseLinear` layers were split by `ColumnParallel` or `RowParallel`, or with
@@ -69,7 +69,7 @@ def whole_state_dict(model: nn.Module, *, sharded: bool = False) -> dict[str, An
     for prefix, layer in layers:
         parts = layer.whole_parts() if isinstance(layer, SplitLayer) else whole_values(layer)
         for key, part in parts.items():
-            split[f"{prefix}{key}"] = share(part, mesh_of_layer(layer)) if sharded else part
+            split[f"{prefix}{key}"] = equal_share(key, part, mesh_of_layer(layer)) if sharded else part
     # what torch itself has split, as a convolution's channels, comes whole too
     rest = {name: part if sharded or name in split else full(part) for name, part in state.items()}
     return {**rest, **split}
@@ -127,7 +127,7 @@ def load_whole_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> No
             if isinstance(layer, SplitLayer):
                 shares.append(_own_blocks(prefix, layer, parts))
             else:
-                shares.append(own_values_of(layer, parts))
+                shares.append(own_values(layer, parts))
     optimizers = holders([layer.weight for _, layer in layers if isinstance(layer, SplitLayer)])
     for (prefix, layer), share in zip(layers, shares):
         if isinstance(layer, SplitLayer):
@@ -221,9 +221,9 @@ def mesh_of_layer(layer: SplitLayer | SplitSpMM) -> DeviceMesh:
     return mesh
 
 
-def share(part: Tensor, mesh: DeviceMesh) -> Tensor:
+def equal_share(name: str, part: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return an equal share of a tensor that all ranks have: of its blocks, or of its columns if it lists places."""
-    dim = 1 if not part.is_floating_point() else 0
+    dim = 1 if name in ("coords", "entries") else 0
     whole = part.contiguous()
     chunks = list(whole.chunk(mesh.size(), dim))
     rank = mesh.get_local_rank()
@@ -253,18 +253,18 @@ def _own_blocks(prefix: str, layer: SplitLayer, parts: Mapping[str, Tensor]) -> 
     return layer.own_parts({name: part.to(layer.coords.device) for name, part in parts.items()})
 
 
-def whole_values(layer: SplitSpMM, own_values: Tensor | None = None) -> dict[str, Tensor]:
+def whole_values(layer: SplitSpMM, values: Tensor | None = None) -> dict[str, Tensor]:
     """Return the places and values of all ranks' entries, row by row; or other values of each entry."""
     assert layer.values is not None
-    own_values = layer.values.detach() if own_values is None else own_values
-    shares = gathered_objects((layer.graph_entries.cpu(), own_values.cpu()), layer.mesh)
+    values = layer.values.detach() if values is None else values
+    shares = gathered_objects((layer.graph_entries.cpu(), values.cpu()), layer.mesh)
     entries, values = torch.cat([own for own, _ in shares], 1), torch.cat([own for _, own in shares])
     ascending = _place(entries, sum(layer.counts)).argsort()
     device = layer.values.device
     return {"entries": entries[:, ascending].contiguous().to(device), "values": values[ascending].to(device)}
 
 
-def own_values_of(layer: SplitSpMM, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def own_values(layer: SplitSpMM, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values of this rank's entries."""
     width = sum(layer.counts)
     known, own = (_place(entries.to(layer.send.device), width) for entries in (parts["entries"], layer.graph_entries))

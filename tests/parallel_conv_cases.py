@@ -16,7 +16,14 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import parallelize_module
 
 from insum_ops import sparse_conv3d
-from insum_ops.distributed import ColumnParallel, RowParallel, whole_state_dict
+from insum_ops.distributed import (
+    ColumnParallel,
+    RowParallel,
+    load_whole_optimizer_state_dict,
+    load_whole_state_dict,
+    whole_optimizer_state_dict,
+    whole_state_dict,
+)
 from insum_ops.formats import kernel_map
 from insum_ops.nn import SparseConv2d, SparseConvTensor, SparseInverseConv2d, SparseSequential, SubMConv2d
 
@@ -87,9 +94,20 @@ def the_pair_equals_the_whole() -> list[int]:
     for (name, own), other in zip(model.named_parameters(), alone.parameters()):
         assert isinstance(own, DTensor), name
         near(own.grad, other.grad)
-    state = whole_state_dict(model)
-    for name, value in alone.state_dict().items():
-        assert torch.equal(state[name], value), name
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (model, alone)]
+    for optimizer in optimizers:
+        optimizer.step()
+    states = whole_state_dict(model), whole_optimizer_state_dict(model, optimizers[0])
+    load_whole_state_dict(model, states[0])
+    load_whole_optimizer_state_dict(model, optimizers[0], states[1])
+    for name, parameter in alone.named_parameters():
+        near(states[0][name], parameter.detach())
+        near(model.get_parameter(name), parameter.detach())
+        for key, value in optimizers[1].state[parameter].items():
+            torch.testing.assert_close(states[1]["state"][name][key], value, **TOLERANCE[DTYPE])
+            again = optimizers[0].state[model.get_parameter(name)][key]
+            assert isinstance(again, DTensor) == (key != "step"), key
+            torch.testing.assert_close(whole(again), value, **TOLERANCE[DTYPE])
     return [own.to_local().numel() for own in model.parameters()]
 
 

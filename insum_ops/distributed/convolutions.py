@@ -82,8 +82,10 @@ def _agreed(operands: Mapping[str, Tensor], source: Tensor, target: Tensor, geom
         check_placed(first, mesh, operands)
         ranks.equal("the convolution", geometry, "call the same layer on every rank")
         for name, operand in operands.items():
-            is_split = isinstance(operand, DTensor)
-            ranks.equal(name, described(operand) if is_split else operand, SAME_DTENSOR if is_split else SAME_TENSOR)
+            if isinstance(operand, DTensor):
+                ranks.equal(name, described(operand), SAME_DTENSOR)
+            else:
+                ranks.equal(name, operand, SAME_TENSOR)
         for voxels in (source,) if target is source else (source, target):
             ranks.equal("indices", voxels, "give all ranks the same voxels in the same order")
     return mesh

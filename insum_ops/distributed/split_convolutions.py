@@ -40,16 +40,15 @@ def split_convolution(
             placed = distribute_tensor(parameter.detach(), mesh, [placements[key]])
             module.register_parameter(key, nn.Parameter(placed, parameter.requires_grad))
 
-    def enter(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+    def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         x = inputs[0] if inputs else None
         if not isinstance(x, SparseConvTensor) or isinstance(x.features, DTensor):
             return inputs
         features = DTensor.from_local(x.features, mesh, [entering], run_check=False)
         return x.replace_feature(features), *inputs[1:]
 
-    def leave(module: nn.Module, y: SparseConvTensor, mesh: DeviceMesh) -> SparseConvTensor:
-        features = y.features
-        assert isinstance(features, DTensor)
+    def leave(module: nn.Module, y: Any, mesh: DeviceMesh) -> Any:
+        features: DTensor = y.features
         return y.replace_feature(features.full_tensor() if dim == 1 or is_whole else _own_channels(features))
 
     distribute_module(layer, mesh, place, enter, leave)

@@ -118,21 +118,12 @@ def load_whole_optimizer_state_dict(model: nn.Module, optimizer: Optimizer, stat
                 states[f"{prefix}{name}"] = {
                     key: _own_part(layer, name, key, part, whole, prefix) for key, part in of_name.items()
                 }
-    held = {name: own for own, name in names.items()}
-    order = [name for group in ours for name in group]
-    numbered = {
-        order.index(name): {
-            key: placed_like(part, held[name]) if _is_like(part, held[name]) else part for key, part in state.items()
-        }
-        for name, state in states.items()
-        if state
-    }
-    groups, first = [], 0
-    for group in state_dict["param_groups"]:
-        count = len(group["params"])
-        groups.append({**group, "params": list(range(first, first + count))})
-        first += count
-    optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+    for own, name in names.items():
+        of_own = states.get(name, {})
+        states[name] = {key: placed_like(part, own) if _is_like(part, own) else part for key, part in of_own.items()}
+    stepped = {name: state for name, state in states.items() if state}
+    # torch numbers parameters by whatever the groups call them
+    optimizer.load_state_dict({"state": stepped, "param_groups": list(state_dict["param_groups"])})
 
 
 def _checked_names(model: nn.Module, optimizer: Optimizer) -> dict[nn.Parameter, str]:

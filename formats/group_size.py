@@ -102,7 +102,7 @@ def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
 
 
 def _counts(occ: Tensor | Sequence[int]) -> Tensor:
-    """Return occupancies as a tensor; `torch.as_tensor` alone would move one to the default device."""
+    """Return occupancies as a tensor whose numbers can be read, whatever device new tensors are made on."""
     return occ.long() if isinstance(occ, Tensor) else torch.tensor(occ, dtype=torch.int64, device="cpu")
 
 

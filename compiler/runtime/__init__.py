@@ -37,7 +37,7 @@ from .ranges import (
 )
 from .recording import active, paused
 from .tensor_views import as_memory, as_traced, cast_operands, owned, resolved
-from .tracing import followed, outside_transforms
+from .tracing import followed, outside_modes, outside_transforms
 
 __all__ = [
     "EPOCH",
@@ -64,6 +64,7 @@ __all__ = [
     "meet",
     "new_group_tables",
     "on_device",
+    "outside_modes",
     "outside_transforms",
     "owned",
     "paused",

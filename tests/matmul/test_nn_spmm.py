@@ -396,3 +396,12 @@ def test_a_layer_is_exported_before_its_first_call(kind, trainable):
         other = random_dense(8, columns)
         assert_matches(program.module()(other), A @ other)
     assert set(program.state_dict) == set(layer.state_dict())
+
+
+def test_a_layer_is_made_where_new_tensors_are_meta_tensors():
+    """As from_pretrained of transformers makes a model, which reads a matrix on a real device all the same."""
+    A, B = torch.tensor([[0.0, 5.0], [6.0, 7.0]]), torch.tensor([[1.0], [10.0]])
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        with torch.device("meta"):
+            layer = SpMM(A.to_sparse(layout=layout))
+        assert layer(B).tolist() == (A @ B).tolist()

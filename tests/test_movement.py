@@ -1,6 +1,7 @@
 """Statements that move data, with every tile that tuning tries, against plain torch."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,6 +143,15 @@ def test_results_that_no_cache_holds_may_leave_it_first(rows, is_beyond):
     assert not all(way.config.evicts for way in ways)
     for way in ways:
         assert ("evict_first" in own.launcher(way).kernel.source) == way.config.evicts
+
+
+@pytest.mark.parametrize("name", ["odd rows", "transpose"])
+def test_results_that_leave_the_cache_first_are_the_same(name):
+    expr, tensors, size, plain = CASES[name]
+    own = problem(expr, tensors, size, flags=Flags(padded=frozenset(), interpreted=IS_INTERPRETED))
+    way = candidates(own)[0]
+    got = own.launcher(replace(way, config=replace(way.config, evicts=True)))(list(tensors.values()), None)
+    torch.testing.assert_close(got, plain(**tensors), rtol=0, atol=0)
 
 
 def test_what_is_added_to_memory_stays_in_the_cache():

@@ -73,7 +73,8 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     elif schedule.is_atomic:
         add_to_output(scope, acc, address, mask)
     else:
-        scope.line(f"tl.store({address}, {value}{guard})")
+        leaves = ', eviction_policy="evict_first"' if spec.config.evicts else ""
+        scope.line(f"tl.store({address}, {value}{guard}{leaves})")
 
 
 def add_to_output(scope: Scope, acc: Value, address: str, mask: str) -> None:

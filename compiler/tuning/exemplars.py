@@ -133,6 +133,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[b,i,j] = A[b,i] * B[b,j]", {"A": (300, 7), "B": (300, 99)}, HALF),
         Exemplar("C[P[q],n] += A[q,n]", {"P": (300,), "A": (300, 33), "": (50, 33)}, SINGLE),
         Exemplar("C[q,n] = A[P[q],n]", {"P": (300,), "A": (300, 40)}, HALF),
+        Exemplar("C[q,n] = A[P[q],n]", {"P": (900_000,), "A": (300, 41)}, HALF),
         Exemplar("C[e,h] += A[P[e],h,d] * B[e,h,d]", {"P": (300,), "A": (90, 3, 11), "B": (300, 3, 11)}, SINGLE),
         Exemplar(
             "C[AM[e],h,d] += A[e,h] * B[e,h,d]",

@@ -27,7 +27,7 @@ from ..language import Access, Var, walk
 from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .movement import WARP_ROW, Tiling, contiguity, tilings, widened
+from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
@@ -256,9 +256,10 @@ def schedules(
     unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
-    return (
-        (unrolled, *candidates) if len(unrolled.axes) == 1 else (unrolled,)
-    )  # beside whole tiles others take far longer
+    if len(unrolled.axes) > 1:
+        return (unrolled,)  # beside whole tiles others take far longer
+    has_runs = unrolled.roles.get(run_name(start)) == "grid" and not unrolled.names("step")
+    return (unrolled, *([replace(unrolled, form="runs")] if has_runs else []), *candidates)
 
 
 def other_schedules(

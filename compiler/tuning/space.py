@@ -55,7 +55,7 @@ COVERED = 1
 # Tiles over tables in the source that have two axes: elements along memory, of a tile, of a thread, and of all tiles
 # that are on their way to a program. Tuning chooses among them: the gradient of x with 85 channels up to lmax 1 took an
 # H200 0.825 ms with the first and 0.857 without them (27,865 samples).
-RUNS, TILE = (32, 64, 128), 1024
+LENGTHS, TILE = (32, 64, 128), 1024
 ELEMENTS_OF_A_THREAD, TILES_ON_THEIR_WAY = 8, 4096
 MOST_PIECES = 3  # that such a tile walks a summed axis in; with 6 of 85 channels registers are spilled
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
@@ -63,7 +63,9 @@ LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a t
 # Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
 # H200 0.068 ms with 256 copies, 0.076 with 64 and 0.617 without.
 MOST_COPIES = 256
-RUNS = (64, 32, 128)  # neighbours that a program takes in turn, whose sums of one position are added once
+# Neighbours that a program takes in turn, whose sums of one position are added once; of a row each, or of tables, which
+# have many rows each.
+RUNS, RUNS_OF_TABLES = (64, 32, 128), (8, 32)
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -101,7 +103,7 @@ def configs(
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
     if schedule.run:
-        ways = (replace(config, run=run) for config in ways for run in RUNS)
+        ways = (replace(config, run=run) for config in ways for run in (RUNS_OF_TABLES if schedule.tables else RUNS))
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
     return tuple(dict.fromkeys(chain(listed, ways)))
@@ -272,9 +274,9 @@ class Space:
             return
         along = widest[-1].name
         lengths = {name: power_of_two(schedule.extents[name]) for name in axes}
-        for run in RUNS:
-            other = max(1, TILE // min(lengths[along], run))
-            blocks = {name: min(lengths[name], run if name == along else other) for name in axes}
+        for length in LENGTHS:
+            other = max(1, TILE // min(lengths[along], length))
+            blocks = {name: min(lengths[name], length if name == along else other) for name in axes}
             size = prod(blocks.values())
             pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
             if size == TILE and pieces <= MOST_PIECES and self.has_few_pieces(blocks):

@@ -338,7 +338,8 @@ class Space:
         if not schedule.tables:
             return True
         pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
-        return pieces * prod(schedule.extents[name] for name in schedule.names("unrolled")) <= MOST_ENTRIES
+        entries = prod(schedule.extents[name] for name in schedule.names("unrolled"))
+        return pieces == 1 or pieces * entries <= MOST_ENTRIES
 
     def closest(self, name: str, size: int) -> int:
         """Return the longest tile up to `size` that covers an extent with hardly more padding than any other.

@@ -64,8 +64,8 @@ LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a t
 # H200 0.068 ms with 256 copies, 0.076 with 64 and 0.617 without.
 MOST_COPIES = 256
 # Neighbours that a program takes in turn, whose sums of one position are added once; of a row each, or of tables, which
-# have many rows each.
-RUNS, RUNS_OF_TABLES = (64, 32, 128), (8, 32)
+# have many rows each, and as many sums as leave a thread registers for what it loads.
+RUNS, RUNS_OF_TABLES, MOST_SUMS = (64, 32, 128), (8, 32), 128
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -103,7 +103,7 @@ def configs(
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
     if schedule.run:
-        ways = (replace(config, run=run) for config in ways for run in (RUNS_OF_TABLES if schedule.tables else RUNS))
+        ways = space.in_runs(ways)
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
     return tuple(dict.fromkeys(chain(listed, ways)))
@@ -440,6 +440,14 @@ class Space:
         is_whole = merged is None or config.block(merged.name) >= schedule.extents[merged.name]
         if schedule.has_rows_in_turn and is_whole and rows > 1:
             yield replace(config, rows=min(rows, MOST_ROWS))
+
+    def in_runs(self, ways: Iterable[Config]) -> Iterator[Config]:
+        """Yield the configs with several neighbours to a program, which holds a sum for each row that tables name."""
+        schedule = self.schedule
+        rows = prod(schedule.extents[name] for name in schedule.names("unrolled") if name in schedule.free)
+        for config in ways:
+            if rows * max(1.0, accumulators(config, schedule, self.device)) <= MOST_SUMS:
+                yield from (replace(config, run=run) for run in (RUNS_OF_TABLES if schedule.tables else RUNS))
 
     def parts(self, config: Config) -> int:
         """Return how many programs share a sum (split-K)."""

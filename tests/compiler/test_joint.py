@@ -280,7 +280,30 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
             torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
     assert len(asked) == 1
     assert re.search(r"dA\[e,h\].*; dX\[U\[e\],h,d\]", asked[0].statement)
-    assert (joint._launcher(calls, run) is not None) == is_faster
+    assert (joint._choice(calls, run).launcher is not None) == is_faster
+
+
+def test_statements_that_store_may_share_a_kernel_without_those_that_scatter(monkeypatch):
+    """Timing is pretended: the last way takes the least."""
+
+    def fastest(key, ways, first, others, start):
+        started = start(ways[-1])
+        assert started is not None
+        assert len(started[0]()) == 3
+        return ways[-1]
+
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(joint, "fastest", fastest)
+    monkeypatch.setattr(joint, "INTERPRETED", False)
+    monkeypatch.setattr(joint, "_choices", LRUCache(8))
+    sizes = {"A": (EDGES, 3), "B": (EDGES, 5), "X": (NODES, 3, 5)}
+    case = Case("Y[T[e],h,d] += A[e,h] * B[e,d] * X[U[e],h,d]", sizes, (NODES, 3, 5), weighted_sum, ("A", "B", "X"))
+    for edges in (67, 71):
+        calls = calls_of(case, case.operands(edges=edges))
+        for result, call in zip(run_jointly(calls, run), calls):
+            torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+    choice = joint._choice(calls, run)
+    assert [calls[at].expr.split("[")[0] for at in choice.places] == ["dA", "dB"]
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")

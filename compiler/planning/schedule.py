@@ -123,6 +123,11 @@ class Schedule:
         return str(self.output.indirections[0].indices[0]) if self.form == "runs" else ""
 
     @cached_property
+    def stores_vectors(self) -> bool:
+        """Whether a kernel relies on what divides the strides of its output, to write several elements at once."""
+        return bool(self.form) or (self.strategy == "atomic" and bool(self.tables))
+
+    @cached_property
     def may_be_aligned(self) -> bool:
         """Whether rows of the output begin between sectors, and each row of a tile may begin at another column."""
         return (

@@ -245,6 +245,17 @@ def test_each_tensor_is_loaded_once():
         assert source.count("tl.store") == source.count("tl.atomic_add") == 1
 
 
+def test_results_are_stored_by_several_elements_at_once():
+    case = Case("Y[e,c] += F[e,c] * X[U[e],c]", {"F": (EDGES, 36), "X": (NODES, 36)}, (EDGES, 36), max, ("F", "X"))
+    own = problem_of(calls_of(case, case.operands()))
+    assert own is not None
+    source = own.kernel(own.configs[0]).source
+    assert re.findall(r"ptr_of_output_\d \+ \S+ \* (\(.*?\))", source) == [
+        "(stride_0_0 // 4 * 4)",
+        "(stride_1_0 // 4 * 4)",
+    ]
+
+
 def test_a_name_for_two_tensors_keeps_statements_apart(together):
     calls = calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())
     first, second = calls

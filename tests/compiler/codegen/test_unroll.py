@@ -641,3 +641,14 @@ def test_sums_of_neighbours_are_those_of_all_entries(kind, dtype):
     assert len(tried) > 1
     for way in tried:
         assert_matches(own.launcher(way)(list(given.values()), None), expected)
+
+
+def test_several_elements_are_added_at_once_where_the_strides_allow_it():
+    own = own_problem(ADDED, channels=68)
+    for way in unrolled(own):
+        launcher = own.launcher(way)
+        assert "(stride__0 // 4 * 4)" in launcher.kernel.source
+        assert launcher.placed((400, 72, 1)) is not None
+        assert launcher.placed((402, 72, 1)) is None
+    for way in unrolled(own_problem(STORED, channels=68)):  # which may be written to any part of a larger tensor
+        assert "stride__0 // " not in own_problem(STORED, channels=68).launcher(way).kernel.source

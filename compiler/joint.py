@@ -17,9 +17,10 @@ from ..formats.facts import ConstantTables, Fact
 from ..formats.torch_state import is_capturing
 from ..lru_cache import LRUCache
 from .codegen import Config
+from .language import Access
 from .planning import resized
 from .prepared import PreparedStatement, has_kernels, prepare
-from .runtime import INTERPRETED, JointLauncher, on_device, paused
+from .runtime import INTERPRETED, JointLauncher, is_sorted, on_device, paused
 from .tuning import JointProblem, digest, fastest, joint_problem, tuning_mode
 
 __all__ = ["JointCall", "run_jointly"]
@@ -99,7 +100,7 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
     joints = {
         places: joint
-        for places in _groups(statements)
+        for places in _groups(statements, calls)
         if (joint := joint_problem([problems[at] for at in places])) is not None
     }
     if not joints:
@@ -113,14 +114,24 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     return _Choice(launcher, way.places)
 
 
-def _groups(statements: Sequence[PreparedStatement]) -> list[tuple[int, ...]]:
-    """Return which statements may share a kernel: all of them, and those that do not scatter.
+def _groups(statements: Sequence[PreparedStatement], calls: Sequence[JointCall]) -> list[tuple[int, ...]]:
+    """Return which statements may share a kernel: all of them; all that do not scatter by a sorted index; all that store.
 
-    A scatter by itself may take its products in another order, such as that of the places that it adds to.
+    A scatter by itself may add up its neighbours of one place, which follow each other where its index is sorted, or
+    where it takes them in such an order. Programs of a kernel for several statements have one product of each.
     """
     everything = tuple(range(len(statements)))
-    stored = tuple(at for at in everything if not statements[at].bound.statement.output.is_indirect)
-    return [everything, stored] if 1 < len(stored) < len(everything) else [everything]
+    scatters = {at: own for at in everything if (own := statements[at].bound.statement.output.indirections)}
+    in_order = {at for at, own in scatters.items() if all(_is_sorted(access, calls[at]) for access in own)}
+    ways = (set(), in_order, {*scatters})  # that are left out
+    groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in ways)
+    return [places for places in groups if len(places) > 1]
+
+
+def _is_sorted(access: Access, call: JointCall) -> bool:
+    """Return whether an index access is `E[p]` of a tensor that ascends."""
+    index = dict(zip(call.names.split(","), call.tensors))[access.name]
+    return index.dim() == 1 and is_sorted(index)
 
 
 class _Way(NamedTuple):
@@ -133,7 +144,7 @@ class _Way(NamedTuple):
 def _fastest(joints: Mapping[tuple[int, ...], JointProblem], calls: Sequence[JointCall], run: Run) -> _Way | None:
     """Return the fastest way, None if that is a kernel for each statement."""
     ways = {
-        f"{'' if len(places) == len(calls) else 'scatters apart: '}{config}": _Way(places, config)
+        f"{'' if len(places) == len(calls) else f'{places} alone: '}{config}": _Way(places, config)
         for places, joint in joints.items()
         for config in joint.configs
     }

@@ -115,7 +115,7 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
 
 
 def _groups(statements: Sequence[PreparedStatement], calls: Sequence[JointCall]) -> list[tuple[int, ...]]:
-    """Return which statements may share a kernel: all of them; all that do not scatter by a sorted index; all that store.
+    """Return which may share a kernel: all statements; all that do not scatter by a sorted index; all that store.
 
     A scatter by itself may add up its neighbours of one place, which follow each other where its index is sorted, or
     where it takes them in such an order. Programs of a kernel for several statements have one product of each.

@@ -186,6 +186,8 @@ class Space:
         if len(schedule.axes) == 2 and all(extents[name] > 1 for name in schedule.axes):
             is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
             return Traits("unrolled tile", is_streamed=is_streamed)
+        if schedule.run:
+            return Traits("unrolled runs")
         return Traits("unrolled", widest=256)
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
-from ..formats.torch_state import is_capturing, uses_tensor_cores
+from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_cores
 from .binding import row_major
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, prepare
@@ -29,8 +29,10 @@ def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact
     """
     bound = statement.bound
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
-    if (fact is not None and not tables) or (tables and bound.device.type == "cuda" and is_capturing()):
+    if fact is not None and not tables:
         return ()
+    if tables and (is_deterministic() or (bound.device.type == "cuda" and is_capturing())):
+        return ()  # neighbours are added atomically in the end; and nothing can be waited for in a graph
     named = dict(zip(statement.names, tensors))
     strides = {name: tensor.stride() for name, tensor in named.items()}
     strides[""] = row_major(bound.size)

@@ -316,6 +316,18 @@ def test_a_sorted_index_of_constant_tables_is_not_sorted_again():
     assert groupings_of(prepare(OVER_TABLES, ",".join(given), size, tensors, fact), tensors, fact) == ()
 
 
+def test_atomic_sums_over_constant_tables_are_not_sorted_where_results_must_repeat():
+    given, size, fact = over_tables(torch.arange(40).flip(0) // 10)
+    tensors = list(given.values())
+    statement = prepare(OVER_TABLES, ",".join(given), size, tensors, fact)
+    assert len(groupings_of(statement, tensors, fact)) == 1
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert groupings_of(statement, tensors, fact) == ()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_what_a_fact_says_about_rows_is_not_undone():
     given, size = operands("Y[E[p],c] += V[p] * X[p,c]")
     tensors = list(given.values())

@@ -27,7 +27,7 @@ from ..language import Access, Var, walk
 from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .movement import WARP_ROW, Tiling, contiguity, tilings, widened
+from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
@@ -121,6 +121,11 @@ class Schedule:
     def run(self) -> str:
         """The index name of which a program takes several values in turn, and adds up those of one position; or ""."""
         return str(self.output.indirections[0].indices[0]) if self.form == "runs" else ""
+
+    @cached_property
+    def stores_vectors(self) -> bool:
+        """Whether a kernel relies on what divides the strides of its output, to write several elements at once."""
+        return bool(self.form) or (self.strategy == "atomic" and bool(self.tables))
 
     @cached_property
     def may_be_aligned(self) -> bool:
@@ -255,9 +260,10 @@ def schedules(
     unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
-    return (
-        (unrolled, *candidates) if len(unrolled.axes) == 1 else (unrolled,)
-    )  # beside whole tiles others take far longer
+    if len(unrolled.axes) > 1:
+        return (unrolled,)  # beside whole tiles others take far longer
+    has_runs = unrolled.roles.get(run_name(start)) == "grid" and not unrolled.names("step")
+    return (unrolled, *([replace(unrolled, form="runs")] if has_runs else []), *candidates)
 
 
 def other_schedules(

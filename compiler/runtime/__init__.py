@@ -22,7 +22,7 @@ A file imports only from those above it.
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
 from .copies import sum_of_copies
-from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
+from .group_tables import GroupTables, group_tables, has_met, is_sorted, meet, new_group_tables
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
@@ -58,6 +58,7 @@ __all__ = [
     "followed",
     "group_tables",
     "has_met",
+    "is_sorted",
     "joint_launcher",
     "launcher",
     "load",

@@ -147,6 +147,13 @@ def _exemplars() -> tuple[Exemplar, ...]:
         ),
         Exemplar("Z[b,i,u] += V[i,q] * X[b,I[i,q],u]", {"V": (3, 2), "I": (3, 2), "X": (500, 4, 32)}, SINGLE, table),
         Exemplar(
+            "Z[D[b],i,u] += V[i,q] * X[P[b],I[i,q],u]",
+            {"V": (3, 2), "I": (3, 2), "D": (500,), "P": (500,), "X": (500, 4, 32), "": (50, 3, 32)},
+            SINGLE,
+            table,
+            _flags("P"),
+        ),
+        Exemplar(
             "Z[b,i,w] += V[i,q] * X[b,I[i,q],u] * W[b,u,w]",
             {"V": (3, 2), "I": (3, 2), "X": (500, 4, 16), "W": (500, 16, 16)},
             SINGLE,

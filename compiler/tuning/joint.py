@@ -25,7 +25,7 @@ __all__ = ["JointProblem", "joint_problem"]
 # Warps of a program, and elements of a tile for each thread, of statements over constant tables and of others. One H200
 # (torch 2.11, triton 3.6): of 1 to 8 each, the fastest of 13 kinds of gradients along edges was among these.
 WARPS = (1, 2, 4)
-ELEMENTS = {True: (1, 2), False: (4, 8)}
+ELEMENTS = {True: (1, 2, 4), False: (4, 8)}
 REGISTERS = 255  # that a thread may have
 
 Item = TypeVar("Item")

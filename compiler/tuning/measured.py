@@ -40,7 +40,7 @@ class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
     # alone, set, neighbours, table, plain, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled, unrolled
-    # tile
+    # runs, unrolled tile
     form: str
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
@@ -312,5 +312,9 @@ OTHERS = {
     ),
     # one result to a thread has the fewest registers, several the fewest instructions; estimated, not measured
     "unrolled": tuple(Point(1, 0, 0, 1, each=each) for each in (1, 2, 4)),
+    # One warp to a program, for which a position is one for all threads: 18,357 edges of 68 channels to 11 rows took
+    # 0.0155 ms in tiles of 128, 0.0160 of 64 and 0.0172 of 32, with four warps 0.0197; 39,205 edges to 71 rows 0.200 in
+    # tiles of 32 and 0.244 with four warps (`python -m bench.products --cases 7`, seeds 25 and 27).
+    "unrolled runs": tuple(Point(1, wide, 1, 1) for wide in (128, 64, 32)),
     "scalar": (Point(1, 1, 1, 1),),
 }

@@ -126,8 +126,8 @@ def _groups(statements: Sequence[PreparedStatement], calls: Sequence[JointCall])
     everything = tuple(range(len(statements)))
     scatters = {at: own for at in everything if (own := statements[at].bound.statement.output.indirections)}
     in_order = {at for at, own in scatters.items() if all(_is_sorted(access, calls[at]) for access in own)}
-    ways = (set(), in_order, {*scatters})  # that are left out
-    groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in ways)
+    apart: list[set[int]] = [set(), in_order, {*scatters}]
+    groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in apart)
     return [places for places in groups if len(places) > 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
         if marks == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs kernels: TRITON_INTERPRET=1, or a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the garbage collector need not look through a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 if DEVICE.startswith("cuda"):

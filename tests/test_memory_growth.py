@@ -201,7 +201,6 @@ def _smallest_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     for cache, limit in limits:
         cache.clear()
         make(cache, limit)

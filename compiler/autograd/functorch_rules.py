@@ -157,8 +157,8 @@ def _saved(ctx: Any) -> list[Tensor]:
     if is_compiling():  # a tracer's tensors are its own
         return tensors
     for at, tensor in enumerate(tensors):
-        while functorch.is_dead_tensor_wrapper(tensor):
-            tensor = functorch.unwrap_if_dead(tensor)
+        while (inside := functorch.unwrap_if_dead(tensor)) is not tensor:
+            tensor = inside
         tensors[at] = tensor
     return tensors
 

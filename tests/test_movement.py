@@ -161,9 +161,17 @@ def test_what_is_added_to_memory_stays_in_the_cache():
 
 @pytest.mark.parametrize(("columns", "rows"), [(77, 32), (141, 16), (50, 64)])
 def test_one_warp_has_as_many_rows_as_its_registers_hold(columns, rows):
-    """Halves that are loaded in pairs share a register; the most promising config is the first of all."""
+    """The most promising config is the first of all."""
     way = candidates(gather(700_000, columns))[0]
     assert (way.config.block("p"), way.config.num_warps) == (rows, 1)
+
+
+def test_of_two_factors_a_warp_holds_fewer_rows():
+    tensors = dict(
+        W=values(300_000, 221), X=values(40_000, 221), U=torch.empty(300_000, dtype=torch.int64, device="meta")
+    )
+    own = problem("Y[e,c] = W[e,c] * X[U[e],c]", tensors, flags=Flags(padded=frozenset()))
+    assert candidates(own)[0].config.block("e") * 7 * 2 <= 128
 
 
 def runs(expr, tensors, size, padded=(), **settings):

@@ -239,7 +239,7 @@ class Cost:
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
         if schedule.form == "rows" and not schedule.names("step"):
             is_turned = self.config.is_aligned and self.reach > self.blocks[schedule.axes[-1]]
-            return REGISTERS + self.elements * (TURNED if is_turned else MOVED) > MOST_REGISTERS
+            return REGISTERS + self.elements * self.tiles * (TURNED if is_turned else MOVED) > MOST_REGISTERS
         total = REGISTERS + accumulators(self.config, schedule, self.device)
         for factor in schedule.factors:
             if isinstance(factor, Access) and factor.name in self.strides:
@@ -306,6 +306,13 @@ class Cost:
         """How many registers the elements of a tile take of a thread; halves that are loaded together share one."""
         halves = 2 if self.vector > 1 and self.schedule.bound.dtype.itemsize == 2 else 1
         return self.height * self.columns * self.vector // halves
+
+    @property
+    def tiles(self) -> int:
+        """How many factors have the rows and the columns of a tile, and wait in registers at once."""
+        *rows, column = self.schedule.axes
+        parts = {part for flat in self.schedule.flats if flat.name in rows for part in flat.parts} | {*rows}
+        return max(1, sum(column in factor.names and bool(parts & {*factor.names}) for factor in self.schedule.factors))
 
     @property
     def moving_instructions(self) -> float:

@@ -46,7 +46,6 @@ class Traits:
     is_narrow_first: bool = True  # the narrow side is the rows of the output
     widest: int = 0  # elements, of a side that has no other limit
     used: int = 0  # of those, all but what no thread has
-    packed: int = 1  # neighbours that share a register, since they are loaded together
     widest_aligned: int = 0  # of rows that begin up to a warp's row earlier; 0: where they begin is good as it is
     few_warps: int = 1  # for a tile that one warp, or two, hold in registers
     is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
@@ -77,8 +76,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
     if traits.form == "runs":  # a warp to each program: a position is then one for all threads
         return (Point(1, traits.widest, max(1, traits.widest // 128)),)
     if traits.form == "rows":
-        registers = traits.used // traits.packed
-        plain = [_moved_rows(each, warps, traits.widest, registers) for each, warps in MOVED_ROWS]
+        plain = [_moved_rows(each, warps, traits.widest, traits.used) for each, warps in MOVED_ROWS]
         wide = traits.widest_aligned
         aligned = [
             replace(_moved_rows(each, warps, wide, wide), is_aligned=True) for each, warps in ALIGNED_ROWS if wide
@@ -88,7 +86,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
 
 
 def _moved_rows(each: int, warps: int, wide: int, used: int) -> Point:
-    """Return rows of which a thread has about so many registers, by the ratio of powers of two."""
+    """Return rows of which a thread has about so many elements, by the ratio of powers of two."""
     return Point(max(1, 2 ** round(log2(each * 32 * warps / used))), wide, warps)
 
 
@@ -276,12 +274,12 @@ PLAIN = {
 }
 # Elements to a thread of programs that scatter into copies of a small output: 8 of rows, 2 of single numbers.
 CROWD = (8, 2, 4)
-# Statements that move data: registers of a thread for their elements, and warps. One warp reads all of a row at
-# constant distances, so that a thread needs one address for all of them: 302,387 rows of 137 elements in half precision
-# took an H200 0.035 ms with one warp and 0.045 with two, 134,603 rows of 83 took 0.014 and 0.018. An H200 begins about
-# 1.6 programs in a nanosecond: 313,875 rows of 165 elements took 0.191, 0.096 and 0.050 ms with 1, 2 and 4 of them to a
-# program of one warp, so that programs have more to do than a thread needs on its way: 674,407 rows of 77 took 0.040 ms
-# with 96 registers and 0.045 with 48. The last leave few programs enough to do.
+# Statements that move data: elements to a thread, and warps. One warp reads all of a row at constant distances, so that
+# a thread needs one address for all of them: 302,387 rows of 137 elements in half precision took an H200 0.035 ms with
+# one warp and 0.045 with two, 134,603 rows of 83 took 0.014 and 0.018. An H200 begins about 1.6 programs in a
+# nanosecond: 313,875 rows of 165 elements took 0.191, 0.096 and 0.050 ms with 1, 2 and 4 of them to a program of one
+# warp, so that programs have more to do than a thread needs on its way: 674,407 rows of 77 took 0.040 ms with 96
+# elements and 0.045 with 48. The last leave few programs enough to do.
 MOVED_ROWS = ((64, 1), (96, 1), (32, 1), (32, 2), (16, 4), (8, 4))
 # Rows of 2,241 numbers, of which each begins at another place of its line, took 0.019 ms to be written as they lie and
 # 0.017 if a warp stores whole sectors; what fills that memory takes 0.016.
@@ -293,10 +291,12 @@ OTHERS = {
     "looped": (Point(1, 128, 4), Point(1, 256, 4), Point(1, 256, 8)),
     # transposes, of which both sides are to fill lines of memory
     # 5,657 by 48,497 numbers took 0.606 ms in tiles of 32 by 256, 0.624 of 64 by 128 and 0.655 of 64 by 64
+    # 173 by 225 by 71, reversed, took 0.0071 ms in tiles of 16 by 256 and 0.0084 of 64 by 64, 2,617 by 4,787 0.032 and
+    # 0.031: the first is the better guess
     "turned": (
+        Point(16, 256, 4),
         Point(64, 64, 8),
         Point(32, 256, 8),
-        Point(16, 256, 4),
         Point(64, 64, 4),
         Point(32, 64, 4),
         Point(32, 128, 4),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, product
-from math import gcd, prod
+from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
@@ -220,9 +220,7 @@ class Space:
         used = min(wide, -(-extent // WARP_ROW) * WARP_ROW) if is_fixed else wide
         # a block with room for a row wherever it begins needs no second look at any column
         longer = block_along(extent + WARP_ROW - 1) if is_fixed and wide >= extent else wide
-        packed = gcd(extent, max(1, 4 // schedule.bound.dtype.itemsize)) if is_fixed else 1
-        longer = longer if schedule.may_be_aligned else 0
-        return Traits("rows", widest=wide, used=used, packed=packed, widest_aligned=longer)
+        return Traits("rows", widest=wide, used=used, widest_aligned=longer if schedule.may_be_aligned else 0)
 
     def fit(self, name: str, size: int) -> int:
         """Return the block of an axis: its extent, at most `size`, and in a dot at least a tensor core's side."""

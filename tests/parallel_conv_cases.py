@@ -121,8 +121,7 @@ def single_layers_equal_the_whole() -> None:
     ]
     for style, alone, options in kinds:
         alone = alone.to(device(), DTYPE)
-        with torch.no_grad():  # seeds differ by what came before, which is the same on all ranks
-            layer = parallelize_module(deepcopy(alone), line(), style)
+        layer = parallelize_module(deepcopy(alone), line(), style)
         x = cloud(4)
         features, plain = (x.features.clone().requires_grad_() for _ in range(2))
         y = layer(x.replace_feature(features))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("insum")
+
+IS_TABLE = os.environ.get("INSUM_TESTS") == "torch"  # whose cells say something on every machine
 
 if IS_INTERPRETED:
     fast_interpreter.install()
@@ -75,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those that wait for compilers come first, so that no worker is left with one of them at the end.
     """
     items.sort(key=lambda item: SLOW.get(item.path.parent.name, len(SLOW)))
-    if DEVICE.startswith("cuda"):
+    if DEVICE.startswith("cuda") and not IS_TABLE:
         items[:] = [item for item in items if item.get_closest_marker("cpu") is None]
     elif not IS_THOROUGH:
         items[:] = _thinned(items)

@@ -121,8 +121,7 @@ def single_layers_equal_the_whole() -> None:
     ]
     for style, alone, options in kinds:
         alone = alone.to(device(), DTYPE)
-        with torch.no_grad():  # seeds differ by what came before, which is the same on all ranks
-            layer = parallelize_module(deepcopy(alone), line(), style)
+        layer = parallelize_module(deepcopy(alone), line(), style)
         x = cloud(4)
         features, plain = (x.features.clone().requires_grad_() for _ in range(2))
         y = layer(x.replace_feature(features))
@@ -181,7 +180,7 @@ def every_placement_gives_the_same() -> dict[str, str]:
     grid = init_device_mesh(device(), (2, ranks // 2))
     x = cloud(1)
     over = kernel_map(x.indices, [SIDE, SIDE], 1, kernel_size=3)
-    for channels, outputs, groups in ((4, 8, 1), (3, 5, 1), (4, 8, 4), (6, 6, 6), (6, 4, 2)):
+    for channels, outputs, groups in ((4, 8, 1), (3, 5, 1), (4, 8, 4), (6, 4, 2)):
         torch.manual_seed(0)
         tensors = [torch.randn(VOXELS, channels), torch.randn(outputs, 3, 3, channels // groups), torch.randn(outputs)]
         plain = [tensor.to(device(), DTYPE).requires_grad_() for tensor in tensors]

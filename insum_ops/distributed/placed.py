@@ -63,6 +63,7 @@ def described(operand: DTensor) -> str:
 
 def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh) -> Tensor:
     """Return a rank's own share of a tensor, after what has to move has moved."""
+    operand = operand.detach()  # below autograd: torch 2.11 would detach in place what it moves, and can't
     if not isinstance(operand, DTensor):
         operand = DTensor.from_local(operand, mesh, [Replicate()] * mesh.ndim, run_check=False)
     wanted = [split.inputs[name] for split in splits]

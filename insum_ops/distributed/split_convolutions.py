@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from ..compiler import OperandError, ShapeError
 from ..conv.convolution import SparseConvolution
 from ..conv.tensor import SparseConvTensor
+from ..formats.torch_state import is_grad_enabled
 from .agreement import on_all_ranks
 
 __all__ = ["split_convolution"]
@@ -44,7 +45,8 @@ def split_convolution(
         x = inputs[0] if inputs else None
         if not isinstance(x, SparseConvTensor) or isinstance(x.features, DTensor):
             return inputs
-        features = DTensor.from_local(x.features, mesh, [entering], run_check=False)
+        own = x.features if is_grad_enabled() else x.features.detach()
+        features = DTensor.from_local(own, mesh, [entering], run_check=False)
         return x.replace_feature(features), *inputs[1:]
 
     def leave(module: nn.Module, y: Any, mesh: DeviceMesh) -> Any:

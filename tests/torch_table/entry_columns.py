@@ -91,7 +91,8 @@ def dynamic(case: EntryCase) -> None:
     _compiled(case, True, SIZES, 2, "aot_eager")
 
 
-def _exported(case: EntryCase) -> tuple[nn.Module, Any]:
+def exported(case: EntryCase) -> tuple[nn.Module, Any]:
+    """The module, and its program with dynamic dimensions."""
     module = case.make()
     shapes = tuple(
         dict.fromkeys(dims, torch.export.Dim.AUTO)
@@ -144,7 +145,7 @@ def _checked_elsewhere(
 def export_dynamic(case: EntryCase) -> None:
     """torch.export with dynamic dimensions, saved and loaded in a new process."""
     with tempfile.TemporaryDirectory() as folder:
-        module, program = _exported(case)
+        module, program = exported(case)
         path = Path(folder, "program.pt2")
         torch.export.save(program, path)
         _checked_elsewhere(LOADED, module, case, Path(folder), path)
@@ -152,9 +153,11 @@ def export_dynamic(case: EntryCase) -> None:
 
 def packaged(case: EntryCase, path: Path) -> nn.Module:
     """Write an AOTInductor package with dynamic dimensions; return the module."""
-    module, program = _exported(case)
+    module, program = exported(case)
+    # precompiled headers gain nothing for a machine's first package, or for several at once
+    options = {"aot_inductor.precompile_headers": False} if DEVICE == "cuda" else {}
     with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return module
 
 

@@ -24,7 +24,12 @@ SECONDS = 600  # for a compiler: torch's headers take a minute on a busy machine
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 NAMES = ["insum, scatter"]
 if DEVICE == "cuda":
-    NAMES += ["nn.SpMM", "nn.BlockSparseLinear", "nn.FullyConnectedTensorProduct, shared", "nn.SubMConv3d, given voxels"]
+    NAMES += [
+        "nn.SpMM",
+        "nn.BlockSparseLinear",
+        "nn.FullyConnectedTensorProduct, shared",
+        "nn.SubMConv3d, given voxels",
+    ]
 
 pytestmark = [
     pytest.mark.skipif(DEVICE != "cuda" and os.environ.get("INSUM_TESTS") != "torch", reason="part of make test-torch"),

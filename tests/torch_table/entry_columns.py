@@ -173,6 +173,13 @@ def aoti(case: EntryCase) -> None:
         _checked_elsewhere(script, module, case, Path(folder), path, has_formats)
 
 
+def aoti_on_gpu(case: EntryCase) -> None:
+    """The same on a GPU: the package holds the emitted kernels."""
+    if DEVICE != "cuda":
+        raise NotHere("needs a GPU")
+    aoti(case)
+
+
 def make_fx(case: EntryCase) -> None:
     """make_fx with symbolic sizes and autograd.grad inside, run at another size."""
     from torch.fx.experimental.proxy_tensor import make_fx as trace
@@ -331,6 +338,7 @@ COLUMNS: dict[str, Callable[[EntryCase], None]] = {
     "dynamic": dynamic,
     "export dynamic": export_dynamic,
     "AOTI": aoti,
+    "AOTI on a GPU": aoti_on_gpu,
     "make_fx": make_fx,
     "functorch": functorch,
     "autocast": autocast,
@@ -339,6 +347,7 @@ COLUMNS: dict[str, Callable[[EntryCase], None]] = {
     "pickle": pickled,
     "HF": hugging_face,
 }
+OF_GPUS = ("AOTI on a GPU", "capture")  # what `make test-torch` runs where there is one
 
 
 def outcome(name: str, column: str) -> tuple[str, str]:

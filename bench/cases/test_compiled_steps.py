@@ -79,7 +79,9 @@ class Training:
     def losses(self, model: nn.Module, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
         inputs, target = [x if dtype is None else x.to(dtype) for x in self.inputs], self.target
         target = target if dtype is None else target.to(dtype)
-        return lambda: mse_loss(model(*inputs).float() if dtype is None else model(*inputs), target)
+        # not the mean over all numbers: of those the gradients would vanish in float16
+        value = (lambda: model(*inputs).float()) if dtype is None else (lambda: model(*inputs))
+        return lambda: mse_loss(value(), target, reduction="sum") / len(target)
 
     def gradients(self, model: nn.Module, losses: Callable[[], Tensor]) -> tuple[Tensor, ...]:
         model.zero_grad()

@@ -47,11 +47,11 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     if key is None or is_compiling():  # a tracer; or an operand is no tensor or the size no size: `check` refuses them
         return cold()
     plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
+    if learns and not (is_free() and is_sum(expr)):
+        return cold()
     if not learns or by_torch(expr, operands):
         return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
-    if is_free() and is_sum(expr):
-        return differentiable(evaluate, expr, operands, size, None, plan, cache)
-    return cold()
+    return differentiable(evaluate, expr, operands, size, None, plan, cache)
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:

@@ -158,6 +158,7 @@ def test_messages_without_a_place(function: Any) -> None:
     expected = f"the expression is of type int, not a string; {language}"
     assert refusal(function, ParseError, 3, A=V) == expected
     assert refusal(function, ParseError, 3) == expected
+    assert refusal(function, ParseError, ["C[i] = A[i]"], A=V) == expected.replace("int", "list")
     assert refusal(function, ParseError, "") == f"the expression is empty; {language}"
     unused = "D was given but the expression does not use it; it uses A, C"
     assert refusal(function, OperandError, "C[i] = A[i]", A=V, D=V) == unused

@@ -73,14 +73,17 @@ def differentiable(
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
     `plan` holds the arguments of `planned` by which it is evaluated without gradients, and `pattern` is what
-    `pattern_of` says of its format, if the caller knows them.
+    `pattern_of` says of its format, if the caller knows them. A caller with a plan has asked whether the statement is
+    a sum, a tracer watches, or torch differentiates the call.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
-    if (is_compiling() or modes()) and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
-        # the operator that a tracer sees is differentiable itself
-        return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
-    if fact is None and by_torch(expr, operands):
-        return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
+    if plan is None:
+        is_watching = is_compiling() or modes()
+        if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
+            # the operator that a tracer sees is differentiable itself
+            return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
+        if fact is None and is_free() and by_torch(expr, operands):
+            return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     forward = None if plan is None else partial(planned, *plan)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
@@ -91,7 +94,7 @@ def differentiable(
         cache, key, cold, *rest = plan
         in_steps = lambda *_: value_in_steps(evaluate, expr, operands, shape, cold)
         forward = partial(planned, cache, ("in steps", rounds_float32(), key), in_steps, *rest)
-    function = _Sum if is_sum(expr) else _Extremum
+    function = _Sum if plan is not None or is_sum(expr) else _Extremum
     return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
 
 
@@ -112,13 +115,13 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 
 
 def by_torch(expr: str, operands: Mapping[str, Any]) -> bool:
-    """Return whether torch itself differentiates the operations of a call, not statements.
+    """Return whether torch itself differentiates the operations of a call that nobody watches, not statements.
 
     On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
     and what is kept for them is no more than what the sum makes on its way. Where a tensor is empty, nothing would lead
     to the others.
     """
-    if INTERPRETED or not is_free() or not _is_dense(expr, tuple(operands)):
+    if INTERPRETED or not _is_dense(expr, tuple(operands)):
         return False
     for tensor in operands.values():
         if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):

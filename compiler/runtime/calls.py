@@ -28,10 +28,10 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
     in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
     vary. The key has the default dtype, which a statement of numbers takes. It is None, and the cache empty, if a
-    tracer reads this code, if an operand is no tensor or format, if `size` holds no integers, or if a tracer's symbols
-    or tensors stand for them, which no plan can hold.
+    tracer reads this code, if the expression is no text, if an operand is no tensor or format, if `size` holds no
+    integers, or if a tracer's symbols or tensors stand for them, which no plan can hold.
     """
-    if is_dynamo():
+    if is_dynamo() or not isinstance(expr, str):
         return NOTHING
     tensors: list[Any] = [*operands.values()]
     try:

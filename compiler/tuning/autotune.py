@@ -354,9 +354,10 @@ def fastest(
     and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides, since
     the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
     host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured, so that
-    the time until its result is there decides, the host's included. One that takes no more than `enough` milliseconds
-    wins at once, so that the rest is never built: `first` begins with the likeliest. If the GPU has no memory for one
-    of them, the choice is not remembered. `times` is filled as calls are timed; if `is_new`, the cache is not read.
+    the time until its result is there decides, the host's included. All that take no more than `enough` milliseconds of
+    the device are alike, and the first of them that takes no more of the host wins at once, so that the rest is never
+    built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not remembered.
+    `times` is filled as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
     entry = None if is_new else tuned_ways.get(key)
@@ -376,16 +377,16 @@ def fastest(
                 with tuned_ways.lock(key):
                     limit = HOPELESS * min(times.values(), default=float("inf"))
                     times[name] = (_waited if is_waited_for else _time)(call, limit)  # a graph needs memory of its own
-                if times[name] <= enough:
+                if max(times[name], hosts[name]) <= enough:
                     break
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
                 has_room = False  # the calls that were timed still serve this caller
-        about = ALIKE * min(times.values(), default=0.0)
+        about = max(enough, ALIKE * min(times.values(), default=0.0))
         equals = [name for name, ms in times.items() if ms <= about]
         best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
-        is_enough = times.get(best, enough + 1) <= enough
+        is_enough = best in times and max(times[best], hosts[best]) <= enough
         names = [name for name in others.get(best, ()) if name not in times and has_room and not is_enough]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])

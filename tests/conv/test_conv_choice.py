@@ -65,6 +65,13 @@ def test_what_is_fast_enough_ends_the_search_and_is_remembered():
 
 
 @pytest.mark.usefixtures("folder")
+def test_of_those_that_are_fast_enough_the_one_that_asks_least_of_the_host_wins():
+    times, hosts = {"a": 1.0, "b": 1.9, "c": 1.5}, {"a": 2.5, "b": 2.0, "c": 2.0}
+    assert contest(times, "abc", hosts=hosts, enough=2.0) == ("b", ["a", "b"])
+    assert contest(times, "abc", hosts={**hosts, "b": 2.1}, statement="b", enough=2.0) == ("c", ["a", "b", "c"])
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("is_waited_for", "winner"), [(False, "tables"), (True, "kernel")])
 def test_calls_that_wait_are_ranked_by_the_time_until_their_result(monkeypatch, is_waited_for, winner):
     """By a clock that the host and the device move on, the device not before it is waited for."""

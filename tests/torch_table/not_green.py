@@ -20,15 +20,12 @@ VOXELS = ["nn.SubMConv3d, given voxels", "nn.SparseConv3d, given voxels"]
 LIMITS: dict[Cell, str] = {
     **_cells([*COO, *CSR], ["compile cold", "dynamic"], "torch.compile takes no sparse tensor into a graph."),
     **_cells([*COO, *CSR], ["export dynamic"], "torch.export saves no sparse tensor."),
-    **_cells([*COO, *CSR], ["AOTI"], "AOTInductor packages no sparse tensor."),
+    **_cells([*COO, *CSR], ["AOTI", "AOTI on a GPU"], "AOTInductor packages no sparse tensor."),
     **_cells([COO[1], CSR[1]], ["functorch"], "torch.func.vmap makes no sparse tensor, and the result is one."),
     **_cells([COO[1], CSR[1]], ["make_fx"], "make_fx has no gradient through a sparse tensor that is made dense."),
     **_cells([CSR[1]], ["capture"], "A CUDA graph holds no gradient through a CSR tensor that is made dense."),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
     **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
-    **_cells(
-        ["nn.SparseConv3d, given cloud", VOXELS[1]], ["AOTI"], "Inductor has no bmm of a size that depends on data."
-    ),
     **_cells(
         VOXELS, ["capture"], "A CUDA graph reads nothing back, and how many outputs there are depends on the voxels."
     ),

@@ -11,7 +11,6 @@ import pytest
 import torch
 from entry_cases import DEVICE
 from torch import distributed
-from torch._inductor.exc import InductorError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
@@ -102,16 +101,6 @@ def test_torch_captures_a_gradient_through_a_csr_tensor():
 @pytest.mark.parametrize("made", [_coo, _csr])
 def test_torch_makes_sparse_tensors_under_vmap(made):
     torch.func.vmap(made)(torch.ones(2, 3))
-
-
-@WHOLE
-@pytest.mark.xfail(strict=True, raises=InductorError, reason="Inductor has no bmm of a size that depends on data")
-def test_torch_compiles_a_product_of_a_size_that_depends_on_values():
-    def product(x, table, w):
-        return torch.einsum("xzc,zcm->xm", x[table[table[:, 0] > 0]], w.permute(1, 2, 0))
-
-    given = torch.randn(9, 4), torch.randint(9, (7, 5)), torch.randn(3, 5, 4)
-    torch.compile(product, fullgraph=True)(*given)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")

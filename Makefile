@@ -28,15 +28,18 @@ demo: $(INSTALLED)
 doctor: $(INSTALLED)
 	$(RUN) -m insum_ops doctor
 
-test: test-cpu test-interpreter test-cross
+# What is compiled for GPUs that are not there shares a session with what runs on this CPU: each session is set up again.
+test: $(INSTALLED)
+	$(PYTEST) tests --ignore=tests/benchmarks -m 'not kernels'
+	$(MAKE) test-interpreter
 
 test-cpu: $(INSTALLED)
 	$(PYTEST) tests --ignore=tests/cross --ignore=tests/benchmarks -m 'not kernels'
 
+# A process that has interpreted a kernel can no longer compile one, so this step has its own.
 test-interpreter: $(INSTALLED)
 	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED) -m 'kernels or every_route'
 
-# A process that has interpreted a kernel can no longer compile one, so this step has its own.
 test-cross: $(INSTALLED)
 ifneq ($(CROSS),)
 	$(PYTEST) $(CROSS)

@@ -30,6 +30,7 @@ ATTEMPTS = 3  # at times on the device and of calls that do not contradict each 
 LONG = 2e-3  # seconds of a call from which on fewer of them are queued or captured at a time
 COMMIT = "INSUM_BENCH_COMMIT"  # names the commit where the code is a copy without its history
 LIMIT_SECONDS = "INSUM_BENCH_SECONDS"  # after which no case begins
+FEW_ROUNDS = "INSUM_BENCH_ROUNDS"  # of the wall time, whatever they take: a few show that a case runs
 SLOWDOWN = "INSUM_BENCH_SLOWDOWN"  # for tests: how many times ours does its work
 
 
@@ -176,7 +177,7 @@ def _measure(benchmark: Any, case: Case, call: Call, ours: Call | None) -> None:
     start = perf_counter()
     settled()
     once = perf_counter() - start
-    rounds = round(min(max(SECONDS / max(once, 1e-7), ROUNDS[0]), ROUNDS[1]))
+    rounds = int(os.environ.get(FEW_ROUNDS, 0)) or round(min(max(SECONDS / max(once, 1e-7), ROUNDS[0]), ROUNDS[1]))
     if DEVICE == "cuda":  # before the row is made, since it may be refused
         _time_on_device(info, call, ours, once)
     benchmark.pedantic(settled, rounds=rounds, warmup_rounds=1)

@@ -48,6 +48,7 @@ TITLES = {
     "cost": "Before the first result",
     "backward": "Forward and backward",
     "unet": "A sparse U-Net, forward and backward",
+    "compiled_steps": "Training steps, ordinary and by `torch.compile`",
     "mixture_of_experts": "A mixture of experts in one line",
     "graph_attention": "Graph attention in four lines",
     "statements": "Statements at sizes drawn from a seed",

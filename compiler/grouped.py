@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..formats.facts import Fact, OwnedRows, WrittenOnce
-from ..formats.torch_state import is_capturing, uses_tensor_cores
+from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
+from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_cores
 from .binding import row_major
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, prepare
-from .runtime import GroupTables, active, group_tables, has_met, meet, new_group_tables
+from .runtime import GroupTables, active, group_tables, has_met, is_sorted, meet, new_group_tables
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
 
@@ -21,12 +21,23 @@ __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "group
 Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
 
 
-def groupings_of(statement: PreparedStatement, tensors: list[Tensor]) -> tuple[Grouping, ...]:
-    """Return the ways to group the products of a statement by an index tensor, the most promising first."""
+def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None = None) -> tuple[Grouping, ...]:
+    """Return the ways to group the products of a statement by an index tensor, the most promising first.
+
+    Facts other than constant tables are about the order of a statement's products, which stays as it is. Over constant
+    tables an index is grouped that is not sorted yet: a kernel adds up neighbours of one place as they come.
+    """
     bound = statement.bound
-    strides = {name: tensor.stride() for name, tensor in zip(statement.names, tensors)}
+    tables = fact.numbers if isinstance(fact, ConstantTables) else {}
+    if fact is not None and not tables:
+        return ()
+    if tables and (is_deterministic() or (bound.device.type == "cuda" and is_capturing())):
+        return ()  # neighbours are added atomically in the end; and nothing can be waited for in a graph
+    named = dict(zip(statement.names, tensors))
+    strides = {name: tensor.stride() for name, tensor in named.items()}
     strides[""] = row_major(bound.size)
-    return groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype))
+    ways = groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype), tables)
+    return tuple(way for way in ways if not (tables and is_sorted(named[way.index])))
 
 
 @dataclass(eq=False)
@@ -48,18 +59,18 @@ class GroupedRunner:
         return self.statement.names.index(self.way.index)
 
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
-        return self.over(group_tables(tensors[self.at], self.way.count, self.way.tile), tensors)
+        return self.over(group_tables(tensors[self.at], self.way.count, self.way.tile), tensors, fact)
 
     def anew(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         """Evaluate the statement with tables that are made now, as those of an index that changes are."""
-        return self.over(new_group_tables(tensors[self.at], self.way.count, self.way.tile), tensors)
+        return self.over(new_group_tables(tensors[self.at], self.way.count, self.way.tile), tensors, fact)
 
-    def over(self, tables: GroupTables, tensors: list[Tensor]) -> Result:
+    def over(self, tables: GroupTables, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         """Evaluate the statement with tables of its index tensor."""
         way, named = self.way, dict(zip(self.statement.names, tensors))
         named[way.positions], named[way.values], _ = tables
         passed = [named[name] for name in self.names]
-        grouped_fact = self._fact(tables)
+        grouped_fact = self._fact(tables) if fact is None else fact
         grouped = prepare(self.text, ",".join(self.names), self.statement.bound.size, passed, grouped_fact)
         variant = grouped.variant(passed)
         runner = grouped.runners.get(variant)

@@ -6,7 +6,8 @@ statement is evaluated by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,15 +16,20 @@ from torch import Tensor
 from ..formats.facts import ConstantTables, Fact
 from ..formats.torch_state import is_capturing
 from ..lru_cache import LRUCache
+from .codegen import Config
+from .language import Access
 from .planning import resized
 from .prepared import PreparedStatement, has_kernels, prepare
-from .runtime import INTERPRETED, JointLauncher, on_device, paused
-from .tuning import JointProblem, fastest, joint_problem, tuning_mode
+from .runtime import INTERPRETED, JointLauncher, is_sorted, on_device, paused
+from .tuning import JointProblem, digest, fastest, joint_problem, tuning_mode
 
 __all__ = ["JointCall", "run_jointly"]
 
 APART = "apart"
 CHOICES = 1024
+# Configs that are tried of a kernel for some of the statements: of six each, the best was the first at three products
+# along edges (one H200, torch 2.11, triton 3.6: `python -m bench.products`, seed 25 cases 7 and 9, seed 27 case 7).
+FEW = 2
 
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners)
 
@@ -40,6 +46,7 @@ class JointCall(NamedTuple):
 
 class _Choice(NamedTuple):
     launcher: JointLauncher | None  # None: each statement has a kernel of its own
+    places: tuple[int, ...] = ()  # the statements that the joint kernel runs
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what calls have in common that the same kernels run
@@ -47,10 +54,14 @@ _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what calls have in common 
 
 def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     """Return the values of several statements over plain tensors; `run` evaluates one of them."""
-    launcher = _launcher(calls, run) if len(calls) > 1 and _share_names(calls) else None
-    if launcher is None:
-        return [run(*call, False) for call in calls]
-    return launcher([call.tensors for call in calls])
+    choice = _choice(calls, run) if len(calls) > 1 and _share_names(calls) else _Choice(None)
+    return _run(calls, choice.launcher, choice.places, run)
+
+
+def _run(calls: Sequence[JointCall], launcher: JointLauncher | None, places: Sequence[int], run: Run) -> list[Tensor]:
+    """Return the values of statements of which a joint kernel runs those at `places`."""
+    results = {} if launcher is None else dict(zip(places, launcher([calls[at].tensors for at in places])))
+    return [results[at] if at in results else run(*call, False) for at, call in enumerate(calls)]
 
 
 def _share_names(calls: Sequence[JointCall]) -> bool:
@@ -65,8 +76,8 @@ def _share_names(calls: Sequence[JointCall]) -> bool:
     return is_clear and has_kernels(calls[0].tensors[0].device)
 
 
-def _launcher(calls: Sequence[JointCall], run: Run) -> JointLauncher | None:
-    """Return the joint kernel for tensors like these if it is faster than kernels of their own, else None."""
+def _choice(calls: Sequence[JointCall], run: Run) -> _Choice:
+    """Return the joint kernel for tensors like these, of all statements or of some, if it is faster than their own."""
     statements = [prepare(*call) for call in calls]
     variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
     parts = zip(statements, variants, calls)
@@ -74,11 +85,11 @@ def _launcher(calls: Sequence[JointCall], run: Run) -> JointLauncher | None:
     choice = _choices.get(key)
     if choice is None:
         if INTERPRETED or tuning_mode() == "off" or (calls[0].tensors[0].is_cuda and is_capturing()):
-            return None
-        choice = _choices[key] = _Choice(_timed(calls, statements, run))
+            return _Choice(None)
+        choice = _choices[key] = _timed(calls, statements, run)
     if choice.launcher is None:
-        return None
-    return fitted(choice.launcher, statements)
+        return choice
+    return _Choice(fitted(choice.launcher, [statements[at] for at in choice.places]), choice.places)
 
 
 def fitted(launcher: JointLauncher, statements: Sequence[PreparedStatement]) -> JointLauncher:
@@ -87,31 +98,90 @@ def fitted(launcher: JointLauncher, statements: Sequence[PreparedStatement]) -> 
     return launcher.resized(bounds, resized(launcher.kernel.schedule, bounds[0], None))
 
 
-def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], run: Run) -> JointLauncher | None:
-    """Return the joint kernel that takes the least, None if separate ones do; measured now unless it is remembered."""
-    joint = joint_problem([statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)])
-    if joint is None:
-        return None
-    tensors = [call.tensors for call in calls]
+def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], run: Run) -> _Choice:
+    """Return the joint kernel that takes the least, none if separate ones do; measured now unless it is remembered."""
+    problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
+    joints = {
+        places: joint
+        for places in _groups(statements, calls)
+        if (joint := joint_problem([problems[at] for at in places])) is not None
+    }
+    if not joints:
+        return _Choice(None)
     with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        way = _fastest(joint, tensors, lambda: [run(*call, False) for call in calls])
-        config = next((config for config in joint.configs if str(config) == way), None)
-        launcher = None if config is None else joint.launcher(config)
-        if launcher is not None:
-            launcher.build(tensors)
-    return launcher
+        way = _fastest(joints, calls, run)
+        if way is None:
+            return _Choice(None)
+        launcher = joints[way.places].launcher(way.config)
+        launcher.build([calls[at].tensors for at in way.places])
+    return _Choice(launcher, way.places)
 
 
-def _fastest(joint: JointProblem, tensors: Sequence[list[Tensor]], apart: Callable[[], object]) -> str:
-    """Return the name of the fastest way: a config's text, or `APART`."""
-    ways, launchers = [APART, *map(str, joint.configs)], dict[str, JointLauncher]()
-    together_ms, apart_ms = joint.host_milliseconds
+def _groups(statements: Sequence[PreparedStatement], calls: Sequence[JointCall]) -> list[tuple[int, ...]]:
+    """Return which may share a kernel: all statements; all that do not scatter by a sorted index; all that store.
 
-    def start(way: str) -> tuple[Callable[[], object], float] | None:
-        if way == APART:
-            return apart, apart_ms
-        launchers.update({} if launchers else joint.built(tensors))
+    A scatter by itself may add up its neighbours of one place, which follow each other where its index is sorted, or
+    where it takes them in such an order. Programs of a kernel for several statements have one product of each.
+    """
+    everything = tuple(range(len(statements)))
+    scatters = {at: own for at in everything if (own := statements[at].bound.statement.output.indirections)}
+    in_order = {at for at, own in scatters.items() if all(_is_sorted(access, calls[at]) for access in own)}
+    apart: list[set[int]] = [set(), in_order, {*scatters}]
+    groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in apart)
+    return [places for places in groups if len(places) > 1]
+
+
+def _is_sorted(access: Access, call: JointCall) -> bool:
+    """Return whether an index access is `E[p]` of a tensor that ascends."""
+    index = dict(zip(call.names.split(","), call.tensors))[access.name]
+    return index.dim() == 1 and is_sorted(index)
+
+
+class _Way(NamedTuple):
+    """A joint kernel of the statements at some places; the others have kernels of their own."""
+
+    places: tuple[int, ...]
+    config: Config
+
+
+def _fastest(joints: Mapping[tuple[int, ...], JointProblem], calls: Sequence[JointCall], run: Run) -> _Way | None:
+    """Return the fastest way, None if that is a kernel for each statement."""
+    ways = {
+        f"{'' if len(places) == len(calls) else f'{places} alone: '}{config}": _Way(places, config)
+        for places, joint in joints.items()
+        for config in joint.configs[: len(joint.configs) if len(places) == len(calls) else FEW]
+    }
+    launchers: dict[_Way, JointLauncher] = {}
+    first = next(iter(joints.values()))
+    apart_ms = first.host_milliseconds[1]
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        if name == APART:
+            return lambda: _run(calls, None, (), run), apart_ms
+        way = ways[name]
+        if not launchers:
+            launchers.update(_built(joints, calls, ways.values()))
         launcher = launchers.get(way)
-        return None if launcher is None else (lambda: launcher(tensors), together_ms)
+        together_ms, own_ms = joints[way.places].host_milliseconds
+        return (
+            None
+            if launcher is None
+            else (
+                lambda: _run(calls, launcher, way.places, run),
+                together_ms + apart_ms - own_ms,
+            )
+        )
 
-    return fastest(joint.key, ways, ways, {}, start)
+    key = replace(first.key, codegen=digest(joint.key.codegen for joint in joints.values()))
+    names = [APART, *ways]
+    return ways.get(fastest(key, names, names, {}, start))
+
+
+def _built(
+    joints: Mapping[tuple[int, ...], JointProblem], calls: Sequence[JointCall], ways: Collection[_Way]
+) -> Iterator[tuple[_Way, JointLauncher]]:
+    """Yield the launchers of those joint kernels that can be built for these tensors."""
+    for places, joint in joints.items():
+        configs = [way.config for way in ways if way.places == places]
+        built = joint.built([calls[at].tensors for at in places], configs)
+        yield from ((_Way(places, config), built[str(config)]) for config in configs if str(config) in built)

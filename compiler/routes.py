@@ -122,7 +122,7 @@ def fastest_route(
     key = statement.kernel_key(variant, fact)
     choice = _choices.get(key)
     parts = _split_of(statement, variant, fact) if choice is None else choice.parts
-    ways = groupings_of(statement, tensors) if fact is None else ()  # which know how many values there are now
+    ways = groupings_of(statement, tensors, fact)  # which know how many values there are now
     call = _Call(statement, variant, tensors, fact, run, kernel, parts, ways)
     if not call.may_be_timed:
         return _untimed(call)(0.0)
@@ -200,7 +200,7 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
 
     They differ from each other: a processor may convert equal ones in a third of the time.
     """
-    return torch.rand(tuple(size), generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.rand(tuple(size), generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(dtype)
 
 
 def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
@@ -308,11 +308,11 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
             host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
         if isinstance(runner, GroupedRunner):
             if what == NEW_INDEX:
-                return lambda: runner.anew(call.tensors), host
+                return lambda: runner.anew(call.tensors, fact), host
             if what == CAPTURED:
-                return lambda: runner(call.tensors), host
+                return lambda: runner(call.tensors, fact), host
             tables = group_tables(call.tensors[runner.at], runner.way.count, runner.way.tile)
-            return lambda: runner.over(tables, call.tensors), host
+            return lambda: runner.over(tables, call.tensors, fact), host
         return lambda: runner(call.tensors, fact), host
 
     problem = statement.problem(call.tensors, fact)

@@ -51,7 +51,7 @@ def group_size(occ: Tensor | Sequence[int]) -> int:
     candidates = group_size_candidates(occ)
     if len(candidates) == 1:
         return candidates[0]
-    counts = torch.as_tensor(occ, dtype=torch.int64)
+    counts = _counts(occ)
     accesses = torch.stack([_accesses(counts, g) for g in candidates]).tolist()
     return min(zip(accesses, candidates, strict=True))[1]
 
@@ -66,7 +66,7 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
     >>> gpu_group_size([3, 3, 3, 2]), gpu_group_size([40, 30, 20, 10]), gpu_group_size([9, 1, 1, 2])
     (4, 32, 1)
     """
-    counts = torch.as_tensor(occ, dtype=torch.int64)
+    counts = _counts(occ)
     if counts.numel() == 0:
         return 1
     entries, rows, fullest = torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist()
@@ -86,7 +86,7 @@ def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
     >>> group_size_candidates([40, 30, 20, 10])
     (4, 8)
     """
-    counts = torch.as_tensor(occ, dtype=torch.int64)
+    counts = _counts(occ)
     if counts.numel() == 0:
         return (1,)
     entries, rows, fullest = torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist()
@@ -98,7 +98,12 @@ def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
     """Return F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
-    return int(_accesses(torch.as_tensor(occ, dtype=torch.int64), g))
+    return int(_accesses(_counts(occ), g))
+
+
+def _counts(occ: Tensor | Sequence[int]) -> Tensor:
+    """Return occupancies as a tensor whose numbers can be read, whatever device new tensors are made on."""
+    return occ.long() if isinstance(occ, Tensor) else torch.tensor(occ, dtype=torch.int64, device="cpu")
 
 
 def _accesses(counts: Tensor, g: int) -> Tensor:

@@ -17,7 +17,7 @@ from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_or
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
-from .guard import ChangeGuards, may_keep
+from .guard import ChangeGuards, is_real, may_keep
 from .moves import Moves, Target, destination, pinned
 from .not_tensors import NotTensor
 from .parts import keep
@@ -561,6 +561,10 @@ class SparseFormat(Moves, NotTensor, FromTensors):
 
     def __repr__(self) -> str:
         blocks = "" if self.block_size is None else f", block_size={list(self.block_size)}"
+        coords = [coord for coord in self.coords if coord is not None]
+        has_numbers = all([isinstance(coord, Tensor) and is_real(coord) and not coord.is_meta for coord in coords])
+        if not (has_numbers and isinstance(self.values, Tensor)):  # a pytree's leaves, or those of a tracer
+            return f"{type(self).__name__}(shape={list(self.shape)}{blocks}, group_dim={self.group_dim})"
         return (
             f"{type(self).__name__}(shape={list(self.shape)}{blocks}, nnz={self.nnz}, "
             f"groups={self.num_groups}, group_dim={self.group_dim}, group_size={self.group_size}, "

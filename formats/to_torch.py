@@ -43,7 +43,9 @@ def torch_sparse(form: SparseFormat, layout: torch.layout | None, coords: Tensor
         )
     if layout is torch.sparse_coo and not is_blocked:
         is_sorted = form.group_dim == 0
-        return torch.sparse_coo_tensor(coords, values, form.shape, is_coalesced=is_sorted, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            coords, values, form.shape, device=values.device, is_coalesced=is_sorted, check_invariants=False
+        )
     if layout != own:
         offered = f"{own}" if is_blocked or not is_matrix else f"{own} or torch.sparse_coo"
         raise FormatError(
@@ -58,4 +60,5 @@ def torch_sparse(form: SparseFormat, layout: torch.layout | None, coords: Tensor
     rows, columns = coords[form.group_dim], coords[1 - form.group_dim]
     counts = torch.bincount(rows, minlength=block_grid(form.shape, form.block_size)[form.group_dim])
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return MAKERS[layout](starts, columns.contiguous(), values, form.shape, check_invariants=False)
+    parts = starts, columns.contiguous(), values
+    return MAKERS[layout](*parts, form.shape, device=values.device, check_invariants=False)

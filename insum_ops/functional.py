@@ -31,7 +31,7 @@ from .formats.errors import FormatError
 from .formats.facts import Fact
 from .formats.torch_state import is_compiling, is_free, refuse_script_tracer, wants_gradient
 
-__all__ = ["Insum", "explain", "insum", "insum_pinned", "on_refusal", "tune"]
+__all__ = ["Insum", "dtensor_without_rules", "explain", "insum", "insum_pinned", "on_refusal", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long
@@ -225,9 +225,8 @@ def _refuse_unnamed(expr: str, unnamed: Sequence[Any], tensors: Mapping[str, Any
 
 def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> None:
     """Raise if torch failed because of what the tensors are."""
-    name = next((name for name, operand in tensors.items() if type(operand).__name__ == "DTensor"), None)
-    if name is not None and "insum_ops.distributed" not in sys.modules:
-        problem = f"{name} is a DTensor; write `import insum_ops.distributed`, which knows how statements are split"
+    name, problem = dtensor_without_rules(tensors)
+    if name:
         raise OperandError(problem, expr.strip(), _place(expr, name)) from None
     try:
         bind(parse(expr), tensors, size)
@@ -235,6 +234,14 @@ def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | N
         for tell in on_refusal:
             tell(error, tensors)
         raise shortened(error) from None
+
+
+def dtensor_without_rules(tensors: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a DTensor's name and what is missing, if there is one and nothing knows how to split it; else two ""."""
+    name = next((name for name, operand in tensors.items() if type(operand).__name__ == "DTensor"), "")
+    if not name or "insum_ops.distributed" in sys.modules:
+        return "", ""
+    return name, f"{name} is a DTensor; write `import insum_ops.distributed`, which knows how statements are split"
 
 
 def _checked(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:

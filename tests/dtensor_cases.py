@@ -21,7 +21,7 @@ from insum_ops import insum
 from insum_ops.compiler import InsumError
 from insum_ops.distributed import SplitSpMM, unchecked_calls
 from insum_ops.distributed.rules import spelled
-from insum_ops.formats import BlockCOO, GroupCOO
+from insum_ops.formats import BlockCOO, FormatError, GroupCOO
 
 EXAMPLES = 300 if IS_THOROUGH else 8
 SPMM = "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]"
@@ -200,7 +200,7 @@ def message(call: Any) -> str:
     """What a call raises; every rank must raise it."""
     try:
         call()
-    except InsumError as error:
+    except (InsumError, FormatError) as error:
         return str(error)
     raise AssertionError("nothing was raised")
 

@@ -16,17 +16,17 @@ def share_kernels(monkeypatch: pytest.MonkeyPatch, config: int) -> list[tuple[st
     """Return what will hold the outputs of every joint kernel that was looked for and found; -1: the last config."""
     outputs: list[tuple[str, ...]] = []
 
-    def launcher(calls, run):
+    def choice(calls, run):
         statements = [prepare(*call) for call in calls]
         for statement, call in zip(statements, calls):
             statement.variant(call.tensors)
         own = joint_problem([statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)])
         if own is None:
-            return None
+            return joint._Choice(None)
         outputs.append(tuple(statement.bound.statement.output.name for statement in statements))
         at = config if config < len(own.configs) else -1
-        return fitted(own.launcher(own.configs[at]), statements)
+        return joint._Choice(fitted(own.launcher(own.configs[at]), statements), tuple(range(len(calls))))
 
-    monkeypatch.setattr(joint, "_launcher", launcher)
+    monkeypatch.setattr(joint, "_choice", choice)
     monkeypatch.setattr(functions, "PLAIN_CALLS", LRUCache(64))  # no plan of another test is replayed
     return outputs

@@ -1,7 +1,7 @@
 """Do the tests bite? Changes one thing at a time in a stage of the compiler, and runs that stage's tests on it.
 
     python tests/mutants.py                             every file; fails below 85 % killed, or for a new survivor
-    python tests/mutants.py compiler/language/parse.py  one file; -f _adjacent: the functions with this in their names
+    python tests/mutants.py compiler/language/parse.py  one file; -f "run|sum_dtype": the functions of such names
 
 The changes are mutmut's (a sign, a number, a word, an argument left out, ...), here also in decorated functions and at
 the top level, which mutmut itself leaves out. A mutant in a function is that function's code replaced in a fork of a
@@ -424,7 +424,9 @@ def main() -> None:
     parser.add_argument(
         "files", nargs="*", default=list(TESTS), help="such as compiler/binding/bind.py; all without it"
     )
-    parser.add_argument("-f", "--function", default="", help="only functions with this in their names")
+    parser.add_argument(
+        "-f", "--function", default="", help="only functions in whose names this regular expression is found"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("-q", "--quick", action="store_true", help="in place only: some that survive would be killed")
     options = parser.parse_args()
@@ -435,7 +437,7 @@ def main() -> None:
     is_well, listed = True, known_reasons()
     print(f"{'file':28}{'mutants':>8}{'killed':>8}{'survived':>10}{'percent':>9}", flush=True)
     for file in options.files:
-        mutants = [mutant for mutant in mutants_of(file) if options.function in ".".join(mutant.path)]
+        mutants = [mutant for mutant in mutants_of(file) if re.search(options.function, ".".join(mutant.path))]
         left = survivors(file, mutants, options.jobs, options.quick)
         percent = 100 * (1 - len(left) / max(len(mutants), 1))
         print(f"{file:28}{len(mutants):8}{len(mutants) - len(left):8}{len(left):10}{percent:9.1f}", flush=True)

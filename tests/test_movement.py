@@ -1,11 +1,12 @@
 """Statements that move data, with every tile that tuning tries, against plain torch."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from memory_checker import checked_memory
-from problems import problem, told_apart
+from problems import problem, told_apart, values
 from statements import DEVICE, IS_INTERPRETED
 
 from insum_ops import insum
@@ -126,6 +127,51 @@ def test_rows_that_begin_between_sectors_are_also_stored_by_whole_ones(name, is_
 def test_rows_that_begin_at_sectors_are_stored_as_they_lie():
     tensors = dict(X=draw(9, 64), G=positions(9, 70))
     assert not any(way.config.is_aligned for way in candidates(problem("Y[p,c] = X[G[p],c]", tensors)))
+
+
+def gather(rows, columns):
+    """Return the problem of a gather of rows, of shapes alone."""
+    tensors = dict(X=values(40_000, columns), G=torch.empty(rows, dtype=torch.int64, device="meta"))
+    return problem("Y[p,c] = X[G[p],c]", tensors, flags=Flags(padded=frozenset()))
+
+
+@pytest.mark.parametrize(("rows", "is_beyond"), [(700_000, True), (9_000, False)])
+def test_results_that_no_cache_holds_may_leave_it_first(rows, is_beyond):
+    own = gather(rows, 50)
+    ways = candidates(own)
+    assert any(way.config.evicts for way in ways) == is_beyond
+    assert not all(way.config.evicts for way in ways)
+    for way in ways:
+        assert ("evict_first" in own.launcher(way).kernel.source) == way.config.evicts
+
+
+@pytest.mark.parametrize("name", ["odd rows", "transpose"])
+def test_results_that_leave_the_cache_first_are_the_same(name):
+    expr, tensors, size, plain = CASES[name]
+    own = problem(expr, tensors, size, flags=Flags(padded=frozenset(), interpreted=IS_INTERPRETED))
+    way = candidates(own)[0]
+    got = own.launcher(replace(way, config=replace(way.config, evicts=True)))(list(tensors.values()), None)
+    torch.testing.assert_close(got, plain(**tensors), rtol=0, atol=0)
+
+
+def test_what_is_added_to_memory_stays_in_the_cache():
+    tensors = dict(X=values(700_000, 50), G=torch.empty(700_000, dtype=torch.int64, device="meta"))
+    assert not any(way.config.evicts for way in candidates(problem("Y[G[p],c] += X[p,c]", tensors, (600_000, 50))))
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(77, 32), (141, 16), (50, 64)])
+def test_one_warp_has_as_many_rows_as_its_registers_hold(columns, rows):
+    """The most promising config is the first of all."""
+    way = candidates(gather(700_000, columns))[0]
+    assert (way.config.block("p"), way.config.num_warps) == (rows, 1)
+
+
+def test_of_two_factors_a_warp_holds_fewer_rows():
+    tensors = dict(
+        W=values(300_000, 221), X=values(40_000, 221), U=torch.empty(300_000, dtype=torch.int64, device="meta")
+    )
+    own = problem("Y[e,c] = W[e,c] * X[U[e],c]", tensors, flags=Flags(padded=frozenset()))
+    assert candidates(own)[0].config.block("e") * 7 * 2 <= 128
 
 
 def runs(expr, tensors, size, padded=(), **settings):

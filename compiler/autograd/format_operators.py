@@ -17,13 +17,13 @@ from ...formats.parts import FormatParts, from_parts, parts_of, traced_from_part
 from ...formats.torch_state import is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
-from ..runtime import owned
+from ..runtime import owned, planned
 from .flop_formula import flops
 from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import library, refuse_transforms, run_plain
+from .operators import library, refuse_transforms, run_plain, runs_at_once
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -129,8 +129,15 @@ def _run_gradient(*arguments: Any) -> Tensor:
     call = _Call(*parts)
     with torch.no_grad():
         form, listed = from_parts(call.parts)
-        grad = values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output)
-        return owned(listed(call.parts, form, grad))
+
+        def gradient(values: Tensor, grad_output: Tensor, *tensors: Tensor) -> Tensor:
+            own = form if form.values is values else form.with_values(values)
+            dense = dict(zip(call.names.split(","), tensors))
+            return values_gradient(_evaluate, call.expr, call.name, own, dense, grad_output)
+
+        marks = "gradient of values", call.expr, call.names, call.name
+        tensors = form.values, grad_output, *call.tensors
+        return owned(listed(call.parts, form, planned(form.memory, marks, gradient, tensors, owned=form.coords)))
 
 
 for _key in ("CPU", "CUDA"):
@@ -189,6 +196,8 @@ def _differentiable(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     inputs = [call.values, *call.tensors]
     if not refuse_transforms(call.expr, inputs):
+        if runs_at_once(inputs):
+            return _run(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return _value(*call)  # type: ignore[no-any-return]
     if is_sum(call.expr):
@@ -200,7 +209,10 @@ def _differentiable(*arguments: Any) -> Tensor:
 def _differentiable_gradient(*arguments: Any) -> Tensor:
     *parts, grad_output = arguments
     call = _Call(*parts)
-    if not refuse_transforms(call.expr, [call.values, *call.tensors, grad_output]):
+    inputs = [call.values, *call.tensors, grad_output]
+    if not refuse_transforms(call.expr, inputs):
+        if runs_at_once(inputs):
+            return _run_gradient(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradient(*arguments)  # type: ignore[no-any-return]
     return values_gradient(_evaluate, call.expr, call.name, traced_from_parts(call.parts), call.dense, grad_output)

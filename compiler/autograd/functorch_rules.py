@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from ...formats.facts import Fact
-from ...formats.torch_state import is_wrapped
+from ...formats.torch_state import is_compiling, is_wrapped
 from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
 from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
@@ -148,10 +148,26 @@ def _save(ctx: Any, inputs: Any, output: Tensor, won: tuple[Tensor, ...]) -> Non
     ctx.save_for_forward(*won, *inputs[PARAMETERS:])
 
 
+def _saved(ctx: Any) -> list[Tensor]:
+    """Return what the forward pass saved, without what transforms that have ended wrapped it in.
+
+    What `vjp` returns is called after it: nothing has memory inside a wrapper whose transform is over.
+    """
+    tensors = list(ctx.saved_tensors)
+    if is_compiling():  # a tracer's tensors are its own
+        return tensors
+    for at, tensor in enumerate(tensors):
+        while (inside := functorch.unwrap_if_dead(tensor)) is not tensor:
+            tensor = inside
+        tensors[at] = tensor
+    return tensors
+
+
 def _saved_operands(ctx: Any) -> dict[str, Tensor]:
     """Return the operands that the forward pass saved, and for a `max` or `min` the index tensors of its winners."""
-    tensors = dict(zip(ctx.names, ctx.saved_tensors[ctx.wins :]))
-    return {**tensors, **winner_places(ctx.expr, ctx.saved_tensors[0], tensors)} if ctx.wins else tensors
+    saved = _saved(ctx)
+    tensors = dict(zip(ctx.names, saved[ctx.wins :]))
+    return {**tensors, **winner_places(ctx.expr, saved[0], tensors)} if ctx.wins else tensors
 
 
 def _gradients(ctx: Any, operands: dict[str, Tensor], grad_output: Tensor) -> Any:
@@ -206,7 +222,7 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        values, *dense_tensors = ctx.saved_tensors
+        values, *dense_tensors = _saved(ctx)
         form, dense = ctx.form_of(values), dict(zip(ctx.names, dense_tensors))
         wants_values, *needs_grads = ctx.needs_input_grad[SPARSE_PARAMETERS:]
         statement = ctx.evaluate, ctx.expr
@@ -220,7 +236,7 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        values, *dense_tensors = ctx.saved_tensors
+        values, *dense_tensors = _saved(ctx)
         form = ctx.form_of(values)
         operands = {ctx.name: form, **dict(zip(ctx.names, dense_tensors))}
         total = None

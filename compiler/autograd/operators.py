@@ -39,6 +39,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "runs_at_once",
 ]
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
@@ -88,6 +89,13 @@ def refuse_transforms(expr: str, tensors: Sequence[Tensor]) -> bool:
     return wants_grad
 
 
+def runs_at_once(tensors: Sequence[Tensor]) -> bool:
+    """Return whether an operator below autograd is its own implementation, which the dispatcher need not look for."""
+    return not is_watched() and all(
+        [type(tensor) in PLAIN and tensor.device.type in ("cpu", "cuda") for tensor in tensors]
+    )
+
+
 def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make `function` what is called in the place of `run` where a gradient is wanted, and return it; a decorator.
 
@@ -97,6 +105,8 @@ def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         if refuse_transforms(expr, tensors):
             return function(expr, names, size, tensors, Fact.from_text(fact, facts))
+        if runs_at_once(tensors):
+            return _run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
         with torch._C._AutoDispatchBelowAutograd():
             return call(expr, names, size, tensors, fact, facts)
 

@@ -45,10 +45,10 @@ def by_torch(
     On a CPU torch does so where nothing is gathered or scattered: its own gradients then take the least, and what is
     kept for them is no more than what the sum makes on its way. A sum with index tensors goes the way that was timed
     to be faster, for which `statements` evaluates it with gradients that are statements; without it, and where nothing
-    may be timed, they are. Where a tensor is empty, nothing would lead to the others.
+    may be timed, they are. Where a tensor or the result is empty, nothing would lead to the tensors.
     """
     names = tuple(operands)
-    if INTERPRETED or not _reads_all(expr, names):
+    if INTERPRETED or not _reads_all(expr, names) or (size is not None and 0 in size):
         return False
     for tensor in operands.values():
         if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):

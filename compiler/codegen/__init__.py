@@ -16,11 +16,11 @@ among them: read it first. The files in the order of their imports:
     grid         which values of the grid's indices a program takes
     loops        what it loops over
     stores       sums to the output
-    runs         a scatter that adds up neighbours of one position first
     argreduce    `max` and `min`, and where their winners are
     nan_recheck  sums of merged rows that are no number, taken again
     persistent   several rows to a program, one after another in one loop
     unrolled     constant tables as straight-line code
+    runs         a scatter that adds up neighbours of one position first
     body         the whole kernel
 """
 

@@ -32,10 +32,10 @@ def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | No
     load_available(scope)
     if config.rows > 1:
         write_persistent_rows(scope)
-    elif schedule.tables:
-        write_unrolled(scope)
     elif schedule.run:
         write_runs(scope)
+    elif schedule.tables:
+        write_unrolled(scope)
     elif schedule.is_sum:
         _write_sum(scope)
     else:

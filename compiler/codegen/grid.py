@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 from ..binding import known_divisor
-from ..planning import WARP_ROW
+from ..planning import VECTOR_BYTES, WARP_ROW
 from .kernel import ALIGNED
 from .loads import offset_of_rows
 from .scope import Scope
 from .spec import KernelSpec
 
 __all__ = ["bound_index", "may_end_early", "place_program", "split_merged", "wide_extent"]
-
-VECTOR_BYTES = 16  # that one thread loads or stores at once
 
 
 def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
@@ -86,7 +84,8 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
     If `place` is "", the program takes all values. Those in turn are from `first_row` to `past_row` - 1.
     """
     if _is_in_turn(scope.spec, name):
-        scope.line(f"first_row = {f'({place}) * {block}' if place else 0}")
+        hidden = f"{_hidden_zero(scope, name)} + " if name == scope.spec.schedule.run else ""
+        scope.line(f"first_row = {hidden}{f'({place}) * {block}' if place else 0}")
         scope.line(f"past_row = tl.minimum(first_row + {block}, {scope.extent(name)})")
     elif block == 1:
         scope.define(name, place or "0")
@@ -135,8 +134,17 @@ def _unaligned(scope: Scope, name: str) -> str:
     if _is_aligned(spec, name):
         return ""
     divisor = _divisor(spec, name)
-    zero, aligned = f"tl.minimum({scope.extent(name)}, 0)", divisor & -divisor
+    zero, aligned = _hidden_zero(scope, name), divisor & -divisor
     return f"{zero}{f' * {aligned}' if aligned > 1 else ''} + "
+
+
+def _hidden_zero(scope: Scope, name: str) -> str:
+    """Return a zero that the compiler can't tell from other numbers: what it is added to is no multiple of anything.
+
+    Every eighth row of a run would count as aligned, and a thread get neighbouring columns for a wide load, which the
+    mask of an odd length cuts into single ones; sums would change their layout, through shared memory, to be added.
+    """
+    return f"tl.minimum({scope.extent(name)}, 0)"
 
 
 def _is_turned(spec: KernelSpec, name: str) -> bool:
@@ -160,7 +168,10 @@ def _align_rows(scope: Scope) -> None:
         inside = f"{turned.text}.to(tl.uint32, bitcast=True) < {extent}"
     else:
         end = f"tl.cdiv({scope.extent(name)}, {block}) * {block}"
-        turned = scope.let(f"tl.where({turned.text} < 0, {turned.text} + {end}, {turned.text})", axes, "turned")
+        # Threads of a warp lie along the columns, which Triton 3.6 must be told where columns go round; no vectors are
+        # made of them, since no multiple is known of where a row begins.
+        around = f"tl.where({turned.text} < 0, {turned.text} + {end}, {turned.text})"
+        turned = scope.let(f"tl.max_contiguous({around}, (1, {WARP_ROW}))", axes, "turned")
         inside = f"{turned.text} < {extent or scope.extent(name)}"
     scope.indices[name] = turned
     scope.bounds[name] = scope.let(inside, axes, f"in_{scope.identifier(name)}")

@@ -28,6 +28,7 @@ class Config:
     copies: int = 1  # of the output, among which programs are divided; a second kernel sums them
     run: int = 1  # values that a program takes in turn of the index name of a schedule's runs
     is_aligned: bool = False  # what a warp stores at once begins where its length divides the output's memory
+    evicts: bool = False  # results are the first to leave the cache, which has no room for all
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,6 +49,7 @@ class Config:
             self.copies > 1,
             self.run > 1,
             self.is_aligned,
+            self.evicts,
         )
 
     def __str__(self) -> str:
@@ -59,6 +61,7 @@ class Config:
         extra += f" copies={self.copies}" if self.copies > 1 else ""
         extra += f" run={self.run}" if self.run > 1 else ""
         extra += " aligned" if self.is_aligned else ""
+        extra += " evicts" if self.evicts else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 

@@ -143,7 +143,8 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
     # a result may be written to a place of other strides than it would be allocated with, see `Launcher.placed`
-    is_known = not is_output or (kind == "output" and bool(spec.schedule.form))
+    # unless it is one of several, which their kernel's launcher allocates
+    is_known = not is_output or (kind == "output" and (spec.schedule.stores_vectors or bool(spec.output)))
     is_vector = is_known and any(value.axes and strides[dim] == 1 for dim, value in addends)
     for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`

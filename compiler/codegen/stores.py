@@ -11,7 +11,7 @@ from .loads import conjunction, moving_axes, pointer
 from .scope import Scope
 from .spec import TYPES, Axes
 
-__all__ = ["add_to_output", "early_seed", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
+__all__ = ["add_to_output", "early_seed", "entry_masks", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
 
 
 def early_seed(scope: Scope, axes: Axes) -> Value | None:
@@ -61,7 +61,7 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     finish_sum(scope, acc)
     masks = output_masks(scope)
     if schedule.strategy == "atomic":
-        masks += _entries(scope)
+        masks += entry_masks(scope)
     mask = conjunction(spec, masks, axes)
     guard = f", mask={mask}" if mask else ""
     if spec.is_seeded_here:
@@ -73,7 +73,8 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     elif schedule.is_atomic:
         add_to_output(scope, acc, address, mask)
     else:
-        scope.line(f"tl.store({address}, {value}{guard})")
+        leaves = ', eviction_policy="evict_first"' if spec.config.evicts else ""
+        scope.line(f"tl.store({address}, {value}{guard}{leaves})")
 
 
 def add_to_output(scope: Scope, acc: Value, address: str, mask: str) -> None:
@@ -112,7 +113,7 @@ def _rounded(scope: Scope, text: str) -> str:
     return text if dtype == scope.spec.accumulate else f"{text}.to({dtype})"
 
 
-def _entries(scope: Scope) -> list[Value]:
+def entry_masks(scope: Scope) -> list[Value]:
     """Return where the program's results have entries, by the indirections that stand for no place in the output."""
     schedule, places = scope.spec.schedule, _exclusive_places(scope)
     free = [access for access in scope.valid if set(access.names) <= set(schedule.free) and access not in places]
@@ -130,7 +131,7 @@ def finish_sum(scope: Scope, acc: Value) -> None:
     scale = spec.bound.statement.scale
     if scale != 1:
         scope.line(f"{acc.text} *= tl.full((), {float(scale)!r}, {spec.accumulate})")
-    entries = _entries(scope)
+    entries = entry_masks(scope)
     if entries and spec.schedule.strategy != "atomic":
         # an element without an entry is written too, as zero, though other factors may be NaN there
         scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, kept)}, {acc.text}, 0.0)")

@@ -21,7 +21,7 @@ from .scope import Scope
 from .spec import Axes, KernelSpec
 from .stores import finish_sum, store_interleaved, store_sum
 
-__all__ = ["write_unrolled"]
+__all__ = ["Load", "LoadKey", "Row", "add_row", "has_entries", "output_rows", "rows_of", "write_unrolled"]
 
 
 class Term(NamedTuple):
@@ -52,8 +52,8 @@ def write_unrolled(*scopes: Scope) -> None:
     """Write a program's rows, each a sum over the entries of its tables, of one statement or of several in turn."""
     scope, loads = scopes[0], dict[LoadKey, Load]()
     axes = scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
-    rows_of = [list(_rows_of(statement, loads)) for statement in scopes]
-    rows = [row for own in rows_of for row in own]
+    by_statement = [list(rows_of(statement, loads)) for statement in scopes]
+    rows = [row for own in by_statement for row in own]
     large = _large_loads(rows, loads, axes)
     # all loads before the first store: a compiler moves no load before a store that it might alias
     for load in loads.values():
@@ -61,21 +61,26 @@ def write_unrolled(*scopes: Scope) -> None:
             scope.lines += load.lines
     totals = _sum_by_tile(rows, large, axes) if large else {}
     first = 0
-    for statement, own in zip(scopes, rows_of):
+    for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
         results = [totals.get(first + at, "") for at in range(len(own))] if is_summed else None
         _store_rows(statement, own, results, axes)
         first += len(own)
 
 
-def _rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
+def rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
     """Yield the rows of one statement's output, whose loads are added to `loads`."""
     schedule = scope.spec.schedule
-    names = [name for name in schedule.names("unrolled") if name in schedule.free]
     sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
-    in_pieces = zip(*[_entries(piece, names) for piece in _pieces(scope)])
-    for row, pieces in zip(_entries(scope, names), in_pieces):
+    in_pieces = zip(*[output_rows(piece) for piece in _pieces(scope)])
+    for row, pieces in zip(output_rows(scope), in_pieces):
         yield Row(row, [term for piece in pieces for term in _terms_of_row(piece, sums, loads)])
+
+
+def output_rows(scope: Scope) -> list[Scope]:
+    """Return a scope for each row of the output that tables name; the one row of a statement without tables."""
+    schedule = scope.spec.schedule
+    return list(_entries(scope, [name for name in schedule.names("unrolled") if name in schedule.free]))
 
 
 def _store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, axes: Axes) -> None:
@@ -92,7 +97,7 @@ def _store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None,
         if totals is not None:
             row.line(f"{acc.text} = {totals[at] or zeros(spec, acc.axes)}")
         else:
-            _sum_row(row, terms, acc)
+            _sum_row(Row(row, terms), acc)
         if waiting and (step <= 1 or len(waiting) == step or start != waiting[-1][1] + 1 or step != waiting[-1][2]):
             _store_waiting(scope, waiting)
         if step <= 1:
@@ -151,6 +156,13 @@ def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
         yield entry
 
 
+def has_entries(row: Scope) -> bool:
+    """Whether the tables have a product for a row of the output that is not 0."""
+    schedule = row.spec.schedule
+    sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
+    return any(_scale(entry) for entry in _entries(row, sums))
+
+
 def _terms_of_row(row: Scope, sums: Sequence[str], loads: dict[LoadKey, Load]) -> list[Term]:
     """Return the products of one row that are not 0."""
     terms = [_term(entry, loads) for entry in _entries(row, sums)]
@@ -179,19 +191,27 @@ def _is_summed_by_tile(row: Row, large: Sequence[Load]) -> bool:
 
 def _term(scope: Scope, loads: dict[LoadKey, Load]) -> Term | None:
     """Return the product of the entry in scope, or None if there is no entry or it is 0."""
-    spec, tables, scale = scope.spec, scope.spec.schedule.tables, 1.0
-    factors = [(at, factor) for at, factor in enumerate(spec.schedule.factors) if isinstance(factor, Access)]
-    for _, factor in factors:
-        for access in (access for root in factor.indirections for access in walk(root)):
-            if access.name in tables and not _look_up(scope, access):
-                return None
-        if factor.name in tables:
-            scale *= _number(scope, factor)
+    spec, tables, scale = scope.spec, scope.spec.schedule.tables, _scale(scope)
     if scale == 0:
         return None
+    factors = [(at, factor) for at, factor in enumerate(spec.schedule.factors) if isinstance(factor, Access)]
     values = [_load_once(scope, at, factor, loads) for at, factor in factors if factor.name not in tables]
     numbers = [widened(spec, value, ()) for value in values if not value.axes]
     return Term(" * ".join([*numbers, _literal(spec, scale)]), tuple(value for value in values if value.axes))
+
+
+def _scale(scope: Scope) -> float:
+    """Return the product of the tables' numbers for the entry in scope, 0 if there is none; define its positions."""
+    tables, scale = scope.spec.schedule.tables, 1.0
+    for factor in scope.spec.schedule.factors:
+        if not isinstance(factor, Access):
+            continue
+        for access in (access for root in factor.indirections for access in walk(root)):
+            if access.name in tables and not _look_up(scope, access):
+                return 0.0
+        if factor.name in tables:
+            scale *= _number(scope, factor)
+    return scale
 
 
 def _number(scope: Scope, access: Access) -> float:
@@ -243,14 +263,23 @@ def _load_once(scope: Scope, at: int, factor: Access, loads: dict[LoadKey, Load]
 # sums of products
 
 
-def _sum_row(scope: Scope, terms: Sequence[Term], acc: Value) -> None:
+def _sum_row(row: Row, acc: Value) -> None:
     """Write the sum of one row, a line for each tile of its widest factor; see `_summands`."""
-    summands = _summands(scope.spec, terms)
+    summands = _summands(row.scope.spec, row.terms)
     is_whole = bool(acc.axes) and bool(summands) and summands[0].axes == acc.axes
     if not is_whole:  # nothing has the axes of a result
-        scope.line(f"{acc.text} = {zeros(scope.spec, acc.axes)}")
+        row.scope.line(f"{acc.text} = {zeros(row.scope.spec, acc.axes)}")
+    _add_summands(row.scope, summands, acc, is_new=is_whole)
+
+
+def add_row(row: Row, acc: Value) -> None:
+    """Write the addition of one row's products to a sum."""
+    _add_summands(row.scope, _summands(row.scope.spec, row.terms), acc, is_new=False)
+
+
+def _add_summands(scope: Scope, summands: Sequence[Value], acc: Value, is_new: bool) -> None:
     for at, value in enumerate(summands):
-        scope.line(f"{acc.text} {'=' if is_whole and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
+        scope.line(f"{acc.text} {'=' if is_new and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
 def _sum_by_tile(rows: Sequence[Row], large: Sequence[Load], axes: Axes) -> dict[int, str]:

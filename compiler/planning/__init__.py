@@ -22,7 +22,7 @@ from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, mul
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings
 from .joint import holds_sums, joint_schedules
-from .movement import WARP_ROW, block_along
+from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
 from .schedule import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
@@ -35,6 +35,7 @@ __all__ = [
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",
+    "VECTOR_BYTES",
     "WARP_ROW",
     "Device",
     "Dot",

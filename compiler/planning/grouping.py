@@ -10,7 +10,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -45,11 +45,13 @@ class Grouping:
         return f"{self.index} sorted" if self.tile == 1 else f"{self.index} in tiles of {self.tile}"
 
 
-def groupings(bound: Bound, strides: Strides, device: Device, uses_tensor_cores: bool) -> tuple[Grouping, ...]:
+def groupings(
+    bound: Bound, strides: Strides, device: Device, uses_tensor_cores: bool, tables: Container[str] = ()
+) -> tuple[Grouping, ...]:
     """Return the ways to group the products of a sum by one of its index tensors, the most promising first.
 
     The products of a weight are grouped if they become matrix products, which they are not yet. A scatter is grouped if
-    its rows have several entries.
+    its rows have several entries. Beside constant `tables`, which no matrix product reads, scatters are sorted alone.
 
     >>> import torch
     >>> from insum_ops.compiler.language import parse
@@ -66,13 +68,15 @@ def groupings(bound: Bound, strides: Strides, device: Device, uses_tensor_cores:
     statement = bound.statement
     if not statement.is_sum or bound.is_empty or bound.is_seeded:
         return ()
-    accesses = [access for access in statement.index_accesses if _is_plain(access, bound)]
+    accesses = [access for access in statement.index_accesses if _is_plain(access, bound) and access.name not in tables]
     ways: list[Grouping] = []
     has_dots = bool(accesses) and _has_dots(bound, strides)
     for access in accesses:
         is_scattered, mean = access in statement.output.indices, _mean(bound, access)
         if is_scattered and mean > 1:
             ways.append(_grouped(bound, access, 1, device, uses_tensor_cores))
+        if tables:
+            continue
         # sums that are long, or few side by side, are cut into tiles of summands that are side by side
         is_cut = is_scattered and (mean >= TILES[0] or _width(bound) < device.warp_width)
         for tile in _lengths(mean, SUMMANDS if is_cut else TILES)[: 1 if is_cut else MOST_LENGTHS]:

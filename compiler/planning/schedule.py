@@ -27,7 +27,7 @@ from ..language import Access, Var, walk
 from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
-from .movement import WARP_ROW, Tiling, contiguity, tilings, widened
+from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
@@ -123,14 +123,18 @@ class Schedule:
         return str(self.output.indirections[0].indices[0]) if self.form == "runs" else ""
 
     @cached_property
+    def stores_vectors(self) -> bool:
+        """Whether a kernel relies on what divides the strides of its output, to write several elements at once."""
+        return bool(self.form) or (self.strategy == "atomic" and bool(self.tables))
+
+    @cached_property
     def may_be_aligned(self) -> bool:
         """Whether rows of the output begin between sectors, and each row of a tile may begin at another column."""
         return (
             self.form == "rows"
             and self.strategy == "store"
-            and not self.names("step")
             and len(self.axes) == 2
-            and self.is_along(self.axes[-1])
+            and self.is_along(self.axes[1])
             and self.bound.size[-1] % WARP_ROW != 0
         )
 
@@ -180,7 +184,7 @@ class Schedule:
         Programs that share a sum, or a max, store their parts in a copy each, in a fixed order; those that scatter add
         atomically to one of several copies, where fewer of them meet at one place.
         """
-        if self.has_copies or self.tables or self.merged is not None or self.owner is not None or self.run:
+        if self.has_copies or self.tables or self.merged is not None or self.run:
             return None
         if self.strategy == "store" and self.may_be_shared:
             return replace(self, is_shared=True, has_copies=True)
@@ -256,9 +260,10 @@ def schedules(
     unrolled = unrolled_schedule(start, strides, tables) if use_dot is None else None
     if unrolled is None:
         return tuple(candidates)
-    return (
-        (unrolled, *candidates) if len(unrolled.axes) == 1 else (unrolled,)
-    )  # beside whole tiles others take far longer
+    if len(unrolled.axes) > 1:
+        return (unrolled,)  # beside whole tiles others take far longer
+    has_runs = unrolled.roles.get(run_name(start)) == "grid" and not unrolled.names("step")
+    return (unrolled, *([replace(unrolled, form="runs")] if has_runs else []), *candidates)
 
 
 def other_schedules(

@@ -6,6 +6,7 @@ A file imports only from those above it.
     gathers   what a statement reads, as nodes of a `torch.fx` graph
     extremes  `C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])` as nodes of a `torch.fx` graph
     lower     a bound statement to its `torch.fx` graph, which says what it means
+    products  contractions as products of matrices, sums and products of entries
     rows      sums by row on a CPU, by row offsets that are remembered with index tensors
     faster    the same graph in faster operations
     code      a `torch.fx` graph as a Python function

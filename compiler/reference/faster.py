@@ -1,7 +1,6 @@
 """The torch program that runs: what `lower` means, in the operations that take the least.
 
-A contraction of two factors becomes one matrix product, a sum or a product of entries, without torch.einsum, which
-works that out anew at every call. Several indirections become one. On a CPU sums by row read row offsets.
+Several indirections become one. On a CPU sums by row read row offsets, and vectors are multiplied each by its matrix.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..binding import Bound
 from ..language import Access, Const, Index, Var
 from .extremes import Competing
 from .gathers import VIEWS, Value
-from .lower import Lowering
+from .products import Products
 from .rows import chosen_rows, row_sums, weighted_row_sums
 
 __all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of"]
@@ -41,7 +40,7 @@ class Way(NamedTuple):
 USUAL = Way()
 
 
-class Faster(Lowering):
+class Faster(Products):
     """The graph of one bound statement in faster operations than those that say what it means."""
 
     def __init__(
@@ -69,88 +68,27 @@ class Faster(Lowering):
 
     # products
 
-    def pair(self, operands: list[Value], axes: tuple[str, ...]) -> Value:
-        """Return one or two operands contracted to `axes`: first each is summed over what nobody else has."""
-        wanted = [
-            set(axes).union(*(other.axes for j, other in enumerate(operands) if j != i)) for i in range(len(operands))
-        ]
-        operands = [self.summed_to(operand, names) for operand, names in zip(operands, wanted)]
-        if len(operands) == 1:
-            return Value(self.permute(operands[0], axes), axes)
-        left, right = operands
-        if set(left.axes) | set(right.axes) == set(axes) or self.is_elementwise(operands, axes):
-            return super().pair(operands, axes)
-        return self.matrix_product(left, right, axes)
-
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """Return True if one operand scales the other entry by entry, and the two are no vectors times matrices."""
         small, large = sorted((set(operand.axes) for operand in operands), key=len)
         return super().is_elementwise(operands, axes) and not (small - set(axes) and large - small)
 
-    def summed_to(self, operand: Value, names: set[str]) -> Value:
-        """Return an operand summed over all of its axes that are not among `names`."""
-        dims = tuple(dim for dim, name in enumerate(operand.axes) if name not in names)
-        if not dims:
-            return operand
-        kept_axes = tuple(name for name in operand.axes if name in names)
-        return Value(self.call(torch.sum, operand.node, dims), kept_axes)
+    def batch_product(
+        self, left: Value, right: Value, batch: list[str], rows: list[str], columns: list[str], summed: list[str]
+    ) -> fx.Node:
+        """Return a product of batches of matrices; that of vectors and matrices may be one of entries, then summed.
 
-    def matrix_product(self, left: Value, right: Value, axes: tuple[str, ...]) -> Value:
-        """Return two operands contracted by one product of vectors, matrices or batches of matrices."""
-        shared = set(left.axes) & set(right.axes)
-        rows, columns = ([name for name in each.axes if name not in shared] for each in (left, right))
-        if self.is_turned(left, right, rows, columns, axes):
-            left, right, rows, columns = right, left, columns, rows
-        longest = left if len(left.axes) >= len(right.axes) else right
-        batch = [name for name in axes if name in shared]
-        summed = [name for name in longest.axes if name in shared and name not in axes]
+        A batched product calls a routine for each matrix, which for a small one takes longer than its numbers do.
+        """
         is_wide = self.compute_dtype.itemsize > 2  # products of entries would be rounded before they are summed
-        if batch and is_wide and bool(rows) != bool(columns) and self.takes("by_entries"):
-            # a batched product calls a routine for each matrix, which for a small one takes longer than its numbers do
-            groups = (batch, rows, summed) if rows else (batch, summed, columns)
-            factors = [
-                self.in_groups(each, *[[name for name in group if name in each.axes] for group in groups])
-                for each in (left, right)
-            ]
-            total = self.call(torch.sum, self.call(torch.mul, *factors), groups.index(summed))
-        elif batch:
-            first = self.in_groups(left, batch, rows, summed)
-            second = self.in_groups(right, batch, summed, columns)
-            total = self.call(torch.bmm, first, second)
-        elif rows and columns:
-            total = self.call(torch.mm, self.in_groups(left, rows, summed), self.in_groups(right, summed, columns))
-        elif rows:
-            total = self.call(torch.mv, self.in_groups(left, rows, summed), self.in_groups(right, summed))
-        elif columns:  # the gradient of a matrix that `mv` is given transposed would be transposed too
-            total = self.call(torch.mm, self.in_groups(left, [], summed), self.in_groups(right, summed, columns))
-            total = self.call(torch.reshape, total, (-1,))
-        else:
-            total = self.call(torch.dot, self.in_groups(left, summed), self.in_groups(right, summed))
-        order = (*batch, *rows, *columns)
-        lengths = [group for group in (batch, rows, columns) if group or batch]
-        if any(len(group) != 1 for group in lengths):
-            total = self.call(torch.reshape, total, self.sizes(order))
-        return Value(self.permute(Value(total, order), axes), axes)
-
-    @staticmethod
-    def is_turned(left: Value, right: Value, rows: list[str], columns: list[str], axes: tuple[str, ...]) -> bool:
-        """Return True if two operands have to trade places so that nothing is transposed, before or after a product."""
-        if rows and columns:
-            return axes.index(columns[0]) < axes.index(rows[0])
-        if rows:  # matrices as they lie are on the left of vectors if what is summed comes last
-            return left.axes[-1] in rows
-        return bool(columns) and right.axes[-1] not in columns
-
-    def in_groups(self, value: Value, *groups: list[str]) -> fx.Node:
-        """Return a value with one dimension for each group of its axes, of length 1 for a group without any."""
-        node = self.permute(value, tuple(name for group in groups for name in group))
-        if all(len(group) == 1 for group in groups):
-            return node
-        return self.call(torch.reshape, node, tuple(self.product(self.sizes(tuple(group))) for group in groups))
-
-    def contiguous(self, node: fx.Node) -> fx.Node:
-        """Return a value laid out row by row in memory of its own, as torch's products of matrices are at once."""
-        return node if node.target in (torch.mm, torch.mv, torch.bmm, torch.dot) else super().contiguous(node)
+        if not is_wide or bool(rows) == bool(columns) or not self.takes("by_entries"):
+            return super().batch_product(left, right, batch, rows, columns, summed)
+        groups = (batch, rows, summed) if rows else (batch, summed, columns)
+        factors = [
+            self.in_groups(each, *[[name for name in group if name in each.axes] for group in groups])
+            for each in (left, right)
+        ]
+        return self.call(torch.sum, self.call(torch.mul, *factors), groups.index(summed))
 
     def best_inside(self, products: Competing) -> Competing:
         """Return the best of the products; along one dimension torch finds the first winner as well."""
@@ -222,8 +160,7 @@ class Faster(Lowering):
         sizes = [self.call(torch.Tensor.size, node, dim) for dim in indirect_dims]
         flat = self.flat(Value(self.joined(positions, sizes), joint))
         node = self.selected(self.call(torch.flatten, node, first, last), first, flat)
-        if len(joint) != 1:
-            node = self.call(torch.unflatten, node, first, self.sizes(joint))
+        node = self.spread(node, first, joint)
         names = tuple(map(str, indices))
         return Value(node, names[:first] + joint + names[last + 1 :])
 

@@ -160,13 +160,8 @@ class Gathers:
         if len(indirect_dims) == 1:
             (dim,) = indirect_dims
             node, position, without = self.chosen(node, dim, access, indices[dim])
-            if len(position.axes) != 1:
-                node = (
-                    self.call(torch.unflatten, node, dim, self.sizes(position.axes))
-                    if position.axes
-                    else self.call(torch.squeeze, node, dim)
-                )
             axes = tuple(map(str, indices))
+            node = self.spread(node, dim, position.axes)
             return Value(node, axes[:dim] + position.axes + axes[dim + 1 :], without)
         return self.read_jointly(node, access, indices, indirect_dims)
 
@@ -185,6 +180,12 @@ class Gathers:
     def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
         """Return a tensor's slices along a dimension at these positions."""
         return self.call(torch.index_select, node, dim, positions)
+
+    def spread(self, node: fx.Node, dim: int, axes: tuple[str, ...]) -> fx.Node:
+        """Return what was chosen along one dimension with a dimension for each name of the positions, or with none."""
+        if len(axes) == 1:
+            return node
+        return self.call(torch.unflatten, node, dim, self.sizes(axes)) if axes else self.call(torch.squeeze, node, dim)
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return the elements of the tensor `node` at positions in several dimensions."""

@@ -15,7 +15,7 @@ from .demands import orders_of, path_of, sums_in_float32
 from .faster import USUAL, Way
 from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
-from .lower import Lowering
+from .products import Products
 
 __all__ = ["Program", "lowered", "program_for", "ways_for"]
 
@@ -103,7 +103,7 @@ def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> An
     """
     by_name = dict(zip(names, tensors))
     padded = frozenset(access.name for access in bound.statement.index_accesses)
-    lowering = Lowering(bound, padded, True)
+    lowering = Products(bound, padded, True)
     function, lengths = compiled(lowering.finished_graph(False)), lengths_of(bound)
     operands = [by_name[name] for name in placeholders(bound)]
     return function(*operands, *[lengths[key] for key in lowering.length_arguments])

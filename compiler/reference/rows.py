@@ -134,7 +134,7 @@ def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tenso
         table, weights = table.float(), None if weights is None else weights.float()
     begins, rows = parts
     sums = torch.embedding_bag(table, columns, begins, False, 0, False, weights, True)[0]
-    every = torch.arange(len(sums))
+    every = torch.arange(len(sums), device="cpu")
     return torch.embedding_bag(sums, every, rows, False, 0, False, None, True)[0].to(dtype)
 
 
@@ -149,8 +149,8 @@ def _parts(offsets: Tensor) -> tuple[Tensor, Tensor] | None:
     rows = torch.zeros_like(offsets)
     counts = (lengths + PART - 1) // PART
     torch.cumsum(counts, 0, out=rows[1:])
-    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    begins = offsets[owner] + PART * (torch.arange(len(owner)) - rows[owner])
+    owner = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
+    begins = offsets[owner] + PART * (torch.arange(len(owner), device="cpu") - rows[owner])
     return torch.cat([begins, offsets[-1:]]), rows
 
 
@@ -161,7 +161,7 @@ def _added_up(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tens
         values = values.masked_fill((flat < 0).unsqueeze(1), 0)
         flat = flat.clamp(min=0)
     dtype = torch.float32 if values.dtype.itemsize == 2 else values.dtype
-    start = torch.zeros(rows, values.shape[1], dtype=dtype)
+    start = torch.zeros(rows, values.shape[1], dtype=dtype, device="cpu")
     return start.index_add_(0, flat, values.to(dtype)).to(values.dtype)
 
 
@@ -200,7 +200,7 @@ def _ordered_entries(
     columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, is_ascending: bool
 ) -> _Entries:
     """Return the entries in the order of their rows, those of a row in the order in which they came."""
-    row = torch.arange(rows) if index is None else index.reshape(-1)
+    row = torch.arange(rows, device="cpu") if index is None else index.reshape(-1)
     owners = None if is_ascending else torch.argsort(row, stable=True)
     count = row.numel() if columns is None else columns.numel()
     each = count // row.numel()
@@ -210,10 +210,10 @@ def _ordered_entries(
         is_shown = row >= 0 if columns is None else (row >= 0) & (columns.reshape(-1) >= 0)
         order = is_shown.nonzero().squeeze(1) if order is None else order[is_shown[order]]
         row, each = row[order], 1
-    offsets = torch.zeros(rows + 1, dtype=torch.int64)
+    offsets = torch.zeros(rows + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(torch.bincount(row, minlength=rows).mul_(each), 0, out=offsets[1:])
     if columns is None:
-        every = torch.arange(count) if order is None else order
+        every = torch.arange(count, device="cpu") if order is None else order
         return _Entries(None, every, offsets, order is None, _parts(offsets))
     chosen = None if order is None else columns.reshape(-1)[order]
     parts = _parts(offsets)
@@ -224,4 +224,4 @@ def _ordered_entries(
 
 def _spread(owners: Tensor, each: int) -> Tensor:
     """Return the entries of some owners, each of which has as many, one owner's after the other's."""
-    return (owners.unsqueeze(1) * each + torch.arange(each)).reshape(-1)
+    return (owners.unsqueeze(1) * each + torch.arange(each, device="cpu")).reshape(-1)

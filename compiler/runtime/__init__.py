@@ -22,7 +22,7 @@ A file imports only from those above it.
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
 from .copies import sum_of_copies
-from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
+from .group_tables import GroupTables, group_tables, has_met, is_sorted, meet, new_group_tables
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
@@ -37,7 +37,7 @@ from .ranges import (
 )
 from .recording import active, paused
 from .tensor_views import as_memory, as_traced, cast_operands, owned, resolved
-from .tracing import followed, outside_transforms
+from .tracing import followed, outside_modes, outside_transforms
 
 __all__ = [
     "EPOCH",
@@ -58,12 +58,14 @@ __all__ = [
     "followed",
     "group_tables",
     "has_met",
+    "is_sorted",
     "joint_launcher",
     "launcher",
     "load",
     "meet",
     "new_group_tables",
     "on_device",
+    "outside_modes",
     "outside_transforms",
     "owned",
     "paused",

@@ -29,7 +29,16 @@ try:
 except ImportError:  # no Triton, not on Linux: sorting does it
     kernels = None  # type: ignore[assignment]
 
-__all__ = ["GroupTables", "group_tables", "has_met", "meet", "new_group_tables", "number_of_tiles", "sorted_tables"]
+__all__ = [
+    "GroupTables",
+    "group_tables",
+    "has_met",
+    "is_sorted",
+    "meet",
+    "new_group_tables",
+    "number_of_tiles",
+    "sorted_tables",
+]
 
 _GROUPS, _CAPTURED = "_insum_groups", "_insum_captured_groups"
 BLOCK, LONG_BLOCK = 512, 4096  # positions of a program, and counts of the one that adds them up; not measured
@@ -157,6 +166,11 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
         tables = _remembered(index, count, tile)
     recording.call(_remembered, (index, count, tile), {}, tables)
     return tables
+
+
+def is_sorted(index: Tensor) -> bool:
+    """Return whether an index tensor [P] ascends. The answer is waited for."""
+    return bool((index[1:] >= index[:-1]).all())
 
 
 def meet(index: Tensor) -> None:

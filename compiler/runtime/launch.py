@@ -187,9 +187,11 @@ class Launcher:
         """Return a launcher of the same kernel for an output that is a part of a larger tensor.
 
         The result is None if a stride that differs is fixed in the kernel's source, or is no multiple of what the
-        source takes it for: several elements of a row that moves are stored at once.
+        source takes it for: several elements of a row are stored, or added, at once.
         """
-        if self.schedule.form and any(new % math.gcd(old, ALIGNED) for new, old in zip(strides, self.strides)):
+        if self.schedule.stores_vectors and any(
+            new % math.gcd(old, ALIGNED) for new, old in zip(strides, self.strides)
+        ):
             return None
         dims = {number.dim: at for at, number in enumerate(self.kernel.numbers) if _is_output_stride(number)}
         numbers = list(self.numbers)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator, ExitStack
+from collections.abc import Iterator
+from contextlib import ContextDecorator, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ...formats.torch_state import is_compiling, is_inference_mode, transform_kinds, transforms
+from ...formats.guard import is_real
+from ...formats.torch_state import is_compiling, is_inference_mode, modes, transform_kinds, transforms
 from ..language import UnsupportedError
 from .recording import active
 
-__all__ = ["followed", "outside_transforms"]
+__all__ = ["followed", "outside_modes", "outside_transforms"]
 
 FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transform: an older tracer fails at them
 
@@ -71,3 +75,16 @@ class outside_transforms(ContextDecorator):
     def __exit__(self, *exception: Any) -> None:
         if self.left is not None:
             self.left.close()
+
+
+@contextmanager
+def outside_modes(*tensors: Tensor | None) -> Iterator[None]:
+    """A context for reading tensors that are constants to a tracer which runs our code, as make_fx does.
+
+    Torch's modes see none of it. They are not left if one of the tensors is a stand-in of the tracer.
+    """
+    if modes() == 0 or is_compiling() or not all(tensor is None or is_real(tensor) for tensor in tensors):
+        yield
+        return
+    with _disable_current_modes():
+        yield

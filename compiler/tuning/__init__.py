@@ -21,7 +21,7 @@ A file imports only from those above it.
 from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
-from .problem import Candidate, Problem, candidates, choice_key, device_name, generator_version, is_uneven
+from .problem import Candidate, Problem, candidates, choice_key, device_name, digest, generator_version, is_uneven
 from .search import FIRST
 from .settings import tuning_mode
 from .tuning_cache import Key
@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "clear_cache",
     "device_name",
+    "digest",
     "export_tuned",
     "fastest",
     "floor_milliseconds",

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 import torch
 
 from ..binding import Bound, bucket
 from ..codegen import Config
 from ..language import Access, Var
-from ..planning import Device, Schedule, Strides
+from ..planning import VECTOR_BYTES, Device, Schedule, Strides
 from .footprint import accumulators, shared_bytes
 from .streams import stream_seconds
 
@@ -239,7 +239,7 @@ class Cost:
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
         if schedule.form == "rows" and not schedule.names("step"):
             is_turned = self.config.is_aligned and self.reach > self.blocks[schedule.axes[-1]]
-            return REGISTERS + self.elements * (TURNED if is_turned else MOVED) > MOST_REGISTERS
+            return REGISTERS + self.elements * self.tiles * (TURNED if is_turned else MOVED) > MOST_REGISTERS
         total = REGISTERS + accumulators(self.config, schedule, self.device)
         for factor in schedule.factors:
             if isinstance(factor, Access) and factor.name in self.strides:
@@ -279,19 +279,40 @@ class Cost:
 
     @property
     def height(self) -> int:
-        """How many rows a tile has."""
-        return prod(self.blocks[name] for name in self.schedule.axes[:-1]) * self.at_once
+        """How many rows of a tile a thread has elements of."""
+        rows = prod(self.blocks[name] for name in self.schedule.axes[:-1]) * self.at_once
+        return max(1, rows * self.across // (self.config.num_warps * self.device.warp_width))
+
+    @property
+    def vector(self) -> int:
+        """How many neighbours a thread loads or stores at once."""
+        if self.config.is_aligned:
+            return 1
+        return gcd(self.extents[self.schedule.axes[-1]], VECTOR_BYTES // self.schedule.bound.dtype.itemsize)
+
+    @property
+    def across(self) -> int:
+        """How many threads have elements of one row; warps beside those have other rows."""
+        threads = self.config.num_warps * self.device.warp_width
+        return min(threads, max(1, self.blocks[self.schedule.axes[-1]] // self.vector))
 
     @property
     def columns(self) -> int:
-        """How many columns of a row a thread has; those that no row has are not there."""
-        threads = self.config.num_warps * self.device.warp_width
-        return ceil(min(self.reach, self.blocks[self.schedule.axes[-1]]) / threads)
+        """How many times a thread loads or stores of a row; columns that no row has are not there."""
+        return ceil(min(self.reach, self.blocks[self.schedule.axes[-1]]) / (self.across * self.vector))
 
     @property
     def elements(self) -> int:
-        """How many elements of a tile a thread has."""
-        return self.height * self.columns
+        """How many registers the elements of a tile take of a thread; halves that are loaded together share one."""
+        halves = 2 if self.vector > 1 and self.schedule.bound.dtype.itemsize == 2 else 1
+        return self.height * self.columns * self.vector // halves
+
+    @property
+    def tiles(self) -> int:
+        """How many factors have the rows and the columns of a tile, and wait in registers at once."""
+        *rows, column = self.schedule.axes
+        parts = {part for flat in self.schedule.flats if flat.name in rows for part in flat.parts} | {*rows}
+        return max(1, sum(column in factor.names and bool(parts & {*factor.names}) for factor in self.schedule.factors))
 
     @property
     def moving_instructions(self) -> float:

@@ -133,6 +133,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[b,i,j] = A[b,i] * B[b,j]", {"A": (300, 7), "B": (300, 99)}, HALF),
         Exemplar("C[P[q],n] += A[q,n]", {"P": (300,), "A": (300, 33), "": (50, 33)}, SINGLE),
         Exemplar("C[q,n] = A[P[q],n]", {"P": (300,), "A": (300, 40)}, HALF),
+        Exemplar("C[q,n] = A[P[q],n]", {"P": (900_000,), "A": (300, 41)}, HALF),
         Exemplar("C[e,h] += A[P[e],h,d] * B[e,h,d]", {"P": (300,), "A": (90, 3, 11), "B": (300, 3, 11)}, SINGLE),
         Exemplar(
             "C[AM[e],h,d] += A[e,h] * B[e,h,d]",
@@ -145,6 +146,13 @@ def _exemplars() -> tuple[Exemplar, ...]:
             "C[P[q],n] += A[q,n]", {"P": (3,), "A": (3, 70), "": (3, 70)}, SINGLE, ConstantTables({"P": [2, 0, 1]})
         ),
         Exemplar("Z[b,i,u] += V[i,q] * X[b,I[i,q],u]", {"V": (3, 2), "I": (3, 2), "X": (500, 4, 32)}, SINGLE, table),
+        Exemplar(
+            "Z[D[b],i,u] += V[i,q] * X[P[b],I[i,q],u]",
+            {"V": (3, 2), "I": (3, 2), "D": (500,), "P": (500,), "X": (500, 4, 32), "": (50, 3, 32)},
+            SINGLE,
+            table,
+            _flags("P"),
+        ),
         Exemplar(
             "Z[b,i,w] += V[i,q] * X[b,I[i,q],u] * W[b,u,w]",
             {"V": (3, 2), "I": (3, 2), "X": (500, 4, 16), "W": (500, 16, 16)},

@@ -90,8 +90,8 @@ class JointProblem:
         names = [problem.names for problem in self.problems]
         return joint_launcher(self.schedules, self.kernel(config), self.strides, names, sums)
 
-    def built(self, tensors: Sequence[Sequence[Tensor]]) -> dict[str, JointLauncher]:
-        """Return the launchers of all configs that can be built for these tensors, by the text of their configs."""
+    def built(self, tensors: Sequence[Sequence[Tensor]], configs: Sequence[Config]) -> dict[str, JointLauncher]:
+        """Return the launchers of those configs that can be built for these tensors, by the text of their configs."""
 
         def build(config: Config) -> tuple[str, JointLauncher] | None:
             try:
@@ -102,7 +102,7 @@ class JointProblem:
             return str(config), launcher
 
         with ThreadPoolExecutor(BUILDERS) as pool:
-            return dict(pair for pair in pool.map(build, self.configs) if pair is not None)
+            return dict(pair for pair in pool.map(build, configs) if pair is not None)
 
     @cached_property
     def key(self) -> Key:

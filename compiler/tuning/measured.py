@@ -40,7 +40,7 @@ class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
     # alone, set, neighbours, table, plain, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled, unrolled
-    # tile
+    # runs, unrolled tile
     form: str
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
@@ -278,8 +278,9 @@ CROWD = (8, 2, 4)
 # a thread needs one address for all of them: 302,387 rows of 137 elements in half precision took an H200 0.035 ms with
 # one warp and 0.045 with two, 134,603 rows of 83 took 0.014 and 0.018. An H200 begins about 1.6 programs in a
 # nanosecond: 313,875 rows of 165 elements took 0.191, 0.096 and 0.050 ms with 1, 2 and 4 of them to a program of one
-# warp, so that programs have more to do than a thread needs on its way. The last leave few programs enough to do.
-MOVED_ROWS = ((32, 1), (64, 1), (32, 2), (16, 4), (8, 4))
+# warp, so that programs have more to do than a thread needs on its way: 674,407 rows of 77 took 0.040 ms with 96
+# elements and 0.045 with 48. The last leave few programs enough to do.
+MOVED_ROWS = ((64, 1), (96, 1), (32, 1), (32, 2), (16, 4), (8, 4))
 # Rows of 2,241 numbers, of which each begins at another place of its line, took 0.019 ms to be written as they lie and
 # 0.017 if a warp stores whole sectors; what fills that memory takes 0.016.
 ALIGNED_ROWS = ((32, 1), (64, 1), (16, 4))
@@ -290,10 +291,12 @@ OTHERS = {
     "looped": (Point(1, 128, 4), Point(1, 256, 4), Point(1, 256, 8)),
     # transposes, of which both sides are to fill lines of memory
     # 5,657 by 48,497 numbers took 0.606 ms in tiles of 32 by 256, 0.624 of 64 by 128 and 0.655 of 64 by 64
+    # 173 by 225 by 71, reversed, took 0.0071 ms in tiles of 16 by 256 and 0.0084 of 64 by 64, 2,617 by 4,787 0.032 and
+    # 0.031: the first is the better guess
     "turned": (
+        Point(16, 256, 4),
         Point(64, 64, 8),
         Point(32, 256, 8),
-        Point(16, 256, 4),
         Point(64, 64, 4),
         Point(32, 64, 4),
         Point(32, 128, 4),
@@ -309,5 +312,9 @@ OTHERS = {
     ),
     # one result to a thread has the fewest registers, several the fewest instructions; estimated, not measured
     "unrolled": tuple(Point(1, 0, 0, 1, each=each) for each in (1, 2, 4)),
+    # One warp to a program, for which a position is one for all threads: 18,357 edges of 68 channels to 11 rows took
+    # 0.0155 ms in tiles of 128, 0.0160 of 64 and 0.0172 of 32, with four warps 0.0197; 39,205 edges to 71 rows 0.200 in
+    # tiles of 32 and 0.244 with four warps (`python -m bench.products --cases 7`, seeds 25 and 27).
+    "unrolled runs": tuple(Point(1, wide, 1, 1) for wide in (128, 32)),
     "scalar": (Point(1, 1, 1, 1),),
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby
+from math import prod
 from platform import machine
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
-from ..language import Access
+from ..language import Access, Var
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
 from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
 from .cost import Cost
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 PREDICTED = 4  # configs of a schedule that the cost model adds to those of the measured tables
+EVICTING = 3  # configs that are also tried with results that leave the cache first
 EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
@@ -197,6 +199,7 @@ class Candidate:
             "copies": config.copies,
             "run": config.run,
             "aligned": config.is_aligned,
+            "evicts": config.evicts,
         }
 
     def __str__(self) -> str:
@@ -230,10 +233,36 @@ def _candidates(problem: Problem, full: bool) -> tuple[Candidate, ...]:
 def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: bool) -> Iterable[Config]:
     """Return the configs of a schedule: a handful, and of a full search all if rules prefer the schedule."""
     listed = configs(schedule, False, problem.has_order)
+    if schedule.form == "rows":
+        listed = _by_prediction(problem, schedule, listed)
+    if _is_beyond_cache(problem, schedule):
+        listed = (*[replace(config, evicts=True) for config in listed[:EVICTING]], *listed)
     if not is_preferred:
         return listed
     others = configs(schedule, True, problem.has_order) if full else ()
     return dict.fromkeys((*listed, *_predicted(problem, schedule, listed), *others))
+
+
+def _by_prediction(problem: Problem, schedule: Schedule, listed: Iterable[Config]) -> tuple[Config, ...]:
+    """Return configs in the order of the cost model, those that seem to spill last: the first is taken untimed."""
+    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
+    costs = {config: Cost(schedule, config, problem.strides, device, precision, lengths) for config in listed}
+    return tuple(sorted(costs, key=lambda config: (costs[config].spills, costs[config].milliseconds)))
+
+
+def _is_beyond_cache(problem: Problem, schedule: Schedule) -> bool:
+    """Whether a statement moves so much that nobody finds its result in the cache: then it need not stay there."""
+    bound, lengths = problem.bound, problem.lengths
+    if not schedule.form or schedule.strategy != "store" or not schedule.covers_output:
+        return False
+    results = prod(lengths[index.name] for index in schedule.output.indices if isinstance(index, Var))
+    return results * bound.dtype.itemsize > device_of(bound.device).l2_bytes
+
+
+def _lengths(problem: Problem, schedule: Schedule) -> dict[str, int]:
+    """Return the extents of a schedule's names as a key counts them, so that all lengths of a key have one order."""
+    lengths = {**schedule.extents, **problem.lengths}
+    return lengths | {flat.name: prod(lengths[part] for part in flat.parts) for flat in schedule.flats}
 
 
 def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config]) -> list[Config]:
@@ -245,8 +274,7 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
         return []
     if schedule.along or schedule.has_copies:  # those listed come from a model of their own
         return []
-    device, precision = device_of(problem.bound.device), problem.flags.precision
-    lengths = {**schedule.extents, **problem.lengths}
+    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
     costs = [
         (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
         for at, config in enumerate(spread(schedule, device))

@@ -55,7 +55,7 @@ COVERED = 1
 # Tiles over tables in the source that have two axes: elements along memory, of a tile, of a thread, and of all tiles
 # that are on their way to a program. Tuning chooses among them: the gradient of x with 85 channels up to lmax 1 took an
 # H200 0.825 ms with the first and 0.857 without them (27,865 samples).
-RUNS, TILE = (32, 64, 128), 1024
+LENGTHS, TILE = (32, 64, 128), 1024
 ELEMENTS_OF_A_THREAD, TILES_ON_THEIR_WAY = 8, 4096
 MOST_PIECES = 3  # that such a tile walks a summed axis in; with 6 of 85 channels registers are spilled
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
@@ -63,7 +63,9 @@ LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a t
 # Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
 # H200 0.068 ms with 256 copies, 0.076 with 64 and 0.617 without.
 MOST_COPIES = 256
-RUNS = (64, 32, 128)  # neighbours that a program takes in turn, whose sums of one position are added once
+# Neighbours that a program takes in turn, whose sums of one position are added once; of a row each, or of tables, which
+# have many rows each, and as many sums as leave a thread registers for what it loads.
+RUNS, RUNS_OF_TABLES, MOST_SUMS = (64, 32, 128), (16, 32), 128
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -101,7 +103,7 @@ def configs(
         ways = (replace(config, parts=space.parts(config)) for config in ways)
         ways = (config for config in ways if config.parts > 1)
     if schedule.run:
-        ways = (replace(config, run=run) for config in ways for run in RUNS)
+        ways = space.in_runs(ways)
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
     return tuple(dict.fromkeys(chain(listed, ways)))
@@ -184,6 +186,8 @@ class Space:
         if len(schedule.axes) == 2 and all(extents[name] > 1 for name in schedule.axes):
             is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
             return Traits("unrolled tile", is_streamed=is_streamed)
+        if schedule.run:
+            return Traits("unrolled runs")
         return Traits("unrolled", widest=256)
 
     @cached_property
@@ -272,9 +276,9 @@ class Space:
             return
         along = widest[-1].name
         lengths = {name: power_of_two(schedule.extents[name]) for name in axes}
-        for run in RUNS:
-            other = max(1, TILE // min(lengths[along], run))
-            blocks = {name: min(lengths[name], run if name == along else other) for name in axes}
+        for length in LENGTHS:
+            other = max(1, TILE // min(lengths[along], length))
+            blocks = {name: min(lengths[name], length if name == along else other) for name in axes}
             size = prod(blocks.values())
             pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
             if size == TILE and pieces <= MOST_PIECES and self.has_few_pieces(blocks):
@@ -336,7 +340,8 @@ class Space:
         if not schedule.tables:
             return True
         pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
-        return pieces * prod(schedule.extents[name] for name in schedule.names("unrolled")) <= MOST_ENTRIES
+        entries = prod(schedule.extents[name] for name in schedule.names("unrolled"))
+        return pieces == 1 or pieces * entries <= MOST_ENTRIES
 
     def closest(self, name: str, size: int) -> int:
         """Return the longest tile up to `size` that covers an extent with hardly more padding than any other.
@@ -437,6 +442,14 @@ class Space:
         is_whole = merged is None or config.block(merged.name) >= schedule.extents[merged.name]
         if schedule.has_rows_in_turn and is_whole and rows > 1:
             yield replace(config, rows=min(rows, MOST_ROWS))
+
+    def in_runs(self, ways: Iterable[Config]) -> Iterator[Config]:
+        """Yield the configs with several neighbours to a program, which holds a sum for each row that tables name."""
+        schedule = self.schedule
+        rows = prod(schedule.extents[name] for name in schedule.names("unrolled") if name in schedule.free)
+        for config in ways:
+            if rows * max(1.0, accumulators(config, schedule, self.device)) <= MOST_SUMS:
+                yield from (replace(config, run=run) for run in (RUNS_OF_TABLES if schedule.tables else RUNS))
 
     def parts(self, config: Config) -> int:
         """Return how many programs share a sum (split-K)."""

@@ -78,6 +78,11 @@ class VoxelGrid:
         """Raise FormatError if the voxels have another dtype or shape; no data is read."""
         if not isinstance(indices, Tensor):
             raise FormatError(f"indices is of type {type(indices).__name__}; pass an int32 tensor [N, 1 + axes]")
+        if type(indices).__name__ == "DTensor":
+            raise FormatError(
+                "indices is a DTensor, but a convolution needs all voxels on every rank; pass indices.full_tensor(), "
+                "and split features or weights by their channels"
+            )
         width = 1 + len(self.spatial_shape)
         if indices.dtype not in INDEX_DTYPES:
             raise FormatError(

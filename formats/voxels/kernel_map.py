@@ -17,7 +17,7 @@ from ..torch_state import is_capturing, is_exporting, is_followed
 from . import map_tables
 from .geometry import Geometry, per_axis
 from .grid import VoxelGrid
-from .map_parts import Key, MapParts, described, keep, known_map, known_start
+from .map_parts import Key, MapParts, described, keep, know_copy, known_map, known_start, original_of
 from .map_tables import GroupedMap, Tables, TiledMap
 from .sort import reached_voxels
 
@@ -493,6 +493,11 @@ def map_of(source: Tensor, target: Tensor, text: str, sizes: Sizes) -> KernelMap
     kernel_map = known_map(source, target, (text, sizes))
     if kernel_map is not None:
         return kernel_map
+    originals = original_of(source), original_of(target)
+    if originals[0] is not source or originals[1] is not target:  # copies, new in every call, of what a map holds
+        kernel_map = map_of(*originals, text, sizes)
+        keep((text, sizes), kernel_map, source, target)
+        return kernel_map
     kernel_map = _start_of(source, text, sizes)
     if target is not source and not torch.equal(target, kernel_map.out_indices):
         raise FormatError(
@@ -509,10 +514,14 @@ def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
     Raises:
         FormatError: a voxel of the source is given twice or lies outside the grid.
     """
-    kernel_map = _start_of(source, text, sizes)
+    original = original_of(source)
+    kernel_map = _start_of(original, text, sizes)
     with torch.inference_mode(False):
         target = kernel_map.out_indices.clone()
-    keep((text, sizes), kernel_map, source, target)
+    know_copy(target, kernel_map.out_indices)
+    keep((text, sizes), kernel_map, original, target)
+    if original is not source:
+        keep((text, sizes), kernel_map, source, target)
     return target
 
 

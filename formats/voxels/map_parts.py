@@ -21,7 +21,7 @@ from .grid import VoxelGrid
 if TYPE_CHECKING:
     from .kernel_map import KernelMap
 
-__all__ = ["Key", "MapParts", "described", "keep", "known_map", "known_start"]
+__all__ = ["Key", "MapParts", "described", "keep", "know_copy", "known_map", "known_start", "original_of"]
 
 Sizes = tuple[int, ...]
 Key = tuple[str, Sizes]  # `MapParts.geometry` and `MapParts.sizes`
@@ -124,6 +124,19 @@ class _Known(NamedTuple):
 # by the voxels that maps lead to, and by those that they start from; a map that is held here holds neither
 _by_target: ByIdentity[dict[Key, _Known]] = ByIdentity()
 _by_source: ByIdentity[dict[Key, _Known]] = ByIdentity()
+# by a copy that an operator has returned: whether it is unchanged, and the voxels that a map holds
+_originals: ByIdentity[tuple[_Watch, Tensor]] = ByIdentity()
+
+
+def know_copy(voxels: Tensor, original: Tensor) -> None:
+    """Let maps of a copy be those of its original: an operator returns another copy in every call."""
+    _originals.keep(voxels, (_Watch(voxels), original))
+
+
+def original_of(voxels: Tensor) -> Tensor:
+    """Return what these voxels are an unchanged copy of, or themselves."""
+    found = _originals.get(voxels)
+    return found[1] if found is not None and found[0].holds_for(voxels) else voxels
 
 
 def known_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:

@@ -16,7 +16,7 @@ from ..formats.errors import FormatError
 from ..formats.torch_state import is_autocast_enabled
 from ..formats.voxels.geometry import per_axis
 from ..formats.voxels.kernel_map import KernelMap
-from ..functional import insum
+from ..functional import insum, on_refusal
 from ..not_scripted import NotScripted
 from .functional import convolve
 from .tensor import Layout, SparseConvTensor, Voxels
@@ -230,6 +230,8 @@ class SparseConvolution(SparseModule):
                 return x.replace_feature(self.pointwise(x.features))
             kernel_map, voxels = self.map(x)
         except (InsumError, FormatError) as error:
+            for tell in on_refusal:
+                tell(error, self._parameters)
             raise shortened(error) from error.__cause__
         try:  # a tenth of the cost of `self.weight`, which goes through `nn.Module.__getattr__`
             weight: Any = self._parameters["weight"]

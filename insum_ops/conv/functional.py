@@ -12,6 +12,7 @@ from ..compiler import OperandError, ShapeError, active, followed, one_by_one, o
 from ..formats.facts import OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import (
+    PLAIN,
     as_autocast,
     autocast_dtype,
     is_autocast_enabled,
@@ -28,7 +29,7 @@ from ..formats.torch_state import (
 )
 from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
 from ..formats.voxels.map_parts import MapParts
-from ..functional import insum
+from ..functional import dtensor_without_rules, insum, on_refusal
 from ..lru_cache import LRUCache
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
@@ -89,9 +90,9 @@ def convolve(
     else:
         if isinstance(kernel_map, MapParts):  # a graph has ended between the map and its use
             kernel_map = from_parts(kernel_map)
+        run = _convolve if type(features) in PLAIN and type(weight) in PLAIN else _as_operator
         if not may_autocast():
-            return _convolve(features, weight, bias, kernel_map, groups)
-        run = _convolve
+            return run(features, weight, bias, kernel_map, groups)
     device = features.device.type
     if is_autocast_enabled(device):
         _check(features, weight, kernel_map, bias, groups)
@@ -117,6 +118,21 @@ def _traced(
     NBR = neighbours(kernel_map)["NBR"]
     Out = insum(forms.STATIONARY[kind], In=In, Weight=Weight, NBR=NBR).flatten(1)
     return Out if bias is None else Out + bias.to(Out.dtype)
+
+
+def _as_operator(features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int) -> Tensor:
+    """Return the convolution of tensors that are no plain ones, such as DTensors, for which torch finds the rule."""
+    tensors = {"features": features, "weight": weight, "bias": bias}
+    name, problem = dtensor_without_rules(tensors)
+    if name:
+        raise OperandError(problem)
+    try:
+        _check(features, weight, kernel_map, bias, groups)
+    except ShapeError as error:
+        for tell in on_refusal:
+            tell(error, tensors)
+        raise
+    return traced_convolution(features, weight, bias, parts_of(kernel_map), groups)
 
 
 def _convolve(

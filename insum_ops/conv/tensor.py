@@ -346,7 +346,15 @@ class SparseConvTensor(Moves, _Fields):
             >>> x.replace_feature(x.features.relu()).features.tolist()
             [[1.0], [2.0]]
         """
-        return self.at(features, self.voxels)
+        try:
+            return self.at(features, self.voxels)
+        except ShapeError as error:
+            if features.dim() != 2:
+                raise
+            raise ShapeError(
+                f"{error}; with other voxels write "
+                "x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
+            ) from None
 
     def at(self, features: Tensor, voxels: Voxels) -> SparseConvTensor:
         """Return a tensor with features on other voxels, sharing the saved kernel maps; a layer's output is made by it.

@@ -2,20 +2,25 @@
 
 A file imports only from those above it.
 
-    rules         how a statement may be split, and which way costs least
-    agreement     checks that end alike on every rank
-    replicas      models that must be the same on every rank, as for DDP
-    dtensors      `insum` over DTensors
-    fsdp          patterns that change under `fully_shard`
-    tuning        ranks that take the same configs
-    split_layers  a `BlockSparseLinear` of which each rank has some blocks
-    linear        styles for `parallelize_module` that split one
-    cost          what a step over a split graph costs on paper
-    rows          `SplitSpMM`: a sparse matrix whose rows are split over ranks
-    whole         the state of all of these as it is without ranks
+    rules               how a statement may be split, and which way costs least
+    agreement           checks that end alike on every rank
+    replicas            models that must be the same on every rank, as for DDP
+    placed              DTensors and plain tensors of one call
+    dtensors            `insum` over DTensors
+    convolutions        sparse convolutions over DTensors
+    fsdp                patterns that change under `fully_shard`
+    tuning              ranks that take the same configs
+    own_part            what a state_dict has of a split layer
+    split_layers        a `BlockSparseLinear` of which each rank has some blocks
+    split_convolutions  a convolution of which each rank has some channels
+    linear              styles for `parallelize_module` that split these
+    cost                what a step over a split graph costs on paper
+    rows                `SplitSpMM`: a sparse matrix whose rows are split over ranks
+    whole               the state of all of these as it is without ranks
+    whole_optimizers    the state of their optimizers likewise
 """
 
-from . import dtensors, fsdp
+from . import convolutions, dtensors, fsdp
 from .agreement import unchecked_calls
 from .cost import GraphCost, graph_cost, random_cut
 from .linear import ColumnParallel, RowParallel, balanced_order
@@ -24,6 +29,7 @@ from .rows import SplitSpMM
 from .rules import Split, bytes_moved, cheapest_split, splits_of
 from .tuning import share_tuning
 from .whole import load_whole_state_dict, saved_patterns, whole_state_dict
+from .whole_optimizers import load_whole_optimizer_state_dict, whole_optimizer_state_dict
 
 __all__ = [
     "ColumnParallel",
@@ -36,13 +42,15 @@ __all__ = [
     "cheapest_split",
     "check_replicas",
     "graph_cost",
+    "load_whole_optimizer_state_dict",
     "load_whole_state_dict",
     "random_cut",
     "saved_patterns",
     "share_tuning",
     "splits_of",
     "unchecked_calls",
+    "whole_optimizer_state_dict",
     "whole_state_dict",
 ]
 
-del dtensors, fsdp  # imported for what they register
+del convolutions, dtensors, fsdp  # imported for what they register

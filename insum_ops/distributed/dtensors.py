@@ -14,15 +14,11 @@ from torch import distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..compiler import (
     Bound,
     IndexRangeError,
-    InsumError,
-    OperandError,
     Statement,
-    UnsupportedError,
     Var,
     bind,
     check_ranges,
@@ -31,17 +27,13 @@ from ..compiler import (
     run_plain_with_winners,
     whole_along,
 )
-from ..formats.errors import FormatError
 from ..formats.facts import Fact
-from ..functional import on_refusal
-from .agreement import after_agreement, may_exchange, on_all_ranks, tell_all
-from .rules import Split, cheapest_split, spelled
+from .agreement import after_agreement, may_exchange, on_all_ranks
+from .placed import SAME_DTENSOR, SAME_TENSOR, check_placed, described, mesh_of, own_share
+from .rules import Split, cheapest_split
 
 __all__: list[str] = []
 
-PLACEMENTS = (Shard, Replicate, Partial)
-SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
-SAME_DTENSOR = "distribute the same tensor with the same placements on every rank"
 UNREACHED, REACHED, IS_NAN = 0, 1, 2  # what the ranks know of an element of a max; the largest counts
 
 
@@ -52,20 +44,20 @@ def _run(
     expr, names, size, tensors, fact_text, facts = args
     wants_winners = func is torch.ops.insum_ops.run_with_winners.default
     statement, operands = parse(expr), dict(zip(names.split(","), tensors))
-    first, mesh = _mesh_of(operands)
+    first, mesh = mesh_of(operands)
     with on_all_ranks(mesh, is_call=True) as ranks:
-        _check(first, mesh, operands)
+        check_placed(first, mesh, operands)
         bound = bind(statement, operands, size)
         _check_positions(bound, operands)
         ranks.equal("the statement", f"{expr!r} with size={size}", "call the same one on every rank")
         for name, operand in operands.items():
             if isinstance(operand, DTensor):
-                ranks.equal(name, _described(operand), SAME_DTENSOR)
+                ranks.equal(name, described(operand), SAME_DTENSOR)
             else:
                 ranks.equal(name, operand, SAME_TENSOR)
     with torch.no_grad(), after_agreement():
         splits = _chosen(expr, operands, mesh, wants_winners)
-        local = {name: _local(name, operand, splits, mesh, statement) for name, operand in operands.items()}
+        local = {name: own_share(name, operand, splits, mesh) for name, operand in operands.items()}
         fact = Fact.from_text(fact_text, facts)
         if fact is not None and any(not split.inputs[name].is_replicate() for split in splits for name in fact.names):
             fact = None  # of a whole index tensor, of which a rank has a share
@@ -85,36 +77,6 @@ def _run(
         return wrap(_best_of_all(statement, *run_plain_with_winners(*call), mesh, shared))
 
 
-def _mesh_of(operands: Mapping[str, Any]) -> tuple[str, DeviceMesh]:
-    """Return the first DTensor's name and mesh."""
-    return next((name, operand.device_mesh) for name, operand in operands.items() if isinstance(operand, DTensor))
-
-
-def _check(first: str, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -> None:
-    """Refuse two meshes, strange placements and plain tensors that would get a part of a gradient."""
-    for name, operand in operands.items():
-        if not isinstance(operand, DTensor):
-            continue
-        if operand.device_mesh != mesh:
-            raise OperandError(
-                f"{first} and {name} are DTensors on two meshes, of the shapes {list(mesh.shape)} and "
-                f"{list(operand.device_mesh.shape)}, says rank {dist.get_rank()}; distribute both on one mesh"
-            )
-        for placement in operand.placements:
-            if type(placement) not in PLACEMENTS:
-                raise UnsupportedError(
-                    f"{name} is placed as {spelled(placement)} on rank {dist.get_rank()}, which a statement can't "
-                    f"keep; redistribute it to Shard, Replicate or Partial first"
-                )
-    for name, operand in operands.items():
-        if not isinstance(operand, DTensor) and operand.requires_grad:
-            raise OperandError(
-                f"{name} asks for a gradient but is no DTensor, unlike {first}, so that rank {dist.get_rank()} would "
-                f"have only its own part of that gradient; pass "
-                f"torch.distributed.tensor.distribute_tensor({name}, {first}.device_mesh)"
-            )
-
-
 def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
     """Refuse a position that is out of range, before anything moves: only the rank that holds it would find it."""
     if not may_exchange():
@@ -125,17 +87,6 @@ def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
         check_ranges(bound, local)
     except IndexRangeError as error:
         raise IndexRangeError(f"on rank {dist.get_rank()}, {error}") from None
-
-
-def _described(operand: DTensor) -> str:
-    placed = ", ".join([spelled(placement) for placement in operand.placements])
-    return f"{list(operand.shape)} {operand.dtype} in {placed}"
-
-
-def _tell(error: InsumError | FormatError, operands: Mapping[str, Any]) -> None:
-    """Let the other ranks know of a call that was refused before it got here."""
-    if any(isinstance(operand, DTensor) for operand in operands.values()):
-        tell_all(error, _mesh_of(operands)[1])
 
 
 def _chosen(expr: str, operands: Mapping[str, Tensor], mesh: DeviceMesh, wants_winners: bool) -> list[Split]:
@@ -153,24 +104,6 @@ def _chosen(expr: str, operands: Mapping[str, Tensor], mesh: DeviceMesh, wants_w
         cheapest_split(expr, placements(dim), nbytes, mesh.size(dim), partial=not wants_winners)
         for dim in range(mesh.ndim)
     ]
-
-
-def _local(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh, statement: Statement) -> Tensor:
-    """Return a rank's own share of a tensor, after what has to move has moved."""
-    if not isinstance(operand, DTensor):
-        operand = DTensor.from_local(operand, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    wanted = [split.inputs[name] for split in splits]
-    entering = [dim for dim, target in enumerate(wanted) if target.is_partial() and operand.placements[dim] != target]
-    # what enters a partial sum does so on the first rank alone; torch would give each rank an n-th, which rounds
-    reachable = [Replicate() if dim in entering else target for dim, target in enumerate(wanted)]
-    if tuple(reachable) != operand.placements:
-        operand = operand.redistribute(placements=reachable)
-    local = operand.to_local()
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
-    if any(mesh.get_local_rank(dim) != 0 for dim in entering):
-        return torch.zeros_like(local)
-    return local
 
 
 def _local_size(statement: Statement, local: Mapping[str, Tensor], size: Sequence[int]) -> list[int]:
@@ -206,6 +139,5 @@ def _whole_along(tensor: Tensor, dim: int) -> Tensor:
 
 
 whole_along[DTensor] = _whole_along
-on_refusal.append(_tell)
 for _operator in ("insum_ops::run", "insum_ops::run_with_winners"):
     torch.library.register_torch_dispatch(_operator, DTensor, _run)

@@ -1,4 +1,4 @@
-"""`BlockSparseLinear` over ranks: styles for torch's `parallelize_module`, each rank with some blocks of the weight."""
+"""Styles for torch's `parallelize_module`, which split a `BlockSparseLinear` or a sparse convolution."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..compiler import OperandError, ShapeError
+from ..conv.convolution import SparseConvolution
 from ..linear.layer import BlockSparseLinear
 from .agreement import on_all_ranks, ranks_of
+from .split_convolutions import split_convolution
 from .split_layers import ByColumns, ByRows
 
 __all__ = ["ColumnParallel", "RowParallel", "balanced_order"]
@@ -71,14 +73,18 @@ class ColumnParallel(ParallelStyle):
     """Split a `BlockSparseLinear` by its outputs: each rank has some block rows, and computes their features.
 
     The input is the same on all ranks; its gradient is summed over them. Weights and bias are those of the first rank.
+    A sparse convolution is split by its output channels, in equal stretches: its parameters are DTensors then, which
+    torch saves and loads by itself. All ranks have all voxels.
 
     Args:
         order: which block rows each rank has [block rows], as `balanced_order` returns it; None for equal stretches.
         gather_output: whether every rank gets the whole output; otherwise each has its own features, in this order.
 
     Raises:
-        OperandError: on every rank, if the module is no `BlockSparseLinear`, or its pattern differs between ranks.
-        ShapeError: on every rank, if the mesh does not divide the block rows, or blocks do not divide the features.
+        OperandError: on every rank, if the module is neither a `BlockSparseLinear` nor a sparse convolution, has been
+            split before, or differs between ranks; of convolutions those with a kernel of 1 are refused.
+        ShapeError: on every rank, if the mesh does not divide the block rows or channels, or blocks do not divide the
+            features.
 
     Example:
         >>> import torch
@@ -102,6 +108,9 @@ class ColumnParallel(ParallelStyle):
         self.order, self.gather_output = order, gather_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if isinstance(module, SparseConvolution):
+            split_convolution(module, device_mesh, self.order, 0, self.gather_output)
+            return module
         layer, order = _split(module, device_mesh, self.order, 0)
         layer.__class__ = ByColumns
         layer.style = {"mesh": device_mesh, "order": order, "is_whole": self.gather_output}
@@ -111,7 +120,9 @@ class ColumnParallel(ParallelStyle):
 class RowParallel(ParallelStyle):
     """Split a `BlockSparseLinear` by its inputs: each rank has some block columns, and the outputs are summed.
 
-    Every rank gets the whole output. Weights and bias are those of the first rank; the bias is whole on each.
+    Every rank gets the whole output. Weights and bias are those of the first rank; the bias is whole on each. A sparse
+    convolution is split by its input channels, in equal stretches: its parameters are DTensors then, which torch saves
+    and loads by itself. All ranks have all voxels.
 
     Args:
         order: which block columns each rank has [block columns], as `balanced_order` returns it; None for equal
@@ -120,8 +131,10 @@ class RowParallel(ParallelStyle):
             whole on all ranks.
 
     Raises:
-        OperandError: on every rank, if the module is no `BlockSparseLinear`, or its pattern differs between ranks.
-        ShapeError: on every rank, if the mesh does not divide the block columns, or blocks do not divide the features.
+        OperandError: on every rank, if the module is neither a `BlockSparseLinear` nor a sparse convolution, has been
+            split before, or differs between ranks; of convolutions those with a kernel of 1 or with groups are refused.
+        ShapeError: on every rank, if the mesh does not divide the block columns or channels, or blocks do not divide
+            the features.
 
     Example:
         >>> import torch
@@ -143,6 +156,9 @@ class RowParallel(ParallelStyle):
         self.order, self.split_input = order, split_input
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if isinstance(module, SparseConvolution):
+            split_convolution(module, device_mesh, self.order, 1, not self.split_input)
+            return module
         layer, order = _split(module, device_mesh, self.order, 1)
         layer.__class__ = ByRows
         layer.style = {"mesh": device_mesh, "order": order, "is_whole": not self.split_input}
@@ -190,8 +206,8 @@ def _checked(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int
     rank, ranks, (words, features) = dist.get_rank(), mesh.size(), WORDS[dim]
     if type(module) is not BlockSparseLinear:
         raise OperandError(
-            f"the module is a {type(module).__name__} on rank {rank}; this style is for a BlockSparseLinear that has "
-            "not been split"
+            f"the module is a {type(module).__name__} on rank {rank}; this style is for a BlockSparseLinear or a "
+            "sparse convolution that has not been split"
         )
     if mesh.ndim != 1:
         raise OperandError(f"mesh has {mesh.ndim} dimensions, says rank {rank}; pass one of them, as in mesh['model']")

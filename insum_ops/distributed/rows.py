@@ -317,7 +317,8 @@ class SplitSpMM(NotScripted, nn.Module):
 
 
 def _matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, shape, check_invariants=True)
+    coords = torch.stack([rows, columns])
+    return torch.sparse_coo_tensor(coords, values, shape, device=values.device, check_invariants=True)
 
 
 def _arrived(rows: Tensor) -> Tensor:

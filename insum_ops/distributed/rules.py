@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 
 from ..compiler import Statement, Var, parse
 
-__all__ = ["Split", "bytes_moved", "cheapest_split", "spelled", "splits_of"]
+__all__ = ["Split", "bytes_moved", "cheapest", "cheapest_split", "spelled", "splits_of"]
 
 STATEMENTS = 1024  # whose splits are kept
 WHOLE, SUM = Replicate(), Partial("sum")
@@ -189,9 +189,18 @@ def cheapest_split(
         along k: C Partial(sum), A Shard(1), B Shard(0) -> Partial(sum)
     """
 
+    splits = [split for split in splits_of(expr) if partial or not split.output.is_partial()]
+    return cheapest(splits, placements, nbytes, ranks)
+
+
+def cheapest(
+    splits: Sequence[Split], placements: Mapping[str, Placement], nbytes: Mapping[str, int], ranks: int
+) -> Split:
+    """Return the split among these that `cheapest_split` would choose."""
+
     def cost(split: Split) -> tuple[float, int, bool]:
         pairs = [(placements[name], split.inputs[name], name) for name in placements]
         moved = sum(bytes_moved(source, target, nbytes[name], ranks) for source, target, name in pairs)
         return moved, sum(source != target for source, target, _ in pairs), split.output.is_partial()
 
-    return min([split for split in splits_of(expr) if partial or not split.output.is_partial()], key=cost)
+    return min(splits, key=cost)

@@ -22,6 +22,7 @@ from ..linear.product import product
 from ..linear.remap import check_optimizer, holders
 from ..linear.sharded import held_weight, shards_of
 from .agreement import gathered_numbers, gathered_objects, on_all_ranks
+from .own_part import as_own_part
 
 __all__ = ["ByColumns", "ByRows", "SplitLayer"]
 
@@ -79,7 +80,7 @@ class SplitLayer(BlockSparseLinear):
             raise OperandError(
                 f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
             )
-        norms = torch.full(self.whole_grid, -1.0, dtype=torch.float64)
+        norms = torch.full(self.whole_grid, -1.0, dtype=torch.float64, device="cpu")
         own_norms = block_norms(_whole_weight(self) * self._inside(self.coords)).double()
         for coords, found in gathered_objects((self.whole_coords.cpu(), own_norms.cpu()), mesh):
             norms[tuple(coords.long())] = found
@@ -193,6 +194,13 @@ class SplitLayer(BlockSparseLinear):
         """Return an input that all ranks have, whose gradient is the sum of what each finds."""
         whole = DTensor.from_local(x, self.style["mesh"], [Replicate()], run_check=False)
         return whole.to_local(grad_placements=[Partial()])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save the tensors, those that other ranks have no copy of as this rank's own."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in ("coords", "weight", *(["bias"] if self.dim == 0 else [])):
+            if not keep_vars and f"{prefix}{name}" in destination and self.style["mesh"].size() > 1:
+                destination[f"{prefix}{name}"] = as_own_part(destination[f"{prefix}{name}"])
 
     def extra_repr(self) -> str:
         mesh = self.style["mesh"]

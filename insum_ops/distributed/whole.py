@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ..compiler import OperandError, ShapeError
 from ..linear.remap import holders
@@ -34,7 +34,7 @@ def whole_state_dict(model: nn.Module, *, sharded: bool = False) -> dict[str, An
     not split, by `insum_ops.nn.load_patterns_`, if patterns have changed, and `load_state_dict`; or into one that is,
     by `load_whole_state_dict`. Of a `SplitSpMM` whose values are trained it has `values` [entries] and `entries`
     [2, entries], row by row. For `torch.distributed.checkpoint` pass `sharded=True`; `model.state_dict()` has only a
-    rank's own blocks there, under names that are the same on all ranks.
+    rank's own blocks there, under names that are the same on all ranks, and is refused.
 
     Args:
         model: a model in which some `BlockSparseLinear` layers were split by `ColumnParallel` or `RowParallel`, or with
@@ -62,14 +62,17 @@ def whole_state_dict(model: nn.Module, *, sharded: bool = False) -> dict[str, An
         [6, 16, 16]
         >>> distributed.destroy_process_group()
     """
-    layers = list(_split_layers(model))
-    with _together(layers):
+    layers = list(split_layers_of(model))
+    with together(layers):
         state = model.state_dict()
+    split = {}
     for prefix, layer in layers:
-        parts = layer.whole_parts() if isinstance(layer, SplitLayer) else _whole_values(layer)
+        parts = layer.whole_parts() if isinstance(layer, SplitLayer) else whole_values(layer)
         for key, part in parts.items():
-            state[f"{prefix}{key}"] = _share(part, _mesh(layer)) if sharded else part
-    return state
+            split[f"{prefix}{key}"] = equal_share(key, part, mesh_of_layer(layer)) if sharded else part
+    # what torch itself has split, as a convolution's channels, comes whole too
+    rest = {name: part if sharded or name in split else full(part) for name, part in state.items()}
+    return {**rest, **split}
 
 
 def load_whole_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
@@ -103,9 +106,9 @@ def load_whole_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> No
         0.25
         >>> distributed.destroy_process_group()
     """
-    layers = list(_split_layers(model))
+    layers = list(split_layers_of(model))
     rest, shares = dict(state_dict), []
-    with _together(layers) as ranks:
+    with together(layers) as ranks:
         listed = {f"{prefix}{name}" for prefix, layer in layers for name in _names(layer)}
         missing, extra = {*model.state_dict(), *listed} - {*rest}, {*rest} - {*model.state_dict(), *listed}
         if missing or extra:
@@ -117,14 +120,14 @@ def load_whole_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> No
         kinds = {name: type(rest[name]).__name__ for name in sorted(listed)}
         ranks.equal("the state_dict", str(kinds), "load the same state on every rank")
     for prefix, layer in layers:
-        parts = {name: _full(rest.pop(f"{prefix}{name}")) for name in _names(layer)}
-        with _together([(prefix, layer)]) as ranks:
+        parts = {name: full(rest.pop(f"{prefix}{name}")) for name in _names(layer)}
+        with together([(prefix, layer)]) as ranks:
             for name, part in parts.items():
                 ranks.equal(f"{prefix}{name}", part, "load the same state on every rank")
             if isinstance(layer, SplitLayer):
                 shares.append(_own_blocks(prefix, layer, parts))
             else:
-                shares.append(_own_values(layer, parts))
+                shares.append(own_values(layer, parts))
     optimizers = holders([layer.weight for _, layer in layers if isinstance(layer, SplitLayer)])
     for (prefix, layer), share in zip(layers, shares):
         if isinstance(layer, SplitLayer):
@@ -135,7 +138,8 @@ def load_whole_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> No
         elif layer.values is not None:
             with torch.no_grad():
                 layer.values.copy_(share["values"])
-    model.load_state_dict(rest)
+    held = model.state_dict()
+    model.load_state_dict({name: placed_like(part, held.get(name)) for name, part in rest.items()})
 
 
 def saved_patterns(checkpoint: str | Path, prefix: str = "") -> dict[str, Tensor]:
@@ -188,7 +192,7 @@ def saved_patterns(checkpoint: str | Path, prefix: str = "") -> dict[str, Tensor
     return {name.removeprefix(prefix): coords for name, coords in found.items()}
 
 
-def _split_layers(model: nn.Module) -> Iterator[tuple[str, SplitLayer | SplitSpMM]]:
+def split_layers_of(model: nn.Module) -> Iterator[tuple[str, SplitLayer | SplitSpMM]]:
     for name, module in model.named_modules():
         if isinstance(module, SplitLayer) or (isinstance(module, SplitSpMM) and module.values is not None):
             yield f"{name}." if name else "", module
@@ -201,25 +205,25 @@ def _names(layer: SplitLayer | SplitSpMM) -> list[str]:
 
 
 @contextmanager
-def _together(layers: Sequence[tuple[str, SplitLayer | SplitSpMM]]) -> Iterator[Agreement]:
+def together(layers: Sequence[tuple[str, SplitLayer | SplitSpMM]]) -> Iterator[Agreement]:
     """Check something on all ranks of the first layer, which have the same layers: each is gathered in its turn."""
     if not layers:
         yield Agreement()
         return
-    with on_all_ranks(_mesh(layers[0][1])) as ranks:
+    with on_all_ranks(mesh_of_layer(layers[0][1])) as ranks:
         listed = ", ".join(f"{prefix or 'model.'}{type(layer).__name__}" for prefix, layer in layers)
         ranks.equal("the list of split layers", listed, "split the same layers on every rank")
         yield ranks
 
 
-def _mesh(layer: SplitLayer | SplitSpMM) -> DeviceMesh:
+def mesh_of_layer(layer: SplitLayer | SplitSpMM) -> DeviceMesh:
     mesh: DeviceMesh = layer.style["mesh"] if isinstance(layer, SplitLayer) else layer.mesh
     return mesh
 
 
-def _share(part: Tensor, mesh: DeviceMesh) -> Tensor:
+def equal_share(name: str, part: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return an equal share of a tensor that all ranks have: of its blocks, or of its columns if it lists places."""
-    dim = 1 if not part.is_floating_point() else 0
+    dim = 1 if name in ("coords", "entries") else 0
     whole = part.contiguous()
     chunks = list(whole.chunk(mesh.size(), dim))
     rank = mesh.get_local_rank()
@@ -229,8 +233,16 @@ def _share(part: Tensor, mesh: DeviceMesh) -> Tensor:
     )
 
 
-def _full(part: Any) -> Any:
+def full(part: Any) -> Any:
+    """Return all of a DTensor; anything else as it is."""
     return part.full_tensor() if isinstance(part, DTensor) else part
+
+
+def placed_like(part: Any, held: Any) -> Any:
+    """Return a tensor that all ranks have in the place of one that torch has split, if it is split at all."""
+    if not isinstance(held, DTensor) or not isinstance(part, Tensor) or isinstance(part, DTensor):
+        return part
+    return distribute_tensor(part.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
 
 
 def _own_blocks(prefix: str, layer: SplitLayer, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -241,16 +253,18 @@ def _own_blocks(prefix: str, layer: SplitLayer, parts: Mapping[str, Tensor]) -> 
     return layer.own_parts({name: part.to(layer.coords.device) for name, part in parts.items()})
 
 
-def _whole_values(layer: SplitSpMM) -> dict[str, Tensor]:
+def whole_values(layer: SplitSpMM, values: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the places and values of all ranks' entries, row by row; or other values of each entry."""
     assert layer.values is not None
-    shares = gathered_objects((layer.graph_entries.cpu(), layer.values.detach().cpu()), layer.mesh)
+    values = layer.values.detach() if values is None else values
+    shares = gathered_objects((layer.graph_entries.cpu(), values.cpu()), layer.mesh)
     entries, values = torch.cat([own for own, _ in shares], 1), torch.cat([own for _, own in shares])
     ascending = _place(entries, sum(layer.counts)).argsort()
     device = layer.values.device
     return {"entries": entries[:, ascending].contiguous().to(device), "values": values[ascending].to(device)}
 
 
-def _own_values(layer: SplitSpMM, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def own_values(layer: SplitSpMM, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values of this rank's entries."""
     width = sum(layer.counts)
     known, own = (_place(entries.to(layer.send.device), width) for entries in (parts["entries"], layer.graph_entries))

@@ -194,6 +194,11 @@ class Decomposition:
 
     def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
         """Copy what `composed` reads to a device: a tracer may be the first to run it, and can't make copies."""
+        for slots in self.slots:
+            if slots is not None and slots.order is not None:
+                slots.order.on(device)
+        if self.channels is not None:
+            self.channels.prepare(device, dtype)
         work = self.work(weight)
         if work.order is not None:
             work.order.on(device)

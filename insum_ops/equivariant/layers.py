@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler import InsumError, OperandError, ShapeError, shortened
+from ..compiler import InsumError, OperandError, ShapeError, has_kernels, shortened
 from ..formats import GroupCOO
+from ..formats.guard import may_keep
 from ..not_scripted import NotScripted
 from .clebsch_gordan import Irreps, read_irreps
 from .paths import Instruction, IrrepNormalization, PathNormalization, Variances, fully_connected, normalised
@@ -139,10 +140,23 @@ class TensorProduct(NotScripted, nn.Module):
         else:
             self.register_buffer("weight", weight)
         self.register_buffer("output_mask", mask)
+        self._prepare()
         if self._product.decomposition is None and all(side.dim for side in irreps):
             warnings.warn(
                 f"no path leads from {irreps[0]} x {irreps[1]} to {irreps[2]}; the output is always zero", stacklevel=3
             )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the layer's tensors, and have its tables where they are now."""
+        super()._apply(fn, recurse)
+        self._prepare()
+        return self
+
+    def _prepare(self) -> None:
+        """Copy the tables to the layer's device, if kernels run there: its first call may be a compiled one."""
+        mask = self.output_mask
+        if may_keep(mask) and not mask.is_meta and has_kernels(mask.device):
+            self._product.prepare(mask.device, mask.dtype)
 
     def _new_weight(self) -> Tensor:
         """Return normally distributed weights as a parameter, or an empty tensor if the layer has none of its own."""
@@ -226,6 +240,7 @@ class TensorProduct(NotScripted, nn.Module):
         if "decomposition" not in vars(self._product):
             irreps = self.irreps_in1, self.irreps_in2, self.irreps_out
             self._product = make_product(*irreps, tuple(self.instructions), self.layout)
+        self._prepare()
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Return the matrix [..., irreps_in1.dim, irreps_out.dim] that x is multiplied by.

@@ -193,6 +193,12 @@ class Product:
             weight = weight.reshape(-1) if is_one else _flat(weight, lead, (self.weight_numel,))
         return self.run(x, y, weight).view(*lead, self.dims[2])
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy all tables to a device: a compiled or exported call may be the first there, and can't make copies."""
+        if self.decomposition is not None:
+            for dims in (1, 2):  # weights for all samples, and of each
+                self.decomposition.prepare(torch.empty([0] * dims, device="cpu"), device, dtype)
+
     def with_sparse(self, x: Tensor, y: GroupCOO, weight: Tensor | None, has_edges: bool) -> Tensor:
         """Return the product with a sparse y; refuse edges, weights for each sample, and irreps that are no scalars."""
         if not isinstance(y, GroupCOO):

@@ -217,6 +217,12 @@ class ChannelTerm:
                 return self.channels({"X": X, "Y": Y, "W": W}, SRC, DST, size)
         return self.plain(X, Y, W, size, SRC, DST)
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the coefficients to a device: a tracer can't make copies."""
+        format_on(device, dtype, self.CG, self.copies)
+        if self.channels is not None:
+            self.channels.on(device, dtype)
+
     def takes_columns(self, name: str, x: Tensor, W: Tensor | None) -> bool:
         """Whether X or Z may be columns as they are, which a kernel finds by the numbers in its source."""
         if W is None or W.dim() != 2 or not self.is_weighted or self.channels is None:

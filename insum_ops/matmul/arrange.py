@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_transforms
+from ..compiler import one_by_one, outside_modes, outside_transforms
 from ..formats import BlockCOO, GroupCOO
 from ..formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
 from ..formats.guard import may_keep
@@ -59,7 +59,7 @@ class Arranged:
             return None
         slots: Tensor | None = vars(self).get("_slots")  # no cached property: a traced call must not keep it
         if slots is None:
-            with outside_transforms():
+            with outside_transforms(), outside_modes(*self.parts):
                 taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
                 slots = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
             if may_keep(slots):

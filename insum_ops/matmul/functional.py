@@ -18,6 +18,7 @@ from ..compiler import (
     followed,
     gradients_of,
     one_by_one,
+    outside_modes,
     outside_transforms,
     owned,
     pattern_of,
@@ -352,8 +353,15 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         return insum("V[e] += X[targets[e],d] * Y[sources[e],d]", X=X, Y=Y, sources=sources, targets=targets)
     _leave_graph("pattern")
     if isinstance(pattern, Tensor):
+        if pattern.layout not in (torch.sparse_coo, torch.strided) and is_traced([X, Y]):
+            raise UnsupportedError(
+                f"pattern is a {pattern.layout} tensor, and torch makes none inside a graph; pass "
+                "insum_ops.formats.GroupCOO.from_torch(pattern), whose result holds its values as a dense tensor"
+            )
         source = sparse_source(pattern, "pattern")
-        return source.like(pattern.detach(), source.arranged.read(_sampled(source.arranged.pattern, X, Y)))
+        with outside_modes(pattern):
+            alone = pattern.detach()
+        return source.like(alone, source.arranged.read(_sampled(source.arranged.pattern, X, Y)))
     if isinstance(pattern, tuple):
         edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]))
         return edges.arranged.read(_sampled(edges.arranged.pattern, X, Y))

@@ -121,7 +121,8 @@ class SpMM(NotScripted, nn.Module):
             form = form.with_values(AV)
             if _lasts(AV) and may_keep(*form.coords, AV):
                 self._form = form
-        return form if self._gpu_size is None else self._regrouped(form, self._gpu_size)
+        # a tracer can't lay out groups anew: how many there would be depends on the coordinates
+        return form if self._gpu_size is None or is_compiling() else self._regrouped(form, self._gpu_size)
 
     @property
     def trainable(self) -> bool:

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, one_by_one, outside_transforms
+from ..compiler import (
+    INDEX_DTYPES,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    one_by_one,
+    outside_modes,
+    outside_transforms,
+)
 from ..formats.check import VALUE_DTYPES
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
@@ -45,7 +53,7 @@ class SparseSource:
         """Return the pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
-        with outside_transforms():
+        with outside_transforms(), outside_modes(A, *self.arranged.parts):
             filled = self.arranged.fill(_entries(A, self.merged))
         if may_keep(filled.values):
             self.filled = filled
@@ -89,7 +97,8 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     if source is not None and source.is_of(A):
         return source
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
-    source = _refreshed(A, source, name)
+    with outside_modes(A):  # a tensor that a graph holds is read while it is traced
+        source = _refreshed(A, source, name)
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)
@@ -176,17 +185,18 @@ def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
+    place: Any = {"device": values.device, "check_invariants": False}  # else it goes to the default device
     if A.layout is torch.sparse_coo:
-        indices = A._indices() if merged is None else merged[0]
-        is_coalesced = merged is not None or A.is_coalesced()
-        return torch.sparse_coo_tensor(
-            indices, values, A.shape, is_coalesced=is_coalesced or None, check_invariants=False
-        )
-    if A.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = A.crow_indices(), A.col_indices()
-    else:
-        parts = A.ccol_indices(), A.row_indices()
-    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, check_invariants=False)
+        with outside_modes(A):
+            indices = A._indices() if merged is None else merged[0]
+            is_coalesced = merged is not None or A.is_coalesced()
+        return torch.sparse_coo_tensor(indices, values, A.shape, is_coalesced=is_coalesced or None, **place)
+    with outside_modes(A):
+        if A.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = A.crow_indices(), A.col_indices()
+        else:
+            parts = A.ccol_indices(), A.row_indices()
+    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, **place)
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

@@ -32,8 +32,9 @@ SKIPPED = (
     r"test_beside_matmul\[.*alone-e3nn\]",
     r"test_edges\[SevenNet-l3i5-.*-cuequivariance\]",  # it falls back from its fused kernels
     r"test_statement\[.*\]",  # whose sizes are of a seed, and which was not measured yet
+    r"test_compiled_step\[.*\]",  # which was not measured in a whole run yet
 )
-UNMEASURED = {"statements"}
+UNMEASURED = {"statements", "compiled_steps"}
 
 
 @pytest.fixture(scope="module")

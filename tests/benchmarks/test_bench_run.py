@@ -37,9 +37,11 @@ class Benchmark:
         self.extra_info: dict[str, object] = {}
         self.group = ""
         self.events: list[str] = []
+        self.rounds: list[int] = []
 
     def pedantic(self, call, rounds, warmup_rounds=0):
         self.events.append("timed")
+        self.rounds.append(rounds)
         call()
 
 
@@ -298,6 +300,16 @@ def test_no_case_begins_when_time_is_over(monkeypatch):
     monkeypatch.setenv("INSUM_BENCH_SECONDS", "0")
     with pytest.raises(pytest.skip.Exception, match=r"^INSUM_BENCH_SECONDS is 0, and they are over$"):
         bench.conftest.skip_if_late()
+
+
+def test_a_run_may_time_each_call_a_few_times_only(monkeypatch):
+    benchmark = Benchmark()
+    measured(benchmark, ONES, OURS, lambda: call_of(1.0, []))
+    monkeypatch.setenv("INSUM_BENCH_ROUNDS", "3")
+    measured(benchmark, ONES, OURS, lambda: call_of(1.0, []))
+    first, second = benchmark.rounds
+    assert first >= 10
+    assert second == 3
 
 
 def test_make_runs_and_compares():

@@ -19,6 +19,7 @@ from insum_ops.compiler.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
 from insum_ops.compiler.runtime.group_tables import _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
+from insum_ops.formats.facts import ConstantTables, WrittenOnce
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLOW = replace(H200, bandwidth=1e3)  # where reading a small weight for each position takes long
@@ -275,3 +276,60 @@ def test_the_routes_of_a_weight_chosen_by_an_index_are_timed(monkeypatch):
         assert (result.double() - reference).norm() < 0.01 * reference.norm()
     statement = prepare(EXPERTS, "X,W,E", None, [X, W, E], None)
     assert routes.chosen_route(statement, statement.variant([X, W, E]), None) == routes.GROUPED
+
+
+TABLES = {"V": torch.tensor([[0.5, -2.0], [1.5, 0.0]]), "I": torch.tensor([[1, 0], [2, -1]])}
+OVER_TABLES = "Z[E[p],i,u] += V[i,r] * X[T[p],I[i,r],u] * A[p]"
+
+
+def over_tables(index):
+    """A statement over constant tables whose products are scattered by `index`, with its operands and its fact."""
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *size: torch.randn(*size, dtype=torch.float64, generator=generator).to(DEVICE)
+    fixed = {name: table.to(DEVICE, torch.float64 if name == "V" else torch.int32) for name, table in TABLES.items()}
+    given = {"E": index.to(DEVICE), "X": draw(5, 3, 7), "A": draw(len(index))}
+    given["T"] = torch.randint(5, (len(index),), generator=generator).to(DEVICE)
+    return {**given, **fixed}, (4, 2, 7), ConstantTables.of(fixed)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("low", [0, -1])
+def test_a_scatter_over_constant_tables_is_sorted(low):
+    index = torch.randint(low, 4, (40,), generator=torch.Generator().manual_seed(1))
+    given, size, fact = over_tables(index)
+    tensors, kept = list(given.values()), (given["E"] >= 0).double()
+    statement = prepare(OVER_TABLES, ",".join(given), size, tensors, fact)
+    kernel = pipeline._kernel if has_kernels(tensors[0].device) else lambda inner, variant, *_: inner.graph(variant)
+    (way,) = groupings_of(statement, tensors, fact)
+    assert str(way.statement) == "Z[F[t],i,u] += V[i,r] * X[T[P[t]],I[i,r],u] * A[P[t]]"
+    coefficients = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
+    coefficients[0, 1], coefficients[0, 0], coefficients[1, 2] = 0.5, -2.0, 1.5
+    products = torch.einsum("ij,pju,p->piu", coefficients, given["X"][given["T"]], given["A"] * kept)
+    expected = torch.zeros(size, dtype=torch.float64, device=DEVICE).index_add_(0, given["E"].clamp(min=0), products)
+    for run in (GroupedRunner(statement, way, kernel), GroupedRunner(statement, way, kernel).anew):
+        torch.testing.assert_close(run(tensors, fact), expected)
+
+
+def test_a_sorted_index_of_constant_tables_is_not_sorted_again():
+    given, size, fact = over_tables(torch.arange(40) // 10)
+    tensors = list(given.values())
+    assert groupings_of(prepare(OVER_TABLES, ",".join(given), size, tensors, fact), tensors, fact) == ()
+
+
+def test_atomic_sums_over_constant_tables_are_not_sorted_where_results_must_repeat():
+    given, size, fact = over_tables(torch.arange(40).flip(0) // 10)
+    tensors = list(given.values())
+    statement = prepare(OVER_TABLES, ",".join(given), size, tensors, fact)
+    assert len(groupings_of(statement, tensors, fact)) == 1
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert groupings_of(statement, tensors, fact) == ()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_a_fact_says_about_rows_is_not_undone():
+    given, size = operands("Y[E[p],c] += V[p] * X[p,c]")
+    tensors = list(given.values())
+    statement = prepare("Y[E[p],c] += V[p] * X[p,c]", ",".join(given), size, tensors, WrittenOnce("E"))
+    assert groupings_of(statement, tensors, WrittenOnce("E")) == ()

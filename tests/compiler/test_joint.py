@@ -245,6 +245,14 @@ def test_each_tensor_is_loaded_once():
         assert source.count("tl.store") == source.count("tl.atomic_add") == 1
 
 
+def test_results_are_stored_by_several_elements_at_once():
+    case = Case("Y[e,c] += F[e,c] * X[U[e],c]", {"F": (EDGES, 36), "X": (NODES, 36)}, (EDGES, 36), max, ("F", "X"))
+    own = problem_of(calls_of(case, case.operands()))
+    assert own is not None
+    source = own.kernel(own.configs[0]).source
+    assert all(f"(stride_{output}_0 // 4 * 4)" in source for output in (0, 1))
+
+
 def test_a_name_for_two_tensors_keeps_statements_apart(together):
     calls = calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())
     first, second = calls
@@ -280,7 +288,39 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
             torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
     assert len(asked) == 1
     assert re.search(r"dA\[e,h\].*; dX\[U\[e\],h,d\]", asked[0].statement)
-    assert (joint._launcher(calls, run) is not None) == is_faster
+    assert (joint._choice(calls, run).launcher is not None) == is_faster
+
+
+def test_statements_that_store_may_share_a_kernel_without_those_that_scatter(monkeypatch):
+    """Timing is pretended: the last way takes the least."""
+
+    def fastest(key, ways, first, others, start):
+        started = start(ways[-1])
+        assert started is not None
+        assert len(started[0]()) == 3
+        return ways[-1]
+
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(joint, "fastest", fastest)
+    monkeypatch.setattr(joint, "INTERPRETED", False)
+    monkeypatch.setattr(joint, "_choices", LRUCache(8))
+    sizes = {"A": (EDGES, 3), "B": (EDGES, 5), "X": (NODES, 3, 5)}
+    case = Case("Y[T[e],h,d] += A[e,h] * B[e,d] * X[U[e],h,d]", sizes, (NODES, 3, 5), weighted_sum, ("A", "B", "X"))
+    for edges in (67, 71):
+        calls = calls_of(case, case.operands(edges=edges))
+        for result, call in zip(run_jointly(calls, run), calls):
+            torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+    choice = joint._choice(calls, run)
+    assert [calls[at].expr.split("[")[0] for at in choice.places] == ["dA", "dB"]
+
+
+def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
+    case = CASES["scores"]
+    operands = case.operands()
+    for sorted_ones, groups in (("", [(0, 1, 2)]), ("T", [(0, 1, 2), (1, 2)]), ("TU", [(0, 1, 2)])):
+        given = {name: t.sort().values if name in sorted_ones else t for name, t in operands.items()}
+        calls = [*calls_of(case, given), *calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())[:1]]
+        assert joint._groups([prepare(*call) for call in calls], calls) == groups
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")

@@ -164,3 +164,29 @@ def test_wrong_calls_are_refused_as_ever() -> None:
         insum(SCORES, **tensors)
     with pytest.raises(ValueError, match="d"):
         insum(SCORES, **{**scores(), "K": torch.randn(4, 2, 5, dtype=torch.float64)})
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_empty_result_leads_to_its_tensors() -> None:
+    tensors = {name: each.requires_grad_(each.is_floating_point()) for name, each in sums()[0].items()}
+    tensors["T"] = torch.full((7,), -1)
+    result = insum(SUMS, **tensors, size=(0, 9))
+    dV, dX = torch.autograd.grad(result.sum(), (tensors["V"], tensors["X"]))
+    assert not dV.any()
+    assert not dX.any()
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_timed_lies_with_the_operands() -> None:
+    tensors, given = scores(), sums()
+    expected = expected_scores(**tensors)
+    wanted = torch.autograd.grad(expected.sum(), (tensors["Q"], tensors["K"]))
+    torch.set_default_device("meta")
+    try:
+        torch.testing.assert_close(insum(SUMS, **given[0], size=(4, 9)), given[1])
+        result = insum(SCORES, **tensors)
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(torch.autograd.grad(result.sum(), (tensors["Q"], tensors["K"])), wanted)
+        assert routes.grad_like((2, 3), torch.float32).is_cpu
+    finally:
+        torch.set_default_device(None)

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from insum_ops import nn, sparse_conv3d
 from insum_ops.compiler.language.errors import OperandError
 from insum_ops.formats import FormatError, kernel_map
+from insum_ops.formats.voxels import kernel_map as kernel_maps
 from insum_ops.formats.voxels import map_parts
 
 pytestmark = [
@@ -148,6 +149,25 @@ def test_compiled_layers_share_a_map(monkeypatch):
     call, _ = compiled(lambda x: second(first(x)).features)
     call(x).sum().backward()
     assert len(made) == 1
+
+
+def test_maps_over_reached_voxels_are_made_once(monkeypatch):
+    """An operator returns another copy of them in every step."""
+    made = []
+    for name in ("_submanifold", "_generated"):
+        make = getattr(kernel_maps, name)
+        monkeypatch.setattr(kernel_maps, name, lambda *given, make=make: made.append(make) or make(*given))
+    model, deeper, x = Hourglass(), nn.SparseConv1d(2, 2, 2, 2).double(), cloud()
+    lower = nn.SparseConv1d(6, 2, 2, 2).double()
+    call, _ = compiled(lambda x: (deeper(model(x)).features, lower(model.low(model.down(x))).features))
+    expected = None
+    for _ in range(3):
+        values = call(x)
+        sum(value.sum() for value in values).backward()
+        expected = values if expected is None else expected
+        for value, first in zip(values, expected):
+            assert_matches(value, first)
+    assert len(made) == 4  # the input's own, down, which `deeper` goes too, low, and down from there
 
 
 def test_a_known_map_is_used_again_until_the_voxels_change():

@@ -244,6 +244,20 @@ def test_tensors_on_different_voxels_do_not_add():
     assert str(caught.value) == "the two tensors lie on different voxels; bring them to the same ones to add them"
 
 
+def test_features_of_other_voxels_need_another_tensor():
+    x, _ = saved()
+    rows = len(x.indices)
+    with pytest.raises(ShapeError) as caught:
+        x.replace_feature(torch.ones(rows + 1, 4))
+    assert str(caught.value) == (
+        f"features is [{rows + 1}, 4] but there are {rows} voxels; features are [voxels, channels]; with other voxels "
+        "write x = SparseConvTensor(features, indices, x.spatial_shape, x.batch_size)"
+    )
+    with pytest.raises(ShapeError) as caught:
+        x.replace_feature(torch.ones(rows))
+    assert str(caught.value) == f"features is [{rows}] but there are {rows} voxels; features are [voxels, channels]"
+
+
 INDICES = torch.tensor([[0, 1, 2, 3], [1, 0, 0, 0]], dtype=torch.int32)
 MISTAKES = [
     (

@@ -56,8 +56,8 @@ class Built:
 
     @property
     def spills(self) -> int:
-        """Loads from and stores to the stack."""
-        return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
+        """Loads from and stores to the stack. Without one there are none: disassembling takes longer than building."""
+        return self.stack and len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
 
     @property
     def sass(self) -> str:

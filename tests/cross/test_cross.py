@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from building import SHARED_MEMORY
+from building import SHARED_MEMORY, compile_for
 from statements import IS_INTERPRETED, IS_THOROUGH
 
 from insum_ops.compiler.binding.bind import bind
@@ -407,3 +407,22 @@ def test_what_triton_can_not_build_is_refused_in_words(build):
     assert len(refused) < len(ways)
     start = f"the kernel of {expr} could not be built (RuntimeError: PassManager::run failed); its source is in "
     assert all(message.startswith(start) and "\n" not in message for message in refused), refused
+
+
+def moved(expr: str, shapes: Mapping[str, tuple[int, ...]], wanted: Callable[[Candidate], bool]) -> str:
+    """Triton's own code of the first wanted candidate of a statement that moves float32."""
+    own = Case("moved", expr, shapes, SINGLE).problem
+    return str(compile_for(90, own, next(way for way in candidates(own) if wanted(way))).asm["ttgir"])
+
+
+def test_sums_of_neighbours_are_added_as_they_were_loaded():
+    shapes = {"X": (90_000, 77), "G": (90_000,), "Y": (4_000, 77)}
+    code = moved("Y[G[p],c] += X[p,c]", shapes, lambda way: way.config.run > 1)
+    assert "convert_layout" not in code
+    assert "sizePerThread = [1]," in code
+
+
+def test_threads_lie_along_columns_that_go_round():
+    shapes = {"A": (2_695,), "B": (2_609,), "Y": (2_695, 2_609)}
+    code = moved("Y[i,j] = A[i] * B[j]", shapes, lambda way: way.config.is_aligned)
+    assert re.findall(r"threadsPerWarp = (\[\d+, \d+\])", code) == ["[1, 32]"]

@@ -18,7 +18,46 @@ pytestmark = pytest.mark.cpu
 def test_a_checkpoint_loads_on_another_number_of_ranks(saved_by, loaded_by, tmp_path):
     where = {"CHECKPOINTS": str(tmp_path)}
     assert not failures(on_ranks("checkpoint_cases", saved_by, checkpoint_cases.SAVE, **where))
-    assert not failures(on_ranks("checkpoint_cases", loaded_by, checkpoint_cases.LOAD, **where))
+    results = on_ranks("checkpoint_cases", loaded_by, checkpoint_cases.LOAD, **where)
+    assert not failures(results)
+    for rank, messages in enumerate(results["own_parts_are_refused"]):
+        assert messages == expected_messages(rank, loaded_by)
+
+
+REMEDY = (
+    "save whole_state_dict(model, sharded=True) of insum_ops.distributed, with whole_optimizer_state_dict for the "
+    "optimizer, and load them with load_whole_state_dict and load_whole_optimizer_state_dict"
+)
+
+
+def own_blocks(name, rank):
+    return (
+        f"{name} holds only the blocks of rank {rank} of a layer that is split over ranks, and a checkpoint would hold "
+        f"no others; {REMEDY}"
+    )
+
+
+def expected_messages(rank, ranks):
+    ours = "[['0.bias', '0.weight', '2.bias', '2.weight']]"
+    says = f"says rank {rank}"
+    messages = {
+        "a parameter of another model": f"optimizer holds a parameter [2] that is not among the model's, {says}; pass "
+        "the model that it trains",
+        "LBFGS": f"on rank {rank}, optimizer is LBFGS, whose state spans all parameters; leave it out and make a new "
+        "one",
+        "other groups": f"the state_dict has the groups [['0.weight']], but the optimizer has {ours}, {says}; pass "
+        "what whole_optimizer_state_dict returned for a model of the same layers",
+        "other blocks": f"exp_avg of 0.weight in the state_dict has 12 blocks, but the layer has 2, {says}; load the "
+        "model's state by load_whole_state_dict first",
+    }
+    return messages if ranks == 1 else {"save": own_blocks("0.bias", rank), **messages}
+
+
+def test_fsdp_over_split_layers_trains_as_alone(tmp_path):
+    name = "fsdp_over_split_layers_trains_as_alone"
+    results = on_ranks("checkpoint_cases", 4, [name], CHECKPOINTS=str(tmp_path))
+    assert not failures(results)
+    assert results[name] == [own_blocks("weight", rank) for rank in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -13,6 +13,12 @@ CASES = {
         "patterns_change_in_training_as_in_the_whole",
         "a_state_loads_into_a_split_model",
     ],
+    "parallel_conv_cases": [
+        "the_pair_equals_the_whole",
+        "single_layers_equal_the_whole",
+        "an_inverse_undoes_a_split_layer",
+        "gradients_of_gradients",
+    ],
     "sharded_linear_cases": ["patterns_change_under_fsdp_as_alone", "half_precision_stays_after_a_change"],
     "graph_cases": [
         "products_equal_the_whole_one",

@@ -30,7 +30,7 @@ def expected_messages(rank):
     same_x, same_state = "pass an input of one shape and dtype on every rank", "load the same state on every rank"
     of_x = "x is [5, 16] torch.float32 on rank 0 but"
     of_layer = "what whole_state_dict returned for a model of the same layers"
-    of_style = "this style is for a BlockSparseLinear that has not been split"
+    of_style = "this style is for a BlockSparseLinear or a sparse convolution that has not been split"
     messages = {
         "a pattern that differs": "coords is not the same on all ranks: rank 1, 2, 3 hold others than rank 0, and on "
         f"this rank, {rank}, it is [2, 19] torch.int32; seed all ranks alike before the layer is made",

@@ -16,6 +16,7 @@ from irreps import dense_product, second_gradients  # noqa: E402
 from joint_kernels import share_kernels  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
+from insum_ops.compiler import routes  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
@@ -147,6 +148,29 @@ def test_gradients_in_one_kernel(monkeypatch, config, irreps):
     assert outputs[2:] == [("X", "Y", "W"), ("X", "Y", "W"), ("Y", "W")]
     for got, reference in second_gradients(ours, operands(ours, 2)):
         assert_matches(got, reference)
+
+
+@pytest.mark.kernels
+def test_edges_in_the_order_of_their_sources(monkeypatch):
+    """What tuning may choose: a gradient that adds to sources takes the edges sorted, of one graph after another."""
+    sorted_ones = []
+
+    def route(call):
+        grouped = routes._grouped(call)
+        sorted_ones.extend([str(call.statement.bound.statement.output)] if grouped is not None else [])
+        return grouped or call.kernel
+
+    monkeypatch.setattr(routes, "_untimed", route)
+    ours = product()
+    for turn in range(4):
+        src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
+        src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
+        tensors = operands(ours, 7, 3)
+        wide = doubles(tensors)
+        edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
+        expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
+        assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
+    assert sorted_ones == ["X[SRC[b],j,u]"]
 
 
 def test_edges_that_change_before_backward_are_refused():

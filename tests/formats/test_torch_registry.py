@@ -60,6 +60,12 @@ def test_a_tree_is_taken_apart_and_put_together(kind):
     assert restored == spec
 
 
+@pytest.mark.parametrize("change", [lambda leaf: None, lambda leaf: leaf.shape, lambda leaf: leaf.to("meta")])
+def test_a_format_without_numbers_is_printed_too(change):
+    A = GroupCOO.from_dense(DENSE, group_size=2)
+    assert repr(pytree.tree_map(change, A)) == f"GroupCOO(shape={list(DENSE.shape)}, group_dim=0)"
+
+
 def test_coordinates_that_a_tree_made_nonsense_of_are_refused():
     broken = pytree.tree_map(lambda leaf: leaf * 100, made(GroupCOO))
     with pytest.raises(FormatError, match="it is at least 0 and less than"):

@@ -266,6 +266,20 @@ def test_groups_of_another_size_compute_the_same(trainable):
         assert_matches(layer(B), 2 * dense @ B)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_layer_whose_groups_suit_another_device_is_compiled_cold(trainable):
+    """How many groups of another size there are depends on numbers, which a tracer has not."""
+    dense = random_matrix(7, 5)
+    layer = SpMM(csr(dense), trainable=trainable)
+    layer._gpu_size = 2 * layer.A.group_size
+    B = random_dense(5, 3).requires_grad_()
+    C = torch.compile(layer, fullgraph=True, backend="aot_eager")(B)
+    assert_matches(C, dense @ B)
+    C.sum().backward()
+    assert_matches(B.grad, dense.sum(0)[:, None].expand(5, 3))
+
+
 def moved():
     """A layer whose groups do not suit the GPU that it is on, as it were, and its matrix."""
     dense = torch.eye(6, 5, device=DEVICE)
@@ -396,3 +410,12 @@ def test_a_layer_is_exported_before_its_first_call(kind, trainable):
         other = random_dense(8, columns)
         assert_matches(program.module()(other), A @ other)
     assert set(program.state_dict) == set(layer.state_dict())
+
+
+def test_a_layer_is_made_where_new_tensors_are_meta_tensors():
+    """As from_pretrained of transformers makes a model, which reads a matrix on a real device all the same."""
+    A, B = torch.tensor([[0.0, 5.0], [6.0, 7.0]]), torch.tensor([[1.0], [10.0]])
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        with torch.device("meta"):
+            layer = SpMM(A.to_sparse(layout=layout))
+        assert layer(B).tolist() == (A @ B).tolist()

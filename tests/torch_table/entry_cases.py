@@ -64,9 +64,10 @@ class Calls(nn.Module):
 
 
 def _matrix(rows: int = 11, columns: int = 13) -> Tensor:
+    """A sparse matrix, also where models are made on the meta device, as by from_pretrained: its entries are read."""
     torch.manual_seed(0)
-    dense = torch.randn(rows, columns)
-    dense[torch.rand(rows, columns) < 0.7] = 0
+    dense = torch.randn(rows, columns, device="cpu")
+    dense[torch.rand(rows, columns, device="cpu") < 0.7] = 0
     return dense
 
 

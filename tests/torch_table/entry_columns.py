@@ -17,7 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ def dynamic(case: EntryCase) -> None:
     _compiled(case, True, SIZES, 2, "aot_eager")
 
 
-def _exported(case: EntryCase) -> tuple[nn.Module, Any]:
+def exported(case: EntryCase) -> tuple[nn.Module, Any]:
+    """The module, and its program with dynamic dimensions."""
     module = case.make()
     shapes = tuple(
         dict.fromkeys(dims, torch.export.Dim.AUTO)
@@ -144,7 +145,7 @@ def _checked_elsewhere(
 def export_dynamic(case: EntryCase) -> None:
     """torch.export with dynamic dimensions, saved and loaded in a new process."""
     with tempfile.TemporaryDirectory() as folder:
-        module, program = _exported(case)
+        module, program = exported(case)
         path = Path(folder, "program.pt2")
         torch.export.save(program, path)
         _checked_elsewhere(LOADED, module, case, Path(folder), path)
@@ -152,9 +153,14 @@ def export_dynamic(case: EntryCase) -> None:
 
 def packaged(case: EntryCase, path: Path) -> nn.Module:
     """Write an AOTInductor package with dynamic dimensions; return the module."""
-    module, program = _exported(case)
+    module, program = exported(case)
+    options = {}
+    if DEVICE == "cuda":
+        # precompiled headers gain nothing for a machine's first package, or for several at once; and kernels are timed
+        # on the example's numbers, since among zeros a voxel is given twice, which fails an assertion
+        options = {"aot_inductor.precompile_headers": False, "triton.autotune_at_compile_time": False}
     with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return module
 
 
@@ -168,6 +174,38 @@ def aoti(case: EntryCase) -> None:
             PACKAGED if not has_formats else PACKAGED.replace("loaded(*given)", "loaded.loader.run(list(given))[0]")
         )
         _checked_elsewhere(script, module, case, Path(folder), path, has_formats)
+
+
+class _Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1).sum(0)
+
+
+@cache
+def runs_packages() -> bool:
+    """Whether a package of torch's own operations runs here."""
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        x, path = torch.ones(3, 2, device=DEVICE), Path(folder, "package.pt2")
+        torch._inductor.aoti_compile_and_package(torch.export.export(_Plain(), (x,)), package_path=str(path))
+        torch.save([(x,)], Path(folder, "inputs"))
+        torch.save([(x + 1).sum(0)], Path(folder, "values"))
+        command = [sys.executable, "-c", PACKAGED, path, Path(folder, "inputs"), Path(folder, "values")]
+        return subprocess.run(command, capture_output=True, timeout=SECONDS).returncode == 0
+
+
+NO_PACKAGES = "a package of torch's own operations does not run here either"
+
+
+def aoti_on_gpu(case: EntryCase) -> None:
+    """The same on a GPU: the package holds the emitted kernels."""
+    if DEVICE != "cuda":
+        raise NotHere("needs a GPU")
+    try:
+        aoti(case)
+    except AssertionError:
+        if runs_packages():
+            raise
+        raise NotHere(NO_PACKAGES) from None
 
 
 def make_fx(case: EntryCase) -> None:
@@ -328,6 +366,7 @@ COLUMNS: dict[str, Callable[[EntryCase], None]] = {
     "dynamic": dynamic,
     "export dynamic": export_dynamic,
     "AOTI": aoti,
+    "AOTI on a GPU": aoti_on_gpu,
     "make_fx": make_fx,
     "functorch": functorch,
     "autocast": autocast,
@@ -336,6 +375,7 @@ COLUMNS: dict[str, Callable[[EntryCase], None]] = {
     "pickle": pickled,
     "HF": hugging_face,
 }
+OF_GPUS = ("AOTI on a GPU", "capture")  # what `make test-torch` runs where there is one
 
 
 def outcome(name: str, column: str) -> tuple[str, str]:

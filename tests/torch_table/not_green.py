@@ -14,25 +14,21 @@ def _cells(names: list[str], columns: list[str], reason: str) -> dict[Cell, str]
 
 
 COO, CSR = (["spmm of a coo tensor", "sddmm of a coo tensor"], ["spmm of a csr tensor", "sddmm of a csr tensor"])
+STRIDED = ["nn.SparseConv3d, given cloud", "nn.SparseConv3d, given voxels"]
 VOXELS = ["nn.SubMConv3d, given voxels", "nn.SparseConv3d, given voxels"]
-CONVOLUTIONS = ["nn.SubMConv3d, given cloud", "nn.SparseConv3d, given cloud", *VOXELS]
 
 LIMITS: dict[Cell, str] = {
     **_cells([*COO, *CSR], ["compile cold", "dynamic"], "torch.compile takes no sparse tensor into a graph."),
     **_cells([*COO, *CSR], ["export dynamic"], "torch.export saves no sparse tensor."),
-    **_cells([*COO, *CSR], ["AOTI"], "AOTInductor packages no sparse tensor."),
+    **_cells([*COO, *CSR], ["AOTI", "AOTI on a GPU"], "AOTInductor packages no sparse tensor."),
     **_cells([COO[1], CSR[1]], ["functorch"], "torch.func.vmap makes no sparse tensor, and the result is one."),
-    **_cells(CSR, ["make_fx"], "make_fx takes no CSR tensor into a graph."),
+    **_cells([COO[1], CSR[1]], ["make_fx"], "make_fx has no gradient through a sparse tensor that is made dense."),
+    **_cells([CSR[1]], ["capture"], "A CUDA graph holds no gradient through a CSR tensor that is made dense."),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
     **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
-    **_cells(CONVOLUTIONS[1::2], ["AOTI"], "Inductor has no bmm of a size that depends on data."),
     **_cells(
         VOXELS, ["capture"], "A CUDA graph reads nothing back, and how many outputs there are depends on the voxels."
     ),
 }
 
-NOT_YET: dict[Cell, str] = {
-    **_cells(COO, ["make_fx"], "The entries of a COO tensor are not laid out inside a graph."),
-    **_cells(CONVOLUTIONS, ["TP", "DTensor"], "Convolutions take no DTensor: pass what to_local returns."),
-    **_cells([CSR[1]], ["capture"], "The capture is invalidated where the CSR result is made dense."),
-}
+NOT_YET: dict[Cell, str] = {}

@@ -27,13 +27,14 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import insum_ops.distributed
-from insum_ops.nn import BlockSparseLinear
+from insum_ops.distributed import ColumnParallel, RowParallel
+from insum_ops.nn import BlockSparseLinear, SparseConvolution
 
 RANKS = 2
 PATIENCE = timedelta(seconds=20)  # of a rank that waits for the other
 STEPS = 2
 RATE = 1e-3
+STYLED = (BlockSparseLinear, SparseConvolution)
 
 
 class Scaled(nn.Module):
@@ -165,14 +166,15 @@ def _equals_alone(
 
 
 def tensor_parallel(case: EntryCase) -> None:
-    """parallelize_module: a block-sparse layer's own styles, and features split over ranks for others."""
-    model, mesh = nn.Sequential(), _mesh()
-    is_linear = isinstance(case.make(), BlockSparseLinear)
-    make = _wide_linear if is_linear else case.make
-    model.layer, alone = make(), make()
-    style = insum_ops.distributed.ColumnParallel(gather_output=True) if is_linear else Split(case)
-    parallelize_module(model, mesh, {"layer": style})
-    _equals_alone(model.layer, model.layer, alone, copies(case.at(N), case.wants_grad), case)
+    """parallelize_module: own styles of block-sparse layers and convolutions, features split over ranks for others."""
+    make = _wide_linear if isinstance(case.make(), BlockSparseLinear) else case.make
+    has_styles = [name for name, part in make().named_modules() if isinstance(part, STYLED)]
+    styles = [ColumnParallel(gather_output=True), RowParallel(split_input=False)] if has_styles else [Split(case)]
+    for style in styles:
+        model, alone = nn.Sequential(), make()
+        model.layer = make()
+        parallelize_module(model, _mesh(), {".".join(filter(None, ["layer", *has_styles])): style})
+        _equals_alone(model.layer, model.layer, alone, copies(case.at(N), case.wants_grad), case)
 
 
 def _wide_linear() -> nn.Module:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from entry_cases import CASES
 from entry_columns import COLUMNS as ALONE
 from rank_columns import COLUMNS as RANKED
 
@@ -17,8 +18,8 @@ HERE = Path(__file__).parent
 STORED = HERE / "cells.json"
 PAGE = HERE.parents[1] / "docs" / "use" / "torch-tools.md"
 COLUMNS = (  # in the order of the page
-    *("compile cold", "dynamic", "export dynamic", "AOTI", "make_fx", "functorch", "autocast", "capture"),
-    *("DDP", "DDP static", "FSDP2", "TP", "DTensor", "checkpoint", "pickle", "HF"),
+    *("compile cold", "dynamic", "export dynamic", "AOTI", "AOTI on a GPU", "make_fx", "functorch", "autocast"),
+    *("capture", "DDP", "DDP static", "FSDP2", "TP", "DTensor", "checkpoint", "pickle", "HF"),
 )
 MARKS = {"passed": "yes", "limit": "torch", "not yet": "not yet", "failed": "no", "not here": "not run"}
 # cells whose reason is torch's own, each with a test of torch alone that fails the same way
@@ -91,4 +92,4 @@ def page(cells: Cells) -> str:
 
 
 if __name__ == "__main__":
-    write(read())
+    write(merged(read(), {}, CASES))

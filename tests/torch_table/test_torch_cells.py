@@ -20,6 +20,7 @@ from threading import Thread
 import pytest
 from entry_cases import CASES
 from entry_columns import COLUMNS as ALONE
+from entry_columns import OF_GPUS
 from not_green import LIMITS, NOT_YET
 from rank_columns import COLUMNS as RANKED
 from stored_cells import COLUMNS, LIMITS_AT_MOST, NOT_RUN, PAGE, merged, page, read
@@ -132,13 +133,13 @@ def _on_ranks(cells: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 def _cells() -> list[object]:
     columns = [(name, column, name) for name in CASES for column in ALONE]
     columns += [(name, column, column) for column in RANKED for name in CASES]
+    of_cpu = {column: [] if column in OF_GPUS else [pytest.mark.cpu] for column in (*ALONE, *RANKED)}
     return [
-        pytest.param(name, column, id=f"{name}-{column}", marks=pytest.mark.xdist_group(group))
+        pytest.param(name, column, id=f"{name}-{column}", marks=[pytest.mark.xdist_group(group), *of_cpu[column]])
         for name, column, group in columns
     ]
 
 
-@pytest.mark.cpu
 @pytest.mark.skipif(not IS_WHOLE, reason="part of make test-torch")
 @pytest.mark.parametrize(("name", "column"), _cells() if IS_WHOLE else [(ROW, "AOTI")])
 def test_an_entry_point_goes_through(name, column, record_property):

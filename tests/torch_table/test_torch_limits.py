@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from entry_cases import DEVICE
 from torch import distributed
-from torch._inductor.exc import InductorError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from insum_ops import insum, spmm
+from insum_ops import insum, sddmm, spmm
+from insum_ops.compiler import UnsupportedError
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")]
 
@@ -55,24 +57,43 @@ def test_torch_packages_a_sparse_tensor(layout, tmp_path):
 
 
 @WHOLE
-@pytest.mark.xfail(strict=True, raises=(RuntimeError, NotImplementedError), reason="make_fx takes no CSR tensor")
-def test_torch_traces_a_csr_tensor():
-    module = Times(torch.sparse_csr)
-    make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.ones(3, 2))
-
-
-@WHOLE
 @pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="torch copies no CSR tensor")
 def test_torch_copies_a_csr_tensor():
     copy.deepcopy(torch.eye(3).to_sparse_csr())
 
 
 def _coo(values: torch.Tensor) -> torch.Tensor:
-    return torch.sparse_coo_tensor(torch.arange(3).expand(2, 3), values, (3, 3)).to_dense()
+    indices = torch.arange(3).expand(2, 3)
+    return torch.sparse_coo_tensor(indices, values, (3, 3), check_invariants=False).to_dense()
 
 
 def _csr(values: torch.Tensor) -> torch.Tensor:
-    return torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), values, (3, 3)).to_dense()
+    parts = torch.arange(4), torch.arange(3)
+    return torch.sparse_csr_tensor(*parts, values, (3, 3), check_invariants=False).to_dense()
+
+
+def _gradient(values: torch.Tensor, made: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    values = values.requires_grad_()
+    return torch.autograd.grad(made(values).square().sum(), values)[0]
+
+
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="make_fx has no gradient through a sparse tensor")
+@pytest.mark.parametrize("made", [_coo, _csr])
+def test_torch_traces_a_gradient_through_a_sparse_tensor(made):
+    trace = make_fx(partial(_gradient, made=made), tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    trace(torch.ones(3))
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+@WHOLE
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a CUDA graph holds no gradient through a CSR tensor")
+def test_torch_captures_a_gradient_through_a_csr_tensor():
+    rows, columns, values = torch.arange(4).cuda(), torch.arange(3).cuda(), torch.ones(3).cuda()
+    made = lambda given: torch.sparse_csr_tensor(rows, columns, given, (3, 3), check_invariants=False).to_dense()
+    _gradient(values, made)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        _gradient(values, made)
 
 
 @WHOLE
@@ -80,16 +101,6 @@ def _csr(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("made", [_coo, _csr])
 def test_torch_makes_sparse_tensors_under_vmap(made):
     torch.func.vmap(made)(torch.ones(2, 3))
-
-
-@WHOLE
-@pytest.mark.xfail(strict=True, raises=InductorError, reason="Inductor has no bmm of a size that depends on data")
-def test_torch_compiles_a_product_of_a_size_that_depends_on_values():
-    def product(x, table, w):
-        return torch.einsum("xzc,zcm->xm", x[table[table[:, 0] > 0]], w.permute(1, 2, 0))
-
-    given = torch.randn(9, 4), torch.randint(9, (7, 5)), torch.randn(3, 5, 4)
-    torch.compile(product, fullgraph=True)(*given)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
@@ -119,6 +130,25 @@ def test_a_sparse_tensor_breaks_the_graph(layout):
     A, B = torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse(layout=layout), torch.randn(2, 3)
     C = torch.compile(lambda B: spmm(A, 2 * B) + 1, backend="eager")(B)
     torch.testing.assert_close(C, A.to_dense() @ (2 * B) + 1)
+
+
+def test_a_sampled_csr_tensor_is_refused_inside_a_graph():
+    pattern = torch.eye(2).to_sparse_csr()
+    with pytest.raises(UnsupportedError) as caught:
+        make_fx(lambda X: sddmm(pattern, X, X).to_dense(), tracing_mode="symbolic", _allow_non_fake_inputs=True)(
+            torch.ones(2, 3)
+        )
+    assert str(caught.value) == (
+        "pattern is a torch.sparse_csr tensor, and torch makes none inside a graph; pass "
+        "insum_ops.formats.GroupCOO.from_torch(pattern), whose result holds its values as a dense tensor"
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sparse_tensor_that_a_graph_holds_is_laid_out_while_it_is_traced(layout):
+    A, B = torch.tensor([[0.0, 5.0, 0.0], [6.0, 0.0, 7.0]]), torch.randn(3, 5)
+    trace = make_fx(partial(spmm, A.to_sparse(layout=layout)), tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    torch.testing.assert_close(trace(torch.ones(3, 4))(B), A @ B)
 
 
 def test_a_compiled_statement_has_gradients_of_gradients():

@@ -103,6 +103,48 @@ def test_a_batch_is_each_of_its_examples(case: Case, data: st.DataObject) -> Non
         assert_matches(actual[at], on_bases(case, *own))
 
 
+def _products(AM: Tensor, AK: Tensor, AV: Tensor, B: Tensor) -> list[Tensor]:
+    """The products that meet in each of three rows."""
+    products = AV.unsqueeze(1) * B[AK]
+    return [products[torch.eq(AM, row)] for row in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("expr", "best"),
+    [
+        ("C[AM[p],n] += AV[p] * B[AK[p],n]", lambda rows: rows.sum(0)),
+        ("C[AM[p],n] = max(AV[p] * B[AK[p],n])", lambda rows: rows.amax(0)),
+    ],
+    ids=["sum", "max"],
+)
+@pytest.mark.parametrize("name", ["AV", "B"])
+def test_what_vjp_returns_is_called_after_it(expr, best, name):
+    AM, AK = torch.tensor([2, 0, 1, 2], device=DEVICE), torch.tensor([3, 0, 1, 1], device=DEVICE)
+    others, upstream = {"AV": random(4), "B": random(4, 5)}, random(3, 5)
+    chosen = others.pop(name)
+    ours = lambda x: insum(expr, AM=AM, AK=AK * 1, **others, **{name: x}, size=(3, 5))  # AK: made inside
+    dense = lambda x: torch.stack([best(rows) for rows in _products(AM, AK, **others, **{name: x})])
+    expected = vjp(dense, chosen)[1](upstream)[0]
+    pull = vjp(ours, chosen)[1]
+    assert_matches(pull(upstream)[0], expected)
+    assert_matches(pull(upstream)[0], expected)
+    assert_matches(vjp(lambda x: vjp(ours, x)[0], chosen)[1](upstream)[0], expected)  # after two of them
+    pulled = lambda function: lambda x: vjp(function, x)[1](upstream)[0].square()
+    twice = [vjp(pulled(function), chosen)[1](torch.ones_like(chosen))[0] for function in (ours, dense)]
+    assert_matches(*twice)
+
+
+@pytest.mark.parametrize("make", FORMATS, ids=FORMAT_NAMES)
+def test_what_vjp_returns_is_called_after_it_for_a_format(make):
+    dense, B, upstream = sparse_matrix(), random(6, 4), random(5, 4)
+    A = make(dense)
+    values, columns = (lambda v: spmm(A.with_values(v), B)), (lambda b: spmm(A, b))
+    expected = A.with_values(torch.ones_like(A.values)).to_dense() * (upstream @ B.T)
+    assert_matches(A.with_values(vjp(values, A.values)[1](upstream)[0]).to_dense(), expected)
+    assert_matches(vjp(columns, B)[1](upstream)[0], dense.T @ upstream)
+    assert_matches(vjp(lambda b: vjp(columns, b)[0], B)[1](upstream)[0], dense.T @ upstream)
+
+
 @pytest.mark.parametrize("argument", [0, 1])
 def test_every_transform_of_a_product_is_that_of_the_dense_one(argument: int) -> None:
     A, B, tangent = random(3, 4), random(4, 5), random(3, 5)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import positions, problem, values
+from problems import positions, problem, told_apart, values
 from reference import LoopNest
 from statements import DEVICE
 from tolerances import assert_matches
@@ -331,7 +331,7 @@ def one_by_one(expr, wide, size):
             j = int(wide["CGJ"][row, at])
             if j < 0:
                 continue
-            for b in range(4):
+            for b in range(len(wide.get("Y", wide["X"]))):
                 if expr == SUMMED:
                     other = wide["dZ"][b, int(wide["CGI"][row, at])]
                     total[b, row] += first[row, at] * (wide["X"][b, j] * other).sum()
@@ -562,3 +562,93 @@ def test_numbers_may_be_infinite(monkeypatch):
     found = insum_pinned({}, STORED, fixed, size, ConstantTables.of(fixed), **moving)
     assert not found[:, 0].isfinite().any()
     assert found[:, 1:].isfinite().all()
+
+
+def runs(own):
+    return [way for way in unrolled(own) if way.config.run > 1]
+
+
+def test_neighbours_of_one_place_are_added_up_before_memory():
+    own = own_problem(ADDED)
+    (way, *_) = runs(own)
+    source = own.launcher(way).kernel.source
+    body = source[source.index("    pid = ") :]
+    assert (
+        body
+        == """\
+    pid = tl.program_id(0)
+    first_row = (pid) * 16
+    past_row = tl.minimum(first_row + 16, extent_b)
+    i_u = tl.arange(0, 64)
+    acc_0 = tl.zeros((64,), tl.float32)
+    acc_1 = tl.zeros((64,), tl.float32)
+    held = tl.full((), -1, tl.int32)
+    for last in range(first_row, past_row):
+        i_b_0 = last
+        at_DST_1 = tl.load(DST_ptr + i_b_0)
+        at_SRC_2 = tl.load(SRC_ptr + i_b_0)
+        v_X_3 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + 1 * stride_X_1 + i_u)
+        v_Y_4 = tl.load(Y_ptr + i_b_0 * stride_Y_0)
+        v_X_5 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + i_u)
+        v_Y_6 = tl.load(Y_ptr + i_b_0 * stride_Y_0 + 1)
+        v_X_7 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + 2 * stride_X_1 + i_u)
+        if (at_DST_1 != held) & (held >= 0):
+            tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, sem="relaxed")
+            tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, sem="relaxed")
+        acc_0 = tl.where(at_DST_1 == held, acc_0, 0.0)
+        acc_1 = tl.where(at_DST_1 == held, acc_1, 0.0)
+        held = at_DST_1
+        acc_0 += v_X_3 * (v_Y_4 * 0.5)
+        acc_0 += v_X_5 * (v_Y_6 * -2.0)
+        acc_1 += v_X_7 * (v_Y_6 * 1.5)
+    if held >= 0:
+        tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, sem="relaxed")
+        tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, sem="relaxed")
+"""
+    )
+    assert way.choices["run"] == 16
+
+
+def test_only_what_is_scattered_along_one_index_has_runs():
+    assert not runs(own_problem(STORED))
+    assert not runs(own_problem(SUMMED))
+    assert all(way.schedule.roles["b"] == "grid" for way in runs(own_problem(ADDED)))
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["sorted", "unsorted", "one", "padded", "absent", "empty"])
+def test_sums_of_neighbours_are_those_of_all_entries(kind, dtype):
+    expr = ADDED.replace("CGV", "2 * CGV")
+    batch, nodes, channels = 0 if kind == "empty" else 37, 6, 5
+    fixed = {name: table.to(DEVICE, dtype if name == "CGV" else torch.int32) for name, table in tables().items()}
+    draw = lambda *size: torch.randn(*size, dtype=torch.float64).to(dtype).to(DEVICE)
+    SRC, DST = torch.randint(nodes - 1, (2, batch), dtype=torch.int32, device=DEVICE)
+    DST = {"one": DST * 0 + 3, "unsorted": DST, "absent": DST * 0 - 1}.get(kind, DST.sort().values)
+    moving = {"X": draw(nodes, 3, channels), "Y": draw(batch, 2), "SRC": SRC, "DST": DST}
+    if kind == "padded":  # within a run too, with NaN in what is not there
+        DST[5::7], SRC[3::6] = -1, -1
+        moving["Y"][3::6] = torch.nan
+        moving["X"][nodes - 1] = torch.nan
+    padded = frozenset(name for name in ("SRC", "DST") if bool((moving[name] < 0).any()))
+    flags = Flags(padded=padded, interpreted=DEVICE == "cpu")
+    given = {**moving, **fixed}
+    own = problem(expr, given, (nodes, 3, channels), ConstantTables.of(fixed), flags)
+    wide = widened(moving, fixed)
+    wide["Y"] = torch.where((wide["SRC"] < 0)[:, None], 0.0, wide["Y"])
+    expected = 2 * one_by_one(ADDED, wide, (nodes, 3, channels))
+    tried = told_apart(runs(own))
+    assert len(tried) > 1
+    for way in tried:
+        assert_matches(own.launcher(way)(list(given.values()), None), expected)
+
+
+def test_several_elements_are_added_at_once_where_the_strides_allow_it():
+    own = own_problem(ADDED, channels=68)
+    for way in unrolled(own):
+        launcher = own.launcher(way)
+        assert "(stride__0 // 4 * 4)" in launcher.kernel.source
+        assert launcher.placed((400, 72, 1)) is not None
+        assert launcher.placed((402, 72, 1)) is None
+    for way in unrolled(own_problem(STORED, channels=68)):  # which may be written to any part of a larger tensor
+        assert "stride__0 // " not in own_problem(STORED, channels=68).launcher(way).kernel.source

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import GROUP_SPMM, positions, problem, values
 from torch import Tensor
 
 from insum_ops.compiler.binding.shape_class import known_divisor
-from insum_ops.compiler.planning.scatter import strategies
+from insum_ops.compiler.planning.scatter import is_varying, strategies
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows
@@ -81,3 +83,9 @@ def test_factors_are_read_at_the_row_too() -> None:
 )
 def test_few_divisors_of_a_length_are_told_apart(length: int, divisor: int) -> None:
     assert known_divisor(length) == divisor
+
+
+def test_lengths_vary_by_call_along_first_dimensions_and_where_only_an_example_is_known() -> None:
+    bound = group_spmm().bound
+    assert [name for name in "pqn" if is_varying(bound, name)] == ["p"]
+    assert [name for name in "pqn" if is_varying(replace(bound, dynamic=frozenset("n")), name)] == ["p", "n"]

@@ -578,6 +578,37 @@ def test_parts_of_a_sum_meet_in_the_type_that_is_wanted_where_they_meet_in_memor
         assert shared.sum_dtype(None) == dtype
 
 
+@pytest.mark.parametrize(("columns", "dtype"), [(7, torch.float32), (8, torch.float16)])
+def test_halves_are_added_to_memory_in_pairs_and_to_copies_as_float32(columns: int, dtype: torch.dtype) -> None:
+    own = problem("C[E[p],n] += A[p,n]", {"E": positions(90), "A": values(90, columns)}, (5, columns))
+    alone = scheduled(own, "atomic")
+    copies = alone.in_copies()
+    assert copies is not None
+    assert (alone.sum_dtype(None), copies.sum_dtype(None)) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("expr", "shape", "is_cut"),
+    [
+        ("Y[p,c] = X[G[p],c]", (9, 33), True),
+        ("Y[p,c] = X[G[p],c]", (9, 64), False),
+        ("Y[p,h,c] = X[G[p],h,c]", (9, 32, 37), True),
+        ("Y[p,h,c] = X[G[p],h,c]", (9, 37, 32), False),
+        ("Y[c,p] = X[G[p],c]", (9, 33), False),  # a tile is along two memories
+        ("Y[G[p],c] += X[p,c]", (70, 33), False),  # rows that are added to are not stored
+        ("Y[p,h] += X[G[p],h,c]", (9, 37, 33), False),  # c is summed
+    ],
+)
+def test_rows_that_begin_between_sectors_may_begin_at_another_column(
+    expr: str, shape: tuple[int, ...], is_cut: bool
+) -> None:
+    is_scatter = expr.startswith("Y[G")
+    own = problem(expr, {"X": values(*shape), "G": positions(70)}, (9, 33) if is_scatter else None)
+    listed = schedules(own.bound, own.strides, "atomic" if is_scatter else "store")
+    assert any(way.form == "rows" and way.may_be_aligned for way in listed) == is_cut
+    assert any(way.may_be_aligned for way in listed) == is_cut
+
+
 def test_what_is_summed_stands_between_rows_and_columns() -> None:
     own = spmm()
     _, deep = schedules(own.bound, own.strides, "owner", own.fact)
@@ -905,6 +936,11 @@ def test_copies_are_of_what_has_none_and_adds_up_in_any_order() -> None:
     )
     assert scheduled(problem("C[i,j] = A[i,j]", {"A": values(40, 50)}), "store").in_copies() is None
     assert scheduled(block_gradient(), "store").in_copies() is None  # several side by side
+    assert scheduled(spmm(), "owner").in_copies() is None  # nobody else adds to a row
+    neighbours = problem("C[E[p],n] += A[p,n]", {"E": positions(9000), "A": values(9000, 32)}, (5, 32))
+    listed = schedules(neighbours.bound, neighbours.strides, "atomic")
+    assert {bool(way.run) for way in listed if not way.has_copies} == {False, True}
+    assert {bool(way.run) for way in listed if way.has_copies} == {False}  # sums of neighbours meet elsewhere already
 
 
 # what a full search has besides

@@ -165,6 +165,26 @@ def test_what_is_dense_is_differentiated_by_torch_to_any_order() -> None:
     assert not product(A.detach(), B.detach()).requires_grad
 
 
+@pytest.mark.parametrize("expr", ["Y[j] += A[()]", "Y[i,j] += A[i]", "Y[j] += A[i] * A[i]"])
+def test_an_empty_result_leads_back_to_what_it_was_made_of(expr: str) -> None:
+    A = torch.rand((3,) if "A[i]" in expr else (), dtype=torch.float64, requires_grad=True)
+    for length in (2, 0, 2, 0):
+        Y = insum(expr, A=A, size=(3, length) if "Y[i,j]" in expr else (length,))
+        assert Y.requires_grad
+        (grad,) = torch.autograd.grad(Y.sum(), A)
+        assert length or not grad.any()
+
+
+@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize("column", [0, -1])
+def test_one_element_is_read_at_positions_without_dimensions(row: int, column: int) -> None:
+    A, B = torch.rand(1, 1, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+    J, K = torch.tensor(row), torch.tensor(column)
+    chosen = A[0, 0] if row == column == 0 else torch.zeros((), dtype=torch.float64)
+    torch.testing.assert_close(insum("Y[()] += A[J[()],K[()]]", A=A, J=J, K=K), chosen)
+    torch.testing.assert_close(insum("Y[k] += B[k] * A[J[()],K[()]]", A=A, B=B, J=J, K=K), B * chosen)
+
+
 class Operations(TorchDispatchMode):
     """The names of the operations that ran and are no views."""
 

@@ -1,0 +1,173 @@
+"""Training steps of each family of layers, ordinary and by torch.compile: forward, loss, backward and optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from insum_ops import nn as layers
+
+from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
+from ..conftest import Measure
+from ..equivariant import natural
+from ..generate import room
+from ..inputs import voxels
+
+COMPILED = f"{OURS}, compiled"
+# the second is bound by the host on a GPU: what a compiled call costs beside its kernels is all that it shows
+SIZES = on(("large", "small"), ("small",))
+
+
+class Graph(nn.Module):
+    """Two layers that spread features along a graph."""
+
+    def __init__(self, nodes: int, features: int) -> None:
+        super().__init__()
+        place = torch.randint(nodes, (2, 16 * nodes))
+        A = torch.sparse_coo_tensor(place, torch.rand(16 * nodes) / 16, (nodes, nodes)).coalesce()
+        self.spmm = layers.SpMM(A)
+        self.first, self.last = nn.Linear(features, features), nn.Linear(features, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.spmm(self.last(self.spmm(self.first(x)).tanh()))  # type: ignore[no-any-return]
+
+
+class Voxels(nn.Module):
+    """Convolutions at two resolutions of one cloud, whose maps are made once."""
+
+    def __init__(self, size: float, channels: int) -> None:
+        super().__init__()
+        place = voxels(room(), size, "cpu")
+        place -= place.amin(0)
+        self.cloud: Any = None
+        self.place = nn.functional.pad(place.int(), (1, 0))
+        self.shape = [int(length) // 2 * 2 + 2 for length in place.amax(0)]
+        self.layers = layers.SparseSequential(
+            layers.SubMConv3d(channels, channels, 3),
+            nn.Tanh(),
+            layers.SparseConv3d(channels, 2 * channels, 2, 2, indice_key="down"),
+            nn.Tanh(),
+            layers.SubMConv3d(2 * channels, 2 * channels, 3),
+            nn.Tanh(),
+            layers.SparseInverseConv3d(2 * channels, channels, 2, "down"),
+        )
+
+    def to_device(self, dtype: torch.dtype) -> None:
+        features = torch.zeros(len(self.place), 1, device=DEVICE, dtype=dtype)
+        self.cloud = layers.SparseConvTensor(features, self.place.to(DEVICE), self.shape, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.cloud.replace_feature(x)).features  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model, its inputs and what its output is compared with."""
+
+    name: str
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+
+    def losses(self, model: nn.Module, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
+        inputs, target = [x if dtype is None else x.to(dtype) for x in self.inputs], self.target
+        target = target if dtype is None else target.to(dtype)
+        # not the mean over all numbers: of those the gradients would vanish in float16
+        value = (lambda: model(*inputs).float()) if dtype is None else (lambda: model(*inputs))
+        return lambda: mse_loss(value(), target, reduction="sum") / len(target)
+
+    def gradients(self, model: nn.Module, losses: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        model.zero_grad()
+        loss = losses()
+        loss.backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        return loss.detach(), *[grad for grad in found if grad is not None]
+
+    def case(self) -> Case:
+        double = copy.deepcopy(self.model).double()
+        if isinstance(double, Voxels):
+            double.to_device(torch.float64)
+        expected = self.gradients(double, self.losses(double, torch.float64))
+        dtype = next(self.model.parameters()).dtype
+        return Case("compiled_steps", self.name, expected, 4 * LIMIT[dtype], facts={"series": self.name.split(",")[0]})
+
+    def call(self, provider: str) -> Call:
+        model = copy.deepcopy(self.model)
+        before = copy.deepcopy(model.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        losses = self.losses(model)
+        if provider == COMPILED:
+            torch._dynamo.reset()
+            losses = torch.compile(losses, fullgraph=True)
+
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = losses()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def result() -> tuple[Tensor, ...]:
+            model.load_state_dict(before)
+            return self.gradients(model, losses)
+
+        return Call(step, result=result, is_capturable=False)
+
+
+def spmm(is_large: bool) -> Training:
+    nodes, features = (on(50_000, 500), on(128, 16)) if is_large else (500, 16)
+    model = Graph(nodes, features).to(DEVICE)
+    x, target = (torch.randn(nodes, features, device=DEVICE) for _ in range(2))
+    return Training("SpMM", model, (x,), target)
+
+
+def linear(is_large: bool) -> Training:
+    width, tokens = (on(1024, 64), on(8192, 64)) if is_large else (64, 64)
+    dtype = on(torch.float16, torch.float32)
+    first = layers.BlockSparseLinear(width, 4 * width, 32, 0.2)
+    model = nn.Sequential(first, nn.GELU(), layers.BlockSparseLinear(4 * width, width, 32, 0.2)).to(DEVICE, dtype)
+    x, target = (torch.randn(tokens, width, device=DEVICE) for _ in range(2))
+    return Training("BlockSparseLinear", model, (x.to(dtype),), target)
+
+
+def convolutions(is_large: bool) -> Training:
+    size, channels = (on(0.05, 0.5), on(64, 8)) if is_large else (0.5, 8)
+    dtype = on(torch.float16, torch.float32)
+    model = Voxels(size, channels).to(DEVICE, dtype)
+    model.to_device(dtype)
+    x = torch.randn(len(model.place), channels, device=DEVICE, dtype=dtype)
+    return Training("convolutions", model, (x,), torch.randn(x.shape, device=DEVICE))
+
+
+def product(is_large: bool) -> Training:
+    lmax, channels, batch = (on(2, 1), on(32, 4), on(10_000, 100)) if is_large else (1, 4, 100)
+    irreps = natural(lmax, channels)
+    model = layers.FullyConnectedTensorProduct(irreps, natural(lmax, 1), irreps).to(DEVICE)
+    x, y = (torch.randn(batch, width * (lmax + 1) ** 2, device=DEVICE) for width in (channels, 1))
+    return Training("FullyConnectedTensorProduct", model, (x, y), torch.randn_like(x))
+
+
+TRAININGS = {make.__name__: make for make in (spmm, linear, convolutions, product)}
+
+
+@held
+def training(name: str, size: str) -> tuple[Training, Case]:
+    given = TRAININGS[name](size == "large")
+    given = Training(f"{given.name}, {size}", given.model, given.inputs, given.target)
+    return given, given.case()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11's own, while it traces an autograd.Function
+@pytest.mark.parametrize("provider", [OURS, COMPILED])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", list(TRAININGS))
+def test_compiled_step(name: str, size: str, provider: str, measure: Measure) -> None:
+    given, case = training(name, size)
+    measure(case, provider, lambda: given.call(provider))

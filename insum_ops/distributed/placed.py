@@ -1,0 +1,89 @@
+"""The tensors of one call, DTensors among them: their mesh, what is refused of them, and each rank's own share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Partial, Shard
+
+from ..compiler import InsumError, OperandError, UnsupportedError
+from ..formats.errors import FormatError
+from ..functional import on_refusal
+from .agreement import tell_all
+from .rules import Split, spelled
+
+__all__ = ["SAME_DTENSOR", "SAME_TENSOR", "check_placed", "described", "mesh_of", "own_share"]
+
+PLACEMENTS = (Shard, Replicate, Partial)
+SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
+SAME_DTENSOR = "distribute the same tensor with the same placements on every rank"
+
+
+def mesh_of(operands: Mapping[str, Any]) -> tuple[str, DeviceMesh]:
+    """Return the first DTensor's name and mesh."""
+    return next((name, operand.device_mesh) for name, operand in operands.items() if isinstance(operand, DTensor))
+
+
+def check_placed(first: str, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -> None:
+    """Refuse two meshes, strange placements and plain tensors that would get a part of a gradient."""
+    for name, operand in operands.items():
+        if not isinstance(operand, DTensor):
+            continue
+        if operand.device_mesh != mesh:
+            raise OperandError(
+                f"{first} and {name} are DTensors on two meshes, of the shapes {list(mesh.shape)} and "
+                f"{list(operand.device_mesh.shape)}, says rank {dist.get_rank()}; distribute both on one mesh"
+            )
+        for placement in operand.placements:
+            if type(placement) not in PLACEMENTS:
+                raise UnsupportedError(
+                    f"{name} is placed as {spelled(placement)} on rank {dist.get_rank()}, which a statement can't "
+                    f"keep; redistribute it to Shard, Replicate or Partial first"
+                )
+    for name, operand in operands.items():
+        if not isinstance(operand, DTensor) and operand.requires_grad:
+            raise OperandError(
+                f"{name} asks for a gradient but is no DTensor, unlike {first}, so that rank {dist.get_rank()} would "
+                f"have only its own part of that gradient; pass "
+                f"torch.distributed.tensor.distribute_tensor({name}, {first}.device_mesh)"
+            )
+
+
+def described(operand: DTensor) -> str:
+    placed = ", ".join([spelled(placement) for placement in operand.placements])
+    return f"{list(operand.shape)} {operand.dtype} in {placed}"
+
+
+def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh) -> Tensor:
+    """Return a rank's own share of a tensor, after what has to move has moved."""
+    operand = operand.detach()  # below autograd: torch 2.11 would detach in place what it moves, and can't
+    if not isinstance(operand, DTensor):
+        operand = DTensor.from_local(operand, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    wanted = [split.inputs[name] for split in splits]
+    entering = [dim for dim, target in enumerate(wanted) if target.is_partial() and operand.placements[dim] != target]
+    # what enters a partial sum does so on the first rank alone; torch would give each rank an n-th, which rounds
+    reachable = [Replicate() if dim in entering else target for dim, target in enumerate(wanted)]
+    if tuple(reachable) != operand.placements:
+        operand = operand.redistribute(placements=reachable)
+    local = operand.to_local()
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if any(mesh.get_local_rank(dim) != 0 for dim in entering):
+        return torch.zeros_like(local)
+    return local
+
+
+def _tell(error: InsumError | FormatError, operands: Mapping[str, Any]) -> None:
+    """Let the other ranks know of a call that was refused before it got here."""
+    if any(isinstance(operand, DTensor) for operand in operands.values()):
+        tell_all(error, mesh_of(operands)[1])
+
+
+on_refusal.append(_tell)

@@ -280,6 +280,10 @@ def has_kernels(device: torch.device) -> bool:
     return capability >= OLDEST_GPU
 
 
+# a tracer asks once and keeps the answer
+setattr(has_kernels, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+
+
 def problem_for(
     bound: Bound,
     tensors: Mapping[str, Tensor],

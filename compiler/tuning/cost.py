@@ -309,10 +309,11 @@ class Cost:
 
     @property
     def tiles(self) -> int:
-        """How many factors have the rows and the columns of a tile, and wait in registers at once."""
+        """How many factors and positions have the rows and the columns of a tile, and wait in registers at once."""
         *rows, column = self.schedule.axes
         parts = {part for flat in self.schedule.flats if flat.name in rows for part in flat.parts} | {*rows}
-        return max(1, sum(column in factor.names and bool(parts & {*factor.names}) for factor in self.schedule.factors))
+        reads = *self.schedule.factors, *self.schedule.bound.statement.index_accesses
+        return max(1, sum(column in read.names and bool(parts & {*read.names}) for read in reads))
 
     @property
     def moving_instructions(self) -> float:

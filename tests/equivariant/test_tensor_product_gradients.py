@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
+from statements import DEVICE
 from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
@@ -98,6 +99,7 @@ def test_the_compiled_function_gives_the_same():
         torch.testing.assert_close(compiled(*given), expected, **TOLERANCE[torch.float64])
 
 
+@pytest.mark.xfail(DEVICE.startswith("cuda"), reason="exported on a GPU with torch 2.11 it has no gradients")
 def test_an_exported_module_learns():
     ours = FullyConnectedTensorProduct(*UVU[:3])
     x, y = (tensor.detach().requires_grad_() for tensor in inputs(ours, 3))

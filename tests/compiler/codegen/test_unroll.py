@@ -577,7 +577,7 @@ def test_neighbours_of_one_place_are_added_up_before_memory():
         body
         == """\
     pid = tl.program_id(0)
-    first_row = (pid) * 16
+    first_row = tl.minimum(extent_b, 0) + (pid) * 16
     past_row = tl.minimum(first_row + 16, extent_b)
     i_u = tl.arange(0, 64)
     acc_0 = tl.zeros((64,), tl.float32)

@@ -44,6 +44,7 @@ __all__ = [
     "may_autocast",
     "may_round_sums",
     "modes",
+    "records_gradient",
     "refuse_script_tracer",
     "refuse_torchscript",
     "rounds_float32",
@@ -212,6 +213,14 @@ def wants_gradient(tensors: Sequence[Tensor]) -> bool:
             if tensor.requires_grad:
                 return True
     return False
+
+
+def records_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a call over these tensors is to be an autograd function of ours.
+
+    What torch.export records is differentiated by torch when the program runs, and our functions are not in it.
+    """
+    return wants_gradient(tensors) and not is_exporting()
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

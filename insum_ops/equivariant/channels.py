@@ -36,6 +36,7 @@ from ..formats.torch_state import (
     is_grad_enabled,
     is_watched,
     may_autocast,
+    records_gradient,
 )
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
@@ -131,7 +132,7 @@ class Channels:
         self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
         """Return the named one of Z, X, Y and W, contracted from the other three, with gradients of any order."""
-        if is_grad_enabled() and any([tensor.requires_grad for tensor in tensors.values()]):
+        if records_gradient(list(tensors.values())):
             return _Contraction.apply(self, name, tuple(tensors), size, SRC, DST, *tensors.values())  # type: ignore[no-any-return]
         return self.run(name, tensors, SRC, DST, size)
 

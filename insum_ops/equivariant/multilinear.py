@@ -25,9 +25,9 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_compiling,
-    is_grad_enabled,
     is_transformed,
     may_autocast,
+    records_gradient,
 )
 from ..functional import insum
 from .constants import Memory
@@ -87,10 +87,9 @@ class Multilinear:
         """Return `target`, contracted from the other tensors and added to `seed`, with gradients of any order."""
         first = next(iter(tensors.values()))
         forms = self.on(first.device, first.dtype)
-        if is_grad_enabled() and not is_transformed():
-            inputs = tensors.values() if seed is None else (*tensors.values(), seed)
-            if any([tensor.requires_grad for tensor in inputs]):
-                return _Contraction.apply(self, forms, target, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]
+        inputs = [*tensors.values()] if seed is None else [*tensors.values(), seed]
+        if records_gradient(inputs) and not is_transformed():
+            return _Contraction.apply(self, forms, target, tuple(tensors), size, seed, *tensors.values())  # type: ignore[no-any-return]
         return self.run(forms, target, tensors, seed, size)
 
     def run(

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, one_by_one, owned, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
-from ..formats.torch_state import is_compiling, is_grad_enabled, is_watched, may_autocast
+from ..formats.torch_state import is_compiling, is_watched, may_autocast, records_gradient
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
@@ -363,8 +363,7 @@ def contract(
     SRC: Tensor | None = None,
 ) -> Tensor:
     """Return the named one of Z, X, Y and W, contracted from the others, with gradients of any order."""
-    learns = any([tensor.requires_grad for tensor in operands.values()]) or (seed is not None and seed.requires_grad)
-    if learns and is_grad_enabled():
+    if records_gradient([*operands.values()] if seed is None else [*operands.values(), seed]):
         return _Contraction.apply(tables, name, tuple(operands), SRC, seed, *operands.values())  # type: ignore[no-any-return]
     return tables.run(name, operands, seed, SRC)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..compiler import OperandError, one_by_one
-from ..formats.torch_state import is_grad_enabled, is_transformed
+from ..formats.torch_state import is_transformed, records_gradient
 from .clebsch_gordan import Irreps
 from .constants import Constants
 
@@ -139,7 +139,7 @@ def make_order(columns: Tensor) -> Constants | None:
 
 def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
     """`Y[b,i] = X[b,I[i]]` for a permutation I and its inverse."""
-    if x.requires_grad and is_grad_enabled() and not is_transformed():
+    if records_gradient([x]) and not is_transformed():
         return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
     return x.index_select(1, columns)
 

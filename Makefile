@@ -19,7 +19,7 @@ CROSS := $(wildcard tests/cross)
 JOBS ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch test-types test-thorough test-gpu test-wheel test-sdist fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch torch-page test-types test-thorough test-gpu test-wheel test-sdist fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -53,16 +53,22 @@ test-bench: $(BENCH_INSTALLED)
 test-huggingface: $(HUGGINGFACE_INSTALLED)
 	HF_HUB_OFFLINE=1 $(PYTEST) tests/linear/test_huggingface.py
 
-# Every entry point in every tool of torch; what the cells give is stored, and docs/use/torch-tools.md written from it.
-test-torch: $(INSTALLED)
-	INSUM_TESTS=torch $(PYTEST) --dist loadgroup tests/torch_table
-
 # All of them, with every case of every table and many random examples.
 test-thorough:
 	INSUM_TESTS=thorough $(MAKE) test test-bench
 
 # What needs a GPU, or many cores, may run elsewhere: RUN=python3 takes a Python that has all of it, in the place of .venv.
 SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
+
+# Every entry point in every tool of torch; what the cells give is stored, and docs/use/torch-tools.md written from it.
+# A machine with a GPU runs what needs one: make test-torch RUN=python3 JOBS=16. Its tests/torch_table/cells.json comes
+# into the page of another checkout by: make torch-page CELLS=path/to/cells.json
+test-torch: $(SET_UP)
+	INSUM_TESTS=torch $(PYTEST) --dist loadgroup tests/torch_table
+
+CELLS ?=
+torch-page: $(SET_UP)
+	$(RUN) tests/torch_table/stored_cells.py $(CELLS)
 
 # What a GPU runs of the tests: every case of all but those marked `cpu`, with the config that comes first in the place of a tuned one.
 GPU_JOBS ?= $(shell nproc)

@@ -89,9 +89,9 @@ def start(rank: int, options: argparse.Namespace, store: str | None = None) -> N
     if store is not None:
         store_file = distributed.FileStore(store, options.ranks)
         shared = {"store": store_file, "rank": rank, "world_size": options.ranks}
-    distributed.init_process_group(backend, **shared)
-    if options.device == "cuda":
+    if options.device == "cuda":  # first: NCCL takes the current GPU for the process's own
         torch.cuda.set_device(rank % torch.cuda.device_count())
+    distributed.init_process_group(backend, **shared)
     train(options)
     distributed.destroy_process_group()
 

@@ -393,6 +393,12 @@ MISTAKES = (
         "spmm(edge_index, torch.ones(3), B)",
         "`spmm((edge_index, weight), B)`",
     ),
+    Mistake(
+        "spmm and sddmm",
+        "torch_sparse's five arguments",
+        "spmm(edge_index, torch.ones(3), 3, 3, B)",
+        "`spmm((index.flip(0), value, (n, m)), B)`",
+    ),
     Mistake("spmm and sddmm", "two dtypes", "spmm(A, B.double())", "the type that torch promotes both to"),
     Mistake(
         "spmm and sddmm", "sddmm of a dense mask", "sddmm(dense != 0, B, B)", "`GroupCOO.from_dense(mask.float())`"

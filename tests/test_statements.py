@@ -262,6 +262,7 @@ def test_result_dtype_is_torch_promotion(dtype: torch.dtype) -> None:
         assert insum("C[i] = A[i] * B[i]", A=A, B=B).dtype == promoted
         assert insum("C[i] += 2.5 * A[i]", A=A, C=B).dtype == promoted
         assert insum("C[i] = 2.5 * A[i]", A=A, C=B).dtype == dtype
+        assert insum("C[i] = A[i] * s[()]", A=A, s=B[0]).dtype == promoted  # a tensor without dimensions counts too
 
 
 @settings(max_examples=examples(60, 10))

@@ -61,7 +61,7 @@ FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
+def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor:
     """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
 
     Rows without entries give 0. Each listed entry counts, explicit zeros and repeated edges too, but what an
@@ -85,13 +85,14 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
         B: the dense matrix [K, N]; also a vector [K] or a batch [..., K, N].
         reduce: what becomes of a row's products: "sum", "mean" over the row's entries, "max" or "min" ("amax" and
             "amin" too).
+        *others: refused, since a graph is one argument.
 
     Returns:
         C [M, N], or [M] for a vector and [..., M, N] for a batch.
 
     Raises:
         OperandError: A is nothing of the kinds above, B no dense floating-point tensor, `reduce` none of those words,
-            or A and B are on two devices.
+            A and B are on two devices, or there are more arguments.
         ShapeError: A is no matrix, or B has another number of rows than A has columns.
         IndexRangeError: an edge names a node that is not there.
         UnsupportedError: `torch.export` meets an A that is neither a format nor a graph.
@@ -112,6 +113,11 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum") -> Tensor:
                 [ 2., 20.]])
     """
     try:
+        if others:
+            raise OperandError(
+                f"spmm takes A, B and reduce, not {3 + len(others)} arguments; what torch_sparse writes "
+                "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
+            )
         if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
             return _spmm(A, B, reduce)
         if type(A) is Tensor:

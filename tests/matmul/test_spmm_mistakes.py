@@ -291,6 +291,19 @@ def test_a_tensor_in_the_place_of_reduce():
         assert str(caught.value) == words
 
 
+def test_the_arguments_of_torch_sparse():
+    index, value, B = torch.tensor([[0, 2], [1, 0]]), torch.tensor([5.0, 6.0]), torch.ones(2, 4)
+    words = (
+        "spmm takes A, B and reduce, not 5 arguments; what torch_sparse writes spmm(index, value, m, n, B) is "
+        "spmm((index.flip(0), value, (n, m)), B)"
+    )
+    with pytest.raises(OperandError) as caught:
+        spmm(index, value, 3, 2, B)
+    assert str(caught.value) == words
+    expected = torch.sparse_coo_tensor(index, value, (3, 2), check_invariants=True).to_dense() @ B
+    torch.testing.assert_close(spmm((index.flip(0), value, (2, 3)), B), expected)
+
+
 def test_an_array_in_the_place_of_the_dense_matrix():
     form = GroupCOO.from_dense(torch.eye(3))
     fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2, device="cpu").numpy())

@@ -1,17 +1,20 @@
 """What a run of the table found, in a stored file, and the page of the documentation that is made of it.
 
-`python tests/torch_table/stored_cells.py` writes the page anew; `make test-torch` does so after a run.
+`make test-torch` writes both as its cells are run. `make torch-page` writes the page anew, and with
+`CELLS=` a file of cells that a machine with a GPU has stored takes over what only a GPU can run.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from entry_cases import CASES
 from entry_columns import COLUMNS as ALONE
+from entry_columns import OF_GPUS
 from rank_columns import COLUMNS as RANKED
 
 HERE = Path(__file__).parent
@@ -42,11 +45,11 @@ and writes this page from what it found.
 """
 
 
-def read() -> Cells:
+def read(file: Path = STORED) -> Cells:
     """What is stored: for each entry point and column what the last run found that could tell."""
-    if not STORED.exists():
+    if not file.exists():
         return {}
-    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    stored = json.loads(file.read_text(encoding="utf-8"))
     return {name: {column: tuple(cell) for column, cell in row.items()} for name, row in stored.items()}
 
 
@@ -61,6 +64,11 @@ def merged(stored: Cells, found: Mapping[tuple[str, str], Cell], names: Iterable
                 new = old
             cells[name][column] = NOT_RUN if new is None else new
     return cells
+
+
+def of_gpus(cells: Cells) -> dict[tuple[str, str], Cell]:
+    """What only a GPU can run, as another machine has stored it; the rest of its file may be older than ours."""
+    return {(name, column): row[column] for name, row in cells.items() for column in OF_GPUS if column in row}
 
 
 def write(cells: Cells) -> None:
@@ -92,4 +100,5 @@ def page(cells: Cells) -> str:
 
 
 if __name__ == "__main__":
-    write(merged(read(), {}, CASES))
+    given = [of_gpus(read(Path(file))) for file in sys.argv[1:]]
+    write(merged(read(), {key: cell for cells in given for key, cell in cells.items()}, CASES))

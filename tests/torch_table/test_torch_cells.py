@@ -23,7 +23,7 @@ from entry_columns import COLUMNS as ALONE
 from entry_columns import OF_GPUS
 from not_green import LIMITS, NOT_YET
 from rank_columns import COLUMNS as RANKED
-from stored_cells import COLUMNS, LIMITS_AT_MOST, NOT_RUN, PAGE, merged, page, read
+from stored_cells import COLUMNS, LIMITS_AT_MOST, NOT_RUN, PAGE, merged, of_gpus, page, read
 
 HERE = Path(__file__).parent
 IS_WHOLE = os.environ.get("INSUM_TESTS") == "torch"
@@ -197,3 +197,14 @@ def test_a_cell_that_a_machine_can_not_fill_keeps_what_another_found():
     assert cells.pop("capture") == ("passed", "", "H200")
     assert cells.pop("HF") == ("passed", "", "CPU")
     assert {*cells.values()} == {NOT_RUN}
+
+
+def test_what_a_gpu_found_elsewhere_is_taken_over(tmp_path):
+    there = {"a": {"capture": ("passed", "", "H200"), "HF": ("passed", "", "an old run"), "AOTI on a GPU": NOT_RUN}}
+    file = tmp_path / "cells.json"
+    file.write_text(json.dumps(there))
+    here = {"a": {"HF": ("failed", "", "CPU"), "AOTI on a GPU": ("passed", "", "L40")}}
+    cells = merged(here, of_gpus(read(file)), ["a"])["a"]
+    assert cells["capture"] == ("passed", "", "H200")
+    assert cells["HF"] == ("failed", "", "CPU")
+    assert cells["AOTI on a GPU"] == ("passed", "", "L40")

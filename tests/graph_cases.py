@@ -13,6 +13,7 @@ from ranks import device
 from tolerances import TOLERANCE
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
 from insum_ops.distributed import SplitSpMM, graph_cost, load_whole_state_dict, rows
@@ -210,6 +211,9 @@ def mistakes() -> dict[str, str]:
         "rows of B": message(lambda: layer(torch.ones(2 + is_odd, 3))),
         "columns of B": message(lambda: layer(torch.ones(2, 3 + is_odd))),
         "a dtype of B": message(lambda: layer(B.double() if is_odd else B)),
+        "fractions": message(lambda: SplitSpMM.from_graph(A, owner.float() if is_odd else owner, mesh)),
+        "a list": message(lambda: SplitSpMM.from_graph(A, owner.tolist(), mesh)),
+        "a DTensor": message(lambda: layer(distribute_tensor(torch.ones(2 * ranks, 3), mesh, [Shard(0)]))),
         "no B": message(lambda: layer(None if is_odd else B)),
         "other entries": message(lambda: load_whole_state_dict(trained, state)),
     }

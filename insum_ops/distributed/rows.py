@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..compiler import OperandError, ShapeError
 from ..formats.sparse_format import SparseFormat
@@ -24,6 +25,8 @@ __all__ = ["SplitSpMM"]
 
 FORWARD = "C[m,n] += A[m,k] * B[k,n]"
 BACKWARD = "B[k,n] += A[m,k] * C[m,n]"
+
+RANK_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class SplitSpMM(NotScripted, nn.Module):
@@ -140,7 +143,7 @@ class SplitSpMM(NotScripted, nn.Module):
 
         Raises:
             OperandError: on every rank, if A or `owner` is not the same on all of them, or `owner` names a rank that is
-                not there.
+                not there, or holds no whole numbers.
             ShapeError: on every rank, if A is not square, or `owner` has another length; otherwise as the layer.
 
         Example:
@@ -157,6 +160,9 @@ class SplitSpMM(NotScripted, nn.Module):
         rank = dist.get_rank()
         with on_all_ranks(mesh) as ranks:
             form = as_format(A)
+            if not isinstance(owner, Tensor) or owner.dtype not in RANK_DTYPES:
+                kind = owner.dtype if isinstance(owner, Tensor) else f"type {type(owner).__name__}"
+                raise OperandError(f"owner is of {kind} on rank {rank}; pass a tensor of whole numbers")
             if form.ndim != 2 or form.shape[0] != form.shape[1] or owner.shape != (form.shape[0],):
                 raise ShapeError(
                     f"A is {list(form.shape)} and owner {list(owner.shape)} on rank {rank}; pass a square matrix, and "
@@ -195,7 +201,8 @@ class SplitSpMM(NotScripted, nn.Module):
 
         Raises:
             ShapeError: on every rank, if B is no matrix on one of them, or has another number of rows.
-            OperandError: on every rank, if B is on another device than A, or its width or dtype differs between ranks.
+            OperandError: on every rank, if B is a DTensor or on another device than A, or its width or dtype differs
+                between ranks.
 
         Example:
             >>> import torch
@@ -210,8 +217,10 @@ class SplitSpMM(NotScripted, nn.Module):
         """
         rank = dist.get_rank()
         with on_all_ranks(self.mesh, is_call=True) as ranks:
-            if not isinstance(B, Tensor):
-                raise OperandError(f"B is of type {type(B).__name__} on rank {rank}; pass a tensor [{self.rows}, N]")
+            if not isinstance(B, Tensor) or isinstance(B, DTensor):
+                remedy = "B.to_local(), " if isinstance(B, DTensor) else ""
+                kind = type(B).__name__
+                raise OperandError(f"B is of type {kind} on rank {rank}; pass {remedy}a tensor [{self.rows}, N]")
             if B.ndim != 2 or B.shape[0] != self.rows:
                 raise ShapeError(
                     f"B is {list(B.shape)} on rank {rank}, which holds {self.rows} of its rows; pass [{self.rows}, N]"

@@ -73,6 +73,9 @@ def expected_messages(rank):
         "rows of B": "B is [3, 3] on rank 1, which holds 2 of its rows; pass [2, N]",
         "columns of B": f"{of_B} 4 columns of torch.float32 on rank 1; {of_rows}",
         "a dtype of B": f"{of_B} 3 columns of torch.float64 on rank 1; {of_rows}",
+        "fractions": "owner is of torch.float32 on rank 1; pass a tensor of whole numbers",
+        "a list": f"owner is of type list on rank {rank}; pass a tensor of whole numbers",
+        "a DTensor": f"B is of type DTensor on rank {rank}; pass B.to_local(), a tensor [2, N]",
         "no B": "B is of type NoneType on rank 1; pass a tensor [2, N]",
         "other entries": "entries in the state_dict lists 5 places, not those of the 64 entries of A, says rank "
         f"{rank}; make the layer of the same matrix",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
-from statements import DEVICE
 from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
@@ -99,11 +98,6 @@ def test_the_compiled_function_gives_the_same():
         torch.testing.assert_close(compiled(*given), expected, **TOLERANCE[torch.float64])
 
 
-@pytest.mark.xfail(
-    DEVICE.startswith("cuda") and torch.__version__.startswith("2.11"),
-    strict=True,
-    reason="exported on a GPU with torch 2.11 it has no gradients",
-)
 def test_an_exported_module_learns():
     ours = FullyConnectedTensorProduct(*UVU[:3])
     x, y = (tensor.detach().requires_grad_() for tensor in inputs(ours, 3))
@@ -112,6 +106,25 @@ def test_an_exported_module_learns():
     torch.testing.assert_close(value, expected, **TOLERANCE[torch.float64])
     grads = [torch.autograd.grad(result.square().sum(), (x, y)) for result in (value, expected)]
     torch.testing.assert_close(*grads, **TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_export_holds_no_autograd_function_of_ours(is_shared, monkeypatch):
+    """Around it torch would record how it turns gradients off for constants, and all that follows would have none."""
+    ours = TensorProduct(*UVU, shared_weights=is_shared, internal_weights=False)
+    given = (*inputs(ours, 3), torch.randn(*(() if is_shared else (3,)), ours.weight_numel))
+    tensors = tuple(tensor.requires_grad_() for tensor in given)
+    ours(*tensors)  # tables are made now
+    called, apply = [], torch.autograd.Function.apply.__func__
+
+    def noting(function, *args, **kwargs):
+        if torch.compiler.is_exporting():
+            called.append(function.__module__)
+        return apply(function, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd.Function, "apply", classmethod(noting))
+    torch.export.export(ours, tensors)
+    assert not [module for module in called if module.startswith("insum_ops.equivariant")]
 
 
 @pytest.mark.cpu

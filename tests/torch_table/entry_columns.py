@@ -143,12 +143,14 @@ def _checked_elsewhere(
 
 
 def export_dynamic(case: EntryCase) -> None:
-    """torch.export with dynamic dimensions, saved and loaded in a new process."""
+    """torch.export with dynamic dimensions, saved and loaded in a new process; an export that is trained."""
     with tempfile.TemporaryDirectory() as folder:
         module, program = exported(case)
         path = Path(folder, "program.pt2")
         torch.export.save(program, path)
         _checked_elsewhere(LOADED, module, case, Path(folder), path)
+    learning = torch.export.export(module, copies(case.at(N), case.wants_grad)).module()
+    close(trained(learning, learning, case.at(N), case), trained(module, module, case.at(N), case))
 
 
 def packaged(case: EntryCase, path: Path) -> nn.Module:

@@ -364,7 +364,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             mask: bool [out_blocks, in_blocks], true for each block to store.
             init: how new blocks start: "zeros", or "random" like those of a new layer.
             optimizer: the only optimizer that holds the weight; None to look for every torch.optim.Optimizer that does,
-                among all objects of the process.
+                among all objects of the process; one that `gc.freeze` has set aside is not among them.
             generator: what draws new blocks; None for torch's global one.
 
         Raises:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .case import OURS, in_tf32, is_ours, is_tf32, ours_beside
+from .row_file import SUFFIX, as_results
 
 __all__ = [
     "BASELINES",
@@ -280,7 +281,7 @@ HELD = {
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = as_results(path) if path.suffix == SUFFIX else json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ResultsError(f"{path} does not exist; make it: make bench") from None
     except OSError as error:

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A peer may warn as it likes; ours is held to silence by the tests."""
     config.stash[FOUND] = []
     config.stash[BEGUN] = ""
-    if device_lock.path is not None:
+    if device_lock.path is not None and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         _share_the_device()
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)

@@ -26,16 +26,17 @@ __all__ = ["BUILDS", "LOCK", "TIMES", "DeviceLock", "device_lock", "let_go_in_co
 LOCK = "INSUM_BENCH_LOCK"  # the file; without it nothing is locked
 WAITING = "waiting"
 T = TypeVar("T")
-# What only the host does, by module, class and name, and what of torch's compiler runs on the GPU amid that. Which of
-# them there are depends on the version; inside of one another all but the innermost change nothing.
+# What only the host does, by module, class and name, and what runs on the GPU amid that: our tuning and torch's. Which
+# of them there are depends on torch's version.
 BUILDS = (
-    ("insum_ops.compiler.tuning.autotune", "", "_build_all"),
+    ("insum_ops.compiler.tuning.autotune", "", "_timed"),
     ("insum_ops.compiler.tuning.joint", "JointProblem", "built"),
     ("triton.compiler.compiler", "", "compile"),
     ("triton.compiler", "", "compile"),
     ("triton", "", "compile"),
 )
 TIMES = (
+    ("insum_ops.compiler.tuning.autotune", "", "_time_batch"),
     ("torch._inductor.runtime.benchmarking", "Benchmarker", "benchmark"),
     ("torch._inductor.runtime.benchmarking", "Benchmarker", "benchmark_gpu_with_cuda_graph"),
     ("torch._inductor.runtime.benchmarking", "TritonBenchmarker", "benchmark_gpu"),
@@ -127,7 +128,7 @@ def let_go_in_compilers(lock: DeviceLock = device_lock) -> None:
     for place in BUILDS:
         _around(*place, functools.partial(lock.let_go, "building"))
     for place in TIMES:
-        _around(*place, functools.partial(lock.held, "torch's tuning"))
+        _around(*place, functools.partial(lock.held, "tuning" if "insum" in place[0] else "torch's tuning"))
     handler = importlib.import_module("torch._dynamo.callback").CompilationCallbackHandler
     install = handler.install_callbacks
 
@@ -145,7 +146,7 @@ def let_go_in_compilers(lock: DeviceLock = device_lock) -> None:
 
 
 def _around(module: str, owner: str, name: str, context: Callable[[], Any]) -> None:
-    """Let a function or method run in a context, if there is one of that name; what yields is run to its end there."""
+    """Let a function or method run in a context, if there is one of that name."""
     try:
         place: Any = importlib.import_module(module)
     except ImportError:  # Triton, on a system that it has no build for
@@ -159,7 +160,6 @@ def _around(module: str, owner: str, name: str, context: Callable[[], Any]) -> N
     @functools.wraps(function)
     def inside(*arguments: Any, **options: Any) -> Any:
         with context():
-            found = function(*arguments, **options)
-            return list(found) if isinstance(found, Iterator) else found
+            return function(*arguments, **options)
 
     setattr(place, name, type(known)(inside) if function is not known else inside)

@@ -18,6 +18,7 @@ __all__ = ["ROWS", "SUFFIX", "append", "as_results", "finished", "lines", "rows_
 
 ROWS = "INSUM_BENCH_ROWS"  # the file; rows that it has are not measured again
 SUFFIX = ".jsonl"
+USED = ("measuring", "tuning", "torch's tuning")  # stages with the GPU in hand
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -62,7 +63,7 @@ def time_table(path: Path) -> list[str]:
     for line in lines(path):
         for stage, seconds in line.get("spent", {}).items():
             stages[stage] += seconds
-            cases[line["of"]] += seconds * (stage in ("measuring", "torch's tuning"))
+            cases[line["of"]] += seconds * (stage in USED)
     if not cases:
         return []
     found = [f"seconds of all processes: {', '.join(f'{stage} {spent:.0f}' for stage, spent in stages.most_common())}"]

@@ -185,9 +185,9 @@ def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scal
     seconds = 0.005 if sizes == HOST or scale == "small" else 0.05
     times = _times(sound, workload.is_changing, seconds)
     least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
-    # on a CPU what is least disturbed by other work: with three times as many busy processes as cores medians were
-    # about ten times that
-    ms = {provider: own.p20 if timing == "wall" else own.median for provider, (own, timing) in times.items()}
+    # where the host counts, what is least disturbed by other work: with three times as many busy processes as cores
+    # medians were about ten times that
+    ms = {provider: own.median if timing == "graph" else own.p20 for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
     return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures, seed)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,9 +166,18 @@ def test_others_have_the_gpu_while_torch_compiles(patched, tmp_path):
 
 def test_others_have_the_gpu_while_kernels_are_built(patched, tmp_path, monkeypatch):
     autotune = importlib.import_module("insum_ops.compiler.tuning.autotune")
-    monkeypatch.setattr(autotune, "_built", lambda *given: (None, f"{is_free(tmp_path)}"))
-    problem = type("Problem", (), {"bound": type("Bound", (), {"statement": "a statement"})})
+    found = []
+    monkeypatch.setattr(
+        autotune, "candidates", lambda *given: found.append(is_free(tmp_path)) or [SimpleNamespace(choices={})]
+    )
+    monkeypatch.setattr(autotune, "_build_all", lambda *given: [(None, f"{is_free(tmp_path)}")])
+    monkeypatch.setattr(autotune, "_time_one", lambda *given: (None, f"{is_free(tmp_path)}"))
+    monkeypatch.setattr(
+        autotune, "Search", lambda *given: type("Search", (), {"batch": lambda self, times: [0][len(times) :]})()
+    )
+    monkeypatch.setattr(autotune, "_none_built", lambda problem, reasons: ValueError(*reasons))
     with patched.held("measuring"):
-        built = autotune._build_all(problem, [1, 2], [], None)
-        assert [*built] == [(None, "True")] * 2
+        with pytest.raises(ValueError, match="False"):  # the reason of what was timed: it was locked
+            autotune._timed(None, [], None, False, None)
         assert not is_free(tmp_path)
+    assert found == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -76,9 +77,10 @@ def _share_the_device() -> None:
     os.environ["INSUM_CACHE_DIR"] = os.path.join(folder, worker)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     let_go_in_compilers()
-    if worker and DEVICE == "cuda":
-        torch.cuda.init()
-        torch.zeros(1, device=DEVICE)
+    if DEVICE == "cuda":  # what a process does once, before any of them waits
+        square = torch.zeros(8, 8, device=DEVICE)
+        square @ square
+        importlib.import_module("triton.runtime").driver.active.get_current_device()
 
 
 def case_of(name: str) -> str:

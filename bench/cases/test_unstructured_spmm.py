@@ -19,7 +19,7 @@ from ..peers import installed
 
 PROVIDERS = (OURS, "torch.sparse", "PyG")
 DTYPES = on((torch.float32, torch.float16), (torch.float32,))
-COLUMNS = on((32, 128, 512), (32,))
+COLUMNS = on((16, 32, 64, 128, 256, 512), (32,))
 LOADERS = graph_loaders(is_small=DEVICE == "cpu")
 
 

@@ -64,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _share_the_device()
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)
+    config.addinivalue_line("markers", "alone: times the host, and is left to a run of one process")
 
 
 def _share_the_device() -> None:
@@ -107,10 +108,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases whose rows the file of rows has, all of them."""
+    """Leave out the cases whose rows the file of rows has, all of them, and beside others what times the host."""
     path = rows_path()
     known = set() if path is None else finished(path)
-    left = {case_of(item.nodeid) for item in items if item.nodeid not in known}
+    is_beside = hasattr(config, "workerinput")
+    wanted = [item for item in items if not (is_beside and item.get_closest_marker("alone"))]
+    left = {case_of(item.nodeid) for item in wanted if item.nodeid not in known}
     config.hook.pytest_deselected(items=[item for item in items if case_of(item.nodeid) not in left])
     items[:] = [item for item in items if case_of(item.nodeid) in left]
 

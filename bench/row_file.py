@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROWS", "SUFFIX", "append", "as_results", "finished", "lines", "rows_path", "time_table"]
+__all__ = ["ROWS", "SUFFIX", "append", "as_results", "commit_of", "finished", "lines", "rows_path", "time_table"]
 
 ROWS = "INSUM_BENCH_ROWS"  # the file; rows that it has are not measured again
 SUFFIX = ".jsonl"
@@ -46,14 +46,22 @@ def _is_row(line: Mapping[str, Any]) -> bool:
 
 
 def as_results(path: Path) -> dict[str, Any]:
-    """What a results file would hold of it; a row that was measured twice is the later one."""
+    """What a results file would hold of it; a row that was measured twice is the later one, and each has its commit."""
     head: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     for line in lines(path):
         head |= line.get("head", {})
         if "row" in line:
-            rows[line["row"]["fullname"]] = line["row"]
+            row = line["row"]
+            info = {"commit": commit_of(head), **row["extra_info"]} if head else row["extra_info"]
+            rows[row["fullname"]] = {**row, "extra_info": info}
     return {**head, "benchmarks": list(rows.values())}
+
+
+def commit_of(data: Mapping[str, Any]) -> str:
+    """The commit that a results file is of, in short."""
+    known = data["commit_info"]
+    return str(known.get("id") or "unknown")[:7] + (", changed" if known.get("dirty") else "")
 
 
 def time_table(path: Path) -> list[str]:

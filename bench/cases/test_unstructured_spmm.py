@@ -69,6 +69,7 @@ def test_unstructured_spmm(dtype: torch.dtype, name: str, columns: int, provider
     measure(given.case, provider, lambda: provide(provider, given.A, given.B))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", LOADERS)
 def test_conversion(name: str, note: Note) -> None:
     """What the first call of `spmm` does to a CSR tensor, facts included."""

@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     ratio.add_argument("results", type=Path)
     ratio.add_argument("stored", type=Path, nargs="?", help="default: bench/results/MACHINE.json")
+    ratio.add_argument("--stored-peers", action="store_true", help="peers that did not run have their stored times")
     ratio.add_argument("--threshold", type=float, help="how many times worse is allowed, above 1")
     join = commands.add_parser("merge", help="join runs of several experiments into one file")
     join.add_argument("target", type=Path)
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
             merge(given.results, given.target)
             return 0
         if given.command == "compare":
-            return compare(given.results, given.stored, given.threshold)
+            return compare(given.results, given.stored, given.threshold, given.stored_peers)
         run = load(given.results)
         if given.command == "readme":
             if given.readme:

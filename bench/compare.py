@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
 from .case import OURS, is_ours
 from .machine import slug
-from .results import ResultsError, Row, Run, bases, is_alike, load
+from .results import CORE, ResultsError, Row, Run, bases, is_alike, load
 
-__all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run"]
+__all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run", "with_stored_peers"]
 
 # A ratio to a peer may shrink by this factor. CPU: `make bench` twice on two cores under load: 52 ratios differed
 # by 1.03 times in the median, two by more than 1.5, the worst by 1.85. GPU: 118 ratios on an H200, measured again some
@@ -70,8 +70,41 @@ def _ratios(run: Run) -> dict[Key, dict[str, float]]:
     return found
 
 
-def compare(path: Path, stored: Path | None = None, threshold: float | None = None) -> int:
-    """Print what changed; 1 if a ratio shrank by more than the threshold, or a row of ours is gone or has no time."""
+def with_stored_peers(before: Run, now: Run) -> Run:
+    """The new run with the stored rows of peers that it has not, on cases of which it has ours.
+
+    Times of two runs are compared then, which needs the same machine, torch and Triton; calls of ours that were timed
+    in turns with such a peer are of the earlier run, and don't count.
+    """
+    for name in CORE:
+        versions = [dict(run.machine.get("packages", {})).get(name) for run in (before, now)]  # type: ignore[call-overload]
+        if versions[0] != versions[1]:
+            raise ResultsError(f"{name} was {versions[0]} and is {versions[1]}: measure the peers again")
+    there = {(row.experiment, row.case, row.provider) for row in now.rows}
+    ours = {(experiment, case) for experiment, case, provider in there if is_ours(provider)}
+    lent = [
+        replace(row, ours_ms=None, ours_low=None)
+        for row in before.rows
+        if not is_ours(row.provider)
+        and (row.experiment, row.case) in ours
+        and (row.experiment, row.case, row.provider) not in there
+    ]
+    return replace(now, rows=(*now.rows, *lent))
+
+
+def _of_its_seeds(before: Run, now: Run) -> Run:
+    """The stored run without cases whose sizes are of a seed that the new run has none of."""
+    seeds = {row.facts.get("seed") for row in now.rows} | {None}
+    return replace(before, rows=tuple(row for row in before.rows if row.facts.get("seed") in seeds))
+
+
+def compare(
+    path: Path, stored: Path | None = None, threshold: float | None = None, has_stored_peers: bool = False
+) -> int:
+    """Print what changed; 1 if a ratio shrank by more than the threshold, or a row of ours is gone or has no time.
+
+    If `has_stored_peers`, peers that did not run have the times of the stored run.
+    """
     if threshold is not None and not 1 < threshold < inf:
         raise ResultsError(f"the threshold is {threshold:g}; how many times worse a ratio may get is a number above 1")
     now = load(path)
@@ -83,6 +116,9 @@ def compare(path: Path, stored: Path | None = None, threshold: float | None = No
     if kinds[0] != kinds[1]:
         raise ResultsError(f"{stored} is of {kinds[0]} and {path} of {kinds[1]}; compare runs of one kind of machine")
     allowed = threshold or THRESHOLD["cpu" if kinds[1].startswith("cpu-") else "gpu"]
+    before = _of_its_seeds(before, now)
+    if has_stored_peers:
+        now = with_stored_peers(before, now)
     found = changes(before, now)
     failures = [*_gone(before, now), *_without_time(now)]
     if not found and not failures:

@@ -20,6 +20,7 @@ __all__ = [
     "cold_times",
     "device_ms",
     "device_times",
+    "enough",
     "geomean",
     "host_us",
     "peak_mib",
@@ -45,15 +46,31 @@ class Times:
         return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
 
 
-def device_times(call: Callable[[], object], calls: int = 10, replays: int = 15) -> Times:
+CALLS, ROUNDS = 10, (5, 15)  # in a row at most; how often at least and at most
+LONG_MS = 2.0  # of a call from which on there are fewer in a row
+ROW_MS = 300.0  # that a row may take, where the least number of rounds does not take more
+
+
+def enough(call_ms: float) -> tuple[int, int]:
+    """How many calls in a row, and how many rounds of them, make a median without keeping the device long.
+
+    >>> enough(0.01), enough(2.0), enough(6.0), enough(100.0)
+    ((10, 15), (10, 15), (3, 15), (1, 5))
+    """
+    calls = max(1, round(CALLS * min(1.0, LONG_MS / max(call_ms, 1e-4))))
+    least, most = ROUNDS
+    return calls, max(least, min(most, int(ROW_MS / (calls * max(call_ms, 1e-4)))))
+
+
+def device_times(call: Callable[[], object], calls: int = CALLS, replays: int = ROUNDS[1], warm: int = 3) -> Times:
     """One call on the device: back-to-back calls captured in a graph, replayed."""
-    replay = _captured(call, calls)
+    replay = _captured(call, calls, warm)
     return Times.of([_elapsed(replay) / calls for _ in range(replays)])
 
 
 def cold_times(call: Callable[[], object], replays: int = 15) -> Times:
     """One captured call on the device that finds nothing of its operands in L2."""
-    replay = _captured(call, 1)
+    replay = _captured(call, 1, 3)
     room = torch.empty(4 * _l2_bytes(), dtype=torch.uint8, device="cuda")
     times = []
     for _ in range(replays):
@@ -62,14 +79,15 @@ def cold_times(call: Callable[[], object], replays: int = 15) -> Times:
     return Times.of(times)
 
 
-def queued_in_turns(each: Sequence[Callable[[], object]], calls: int = 10, rounds: int = 15) -> list[Times]:
+def queued_in_turns(
+    each: Sequence[Callable[[], object]], calls: int = CALLS, rounds: int = ROUNDS[1], warm: int = 3
+) -> list[Times]:
     """One call of each among several queued ones, a round of each after the other.
 
     Launches count where they are the slower part, and a host that slows down for a while does so for all.
     """
     for call in each:
-        for _ in range(3):
-            call()
+        _several(call, warm)
     torch.cuda.synchronize()
     times: list[list[float]] = [[] for _ in each]
     for _ in range(rounds):
@@ -105,9 +123,8 @@ def _several(call: Callable[[], object], calls: int) -> None:
         call()
 
 
-def _captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
-    for _ in range(3):
-        call()
+def _captured(call: Callable[[], object], calls: int, warm: int) -> Callable[[], None]:
+    _several(call, warm)
     torch.cuda.synchronize()
     graph = captured(call, calls)
     graph.replay()

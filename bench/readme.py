@@ -16,6 +16,8 @@ from .headlines import headlines
 from .paper import FLEX_GEMM_MS, REPORTED
 from .picture import PICTURES, picture
 from .results import TITLES, ResultsError, Run, crossover
+from .suite_text import suite_lines, suite_rows
+from .suite_times import EXPERIMENT as SUITE
 
 __all__ = ["BEGIN", "CURVES", "END", "TARGETS", "block", "pictures_block", "rewrite", "write", "write_pictures"]
 
@@ -29,7 +31,15 @@ PLAIN = (
 NAMES = {"PyG": "PyTorch Geometric"}
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TARGETS = (Path("README.md"), Path("docs/measured/index.md"))  # the files that have such blocks
-SKIPPED = ("roof", "group_size", "conversion", "cost", "host", "memory")  # not a speed-up over a peer
+SKIPPED = (
+    "roof",
+    "group_size",
+    "conversion",
+    "cost",
+    "host",
+    "memory",
+    SUITE,
+)  # no speed-up over a peer, or told apart
 EDGES = ("32x32", "64x64", "128x128")
 DENSITIES = (1.0, 0.5, 0.3, 0.1, 0.05, 0.01)
 # the series of a curve and its points, as the cases measure them on a GPU: what a run lacks of it is said
@@ -44,11 +54,13 @@ READ = {"NVIDIA H200": 4.3}  # TB/s that reading alone reaches
 
 
 def rewrite(text: str, run: Run, source: str) -> str:
-    """The text with what is between each pair of marks made anew: `measured`, `headlines` or `picture`."""
+    """The text with what is between each pair of marks made anew, which are named as the makers are here."""
     makers: dict[str, Callable[[], str]] = {
         "measured": lambda: block(run, source),
         "headlines": lambda: headlines(run, source),
         "picture": pictures_block,
+        "suite": lambda: suite_lines(run),
+        "suite, all": lambda: suite_rows(run),
     }
     found = 0
     for name, make in makers.items():
@@ -244,7 +256,7 @@ def _losses(run: Run) -> list[str]:
     """A table of the cases in which ours is the slower, by device time or as called."""
     rows = []
     for experiment in run.experiments:
-        for group in groups(run, experiment):
+        for group in groups(run, experiment) if experiment != SUITE else ():
             behind = [pair for pair in group.pairs if pair.is_timed and round(pair.worst, 2) < 1]
             if behind:
                 cells = (_least(group, kind) for kind in ("device", "called"))

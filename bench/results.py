@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .case import OURS, in_tf32, is_ours, is_tf32, ours_beside
+from .row_file import SUFFIX, as_results, commit_of
 
 __all__ = [
     "BASELINES",
+    "CORE",
     "TITLES",
     "ResultsError",
     "Row",
@@ -254,7 +256,7 @@ def load(path: Path) -> Run:
     """Read a results file; one with a row whose times contradict each other is refused."""
     data = _read(path)
     try:
-        commit = _commit(data)
+        commit = commit_of(data)
         rows = tuple(_row(number, entry, commit) for number, entry in enumerate(data["benchmarks"], 1))
     except KeyError as error:
         raise ResultsError(f"{path} is no results file of this benchmark: {error} is missing") from None
@@ -280,7 +282,7 @@ HELD = {
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = as_results(path) if path.suffix == SUFFIX else json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ResultsError(f"{path} does not exist; make it: make bench") from None
     except OSError as error:
@@ -316,7 +318,7 @@ def merge(paths: Sequence[Path], target: Path) -> None:
         whole = whole or data
         packages = _joined(paths[0], whole["machine_info"], path, data["machine_info"])
         whole["machine_info"] = {**whole["machine_info"], "packages": packages}
-        commit = _commit(data)
+        commit = commit_of(data)
         added = {entry["fullname"]: _kept(entry, commit) for entry in data["benchmarks"]}
         renewed = {_case(row) for row in added.values()}
         rows = {**{name: row for name, row in rows.items() if _case(row) not in renewed}, **added}
@@ -340,11 +342,6 @@ def _joined(first: Path, mine: Mapping[str, Any], path: Path, theirs: Mapping[st
             versions = f"{more.get(name, 'none')} in {path} and {before.get(name, 'none')} in {first}"
             raise ResultsError(f"{name} is {versions}; join runs of the same versions")
     return {**before, **more}
-
-
-def _commit(data: Mapping[str, Any]) -> str:
-    known = data["commit_info"]
-    return str(known.get("id") or "unknown")[:7] + (", changed" if known.get("dirty") else "")
 
 
 def _case(row: Mapping[str, Any]) -> tuple[str, str]:

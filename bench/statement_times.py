@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from insum_ops import explain, insum
 
 from .case import LIMIT, OURS, PEER_FAILURES
-from .harness import Times, check, device_times, queued_in_turns
+from .harness import Times, check, device_times, enough, queued_in_turns
 from .machine import machine, slug
 from .results import ResultsError
 from .statements import EXAMPLES, Draw, Example, Given
@@ -31,7 +31,6 @@ PROVIDERS = (OURS, TORCH, COMPILED)
 STORED = Path(__file__).parent / "results" / "statements"  # a file for each kind of machine
 SECONDS = 210.0  # after which no statement begins
 COMMIT = "INSUM_BENCH_COMMIT"  # names the commit where the code is a copy without its history
-LONG_MS = 2.0  # of a call from which on fewer of them are captured at a time
 
 
 def time_statements(target: Path | None = None, seconds: float = SECONDS, is_small: bool = False) -> Path:
@@ -100,15 +99,14 @@ def _double(value: object) -> object:
 
 def timed(call: Callable[[], Tensor]) -> dict[str, Any]:
     """The device time of a call by CUDA-graph replay; of one that can't be captured, among queued calls."""
-    first = queued_in_turns([call], calls=2, rounds=3)[0].median
-    count = max(2, round(10 * min(1.0, LONG_MS / max(first, 1e-4))))
+    count, rounds = enough(queued_in_turns([call], calls=1, rounds=3, warm=1)[0].median)
     try:
-        times, timing = device_times(call, count), "graph"
+        times, timing = device_times(call, count, rounds, warm=1), "graph"
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         torch.cuda.synchronize()
-        times, timing = queued_in_turns([call], count)[0], "queue"
+        times, timing = queued_in_turns([call], count, rounds, warm=1)[0], "queue"
     return {**_milliseconds(times), "timing": timing}
 
 

@@ -15,13 +15,27 @@ from torch import Tensor
 from insum_ops import explain, insum
 
 from .case import DEVICE, LIMIT, OURS, PEER_FAILURES
-from .harness import Times, check, geomean, queued_in_turns, table, wall_in_turns
+from .harness import Times, check, enough, geomean, queued_in_turns, table, wall_in_turns
+from .results import ResultsError, Run
 from .roofs import floor_ms, roofs
 from .statement_times import COMPILED, TORCH, timed
+from .suite import SUITE
 from .workload import HOST, Given, Workload, work
 
-__all__ = ["BACKWARD", "FORWARD", "LIBRARY", "PASSES", "Measured", "calls", "measure_workload", "prepare", "summary"]
+__all__ = [
+    "BACKWARD",
+    "EXPERIMENT",
+    "FORWARD",
+    "LIBRARY",
+    "PASSES",
+    "Measured",
+    "calls",
+    "measure_workload",
+    "measured_of",
+    "summary",
+]
 
+EXPERIMENT = "statements"
 LIBRARY = "torch's routine"
 FORWARD, BACKWARD = PASSES = ("forward", "backward")
 MODE = "max-autotune-no-cudagraphs"
@@ -44,6 +58,7 @@ class Measured:
     errors: Mapping[str, float] = field(default_factory=dict)  # relative, of what was timed
     timing: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, Exception] = field(default_factory=dict)
+    seed: int = 0  # of the sizes
 
     @property
     def best_other(self) -> float:
@@ -149,19 +164,6 @@ def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tup
     return torch.autograd.grad(result, tuple(leaves.values()), upstream.double()), upstream
 
 
-def prepare(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> None:
-    """Call each provider once, so that its kernels are built and lie in the caches on disk."""
-    given = workload.make(workload.drawn(seed, sizes, scale), seed, DEVICE)
-    _, upstream = expected(workload, given, pass_)
-    pairs = calls(workload, given, pass_, upstream)
-    for provider in providers(workload):
-        try:
-            pairs[provider][1]()
-        except PEER_FAILURES:
-            if provider == OURS:
-                raise
-
-
 def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     """Check every provider's result and time it; what fails, or is wrong, has its error in the place of a time."""
     torch.manual_seed(seed)
@@ -183,18 +185,49 @@ def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scal
     seconds = 0.005 if sizes == HOST or scale == "small" else 0.05
     times = _times(sound, workload.is_changing, seconds)
     least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
-    # on a CPU what is least disturbed by other work: with three times as many busy processes as cores medians were
-    # about ten times that
-    ms = {provider: own.p20 if timing == "wall" else own.median for provider, (own, timing) in times.items()}
+    # where the host counts, what is least disturbed by other work: with three times as many busy processes as cores
+    # medians were about ten times that
+    ms = {provider: own.median if timing == "graph" else own.p20 for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
-    return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures)
+    return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures, seed)
+
+
+def measured_of(run: Run) -> list[Measured]:
+    """The cases of a results file, of which each is a row for each provider."""
+    known = {workload.id: workload for workload in SUITE}
+    found = []
+    for rows in run.cases(EXPERIMENT):
+        first = rows.get(OURS) or next(iter(rows.values()))
+        family, name, pass_, rest = first.case.split(", ", 3)
+        workload = known.get(f"{family}-{name}")
+        if workload is None:
+            raise ResultsError(f"{first.case}: there is no such statement in the suite; take its rows out")
+        extents = dict(part.split(" = ") for part in str(first.facts["sizes"]).split(", "))
+        found.append(
+            Measured(
+                workload,
+                pass_,
+                rest.split(":")[0],
+                {each: int(size) for each, size in extents.items()},
+                float(str(first.facts["floor_ms"])),
+                str(first.facts.get("route", "")),
+                {provider: row.value for provider, row in rows.items()},
+                {provider: float(str(row.facts["error"])) for provider, row in rows.items()},
+                {provider: row.timing for provider, row in rows.items()},
+                seed=int(str(first.facts["seed"])),
+            )
+        )
+    return found
 
 
 def _times(sound: Mapping[str, Call], is_changing: bool, seconds: float) -> dict[str, tuple[Times, str]]:
     if DEVICE != "cuda":
         return {provider: (own, "wall") for provider, own in zip(sound, wall_in_turns([*sound.values()], seconds))}
     if is_changing:  # checks of a new index wait for the device, and nothing is checked while a graph is captured
-        return {provider: (own, "queue") for provider, own in zip(sound, queued_in_turns(list(sound.values())))}
+        every = list(sound.values())
+        first = sum(times.median for times in queued_in_turns(every, calls=1, rounds=3))
+        times = queued_in_turns(every, *enough(first / max(len(every), 1)), warm=1)
+        return {provider: (own, "queue") for provider, own in zip(sound, times)}
     found = {}
     for provider, call in sound.items():
         row = timed(call)
@@ -224,7 +257,7 @@ def summary(found: Sequence[Measured], seed: int) -> list[str]:
         )
         for each in found
     ]
-    lines = table(f"statements, seed {seed}, milliseconds on {DEVICE}", header, rows).split("\n")
+    lines = table(f"{EXPERIMENT}, seed {seed}, milliseconds on {DEVICE}", header, rows).split("\n")
     for pass_ in PASSES:
         ratios = [each.ratio for each in found if each.pass_ == pass_ and each.sizes != HOST and each.ratio > 0]
         if ratios:

@@ -20,6 +20,7 @@ from ..equivariant import natural
 from ..generate import room
 from ..inputs import voxels
 
+pytestmark = pytest.mark.alone
 COMPILED = f"{OURS}, compiled"
 # the second is bound by the host on a GPU: what a compiled call costs beside its kernels is all that it shows
 SIZES = on(("large", "small"), ("small",))

@@ -13,6 +13,7 @@ import pytest
 from ..case import DEVICE, OURS, Case
 from ..conftest import Note
 
+pytestmark = pytest.mark.alone
 UNITS = {"import": "s", "compile": "s", "tune": "s", "tuned before": "s", "convert": "ms", "run": "ms"}
 
 

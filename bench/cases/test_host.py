@@ -16,6 +16,7 @@ from ..case import DEVICE, OURS, Case
 from ..conftest import Note
 from ..harness import host_us
 
+pytestmark = pytest.mark.alone
 CALLS = {
     "raw statement": (OURS, "torch.mm"),
     "raw statement, B learns": (OURS, "torch.mm"),

@@ -31,6 +31,7 @@ from ..convolutions import (
     with_map,
 )
 
+pytestmark = pytest.mark.alone
 PRECISION = on(FLOAT16, FLOAT32)
 CHANNELS = on(32, 16)
 SIZE = on(0.05, 0.25)

@@ -9,10 +9,8 @@ import pytest
 from ..case import OURS, Case, on
 from ..conftest import FOUND, Note
 from ..suite import SUITE
-from ..suite_times import PASSES, Measured, measure_workload, prepare, providers
+from ..suite_times import EXPERIMENT, PASSES, Measured, measure_workload, providers
 from ..workload import HOST, SETS, Workload
-
-EXPERIMENT = "statements"
 
 
 def scale_of(config: pytest.Config) -> str:
@@ -20,13 +18,17 @@ def scale_of(config: pytest.Config) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every set of sizes on a GPU; on a CPU one of them, and a set so small that the host's part is all there is."""
-    sets = SETS if scale_of(metafunc.config) == "full" else (SETS[-1], HOST)
+    """Every set of sizes on a GPU; on a CPU one of them, and a set so small that the host's part is all there is.
+
+    The odd set comes first, and of each the forward passes: a run that is cut short has those of all statements.
+    """
+    sets = SETS[::-1] if scale_of(metafunc.config) == "full" else (SETS[-1], HOST)
+    seed = metafunc.config.getoption("--seed")
     cases = [
-        pytest.param(workload, sizes, pass_, provider, id=f"{workload.id}-{sizes}-{pass_}-{provider}")
-        for workload in SUITE
+        pytest.param(workload, sizes, pass_, provider, id=f"{workload.id}-{sizes}-{pass_}-seed{seed}-{provider}")
         for sizes in sets
         for pass_ in PASSES
+        for workload in SUITE
         for provider in providers(workload)
     ]
     metafunc.parametrize(("workload", "sizes", "pass_", "provider"), cases)
@@ -42,10 +44,6 @@ def test_statement(
     workload: Workload, sizes: str, pass_: str, provider: str, note: Note, request: pytest.FixtureRequest
 ) -> None:
     seed, scale = request.config.getoption("--seed"), scale_of(request.config)
-    if request.config.getoption("--prepare"):
-        if provider == OURS:
-            prepare(workload, sizes, pass_, seed, scale)
-        return
     found = measured(workload.id, sizes, pass_, seed, scale)
     if provider == OURS:
         request.config.stash[FOUND].append(found)

@@ -19,7 +19,7 @@ from ..peers import installed
 
 PROVIDERS = (OURS, "torch.sparse", "PyG")
 DTYPES = on((torch.float32, torch.float16), (torch.float32,))
-COLUMNS = on((32, 128, 512), (32,))
+COLUMNS = on((16, 32, 64, 128, 256, 512), (32,))
 LOADERS = graph_loaders(is_small=DEVICE == "cpu")
 
 
@@ -69,6 +69,7 @@ def test_unstructured_spmm(dtype: torch.dtype, name: str, columns: int, provider
     measure(given.case, provider, lambda: provide(provider, given.A, given.B))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", LOADERS)
 def test_conversion(name: str, note: Note) -> None:
     """What the first call of `spmm` does to a CSR tensor, facts included."""

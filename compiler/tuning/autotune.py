@@ -293,13 +293,7 @@ def _timed(
     runs, times, reasons = dict[int, Launcher | None](), dict[int, float | None](), dict[int, str]()
     while batch := search.batch(times):
         built |= zip(batch, _build_all(problem, [ways[at] for at in batch], tensors, fact))
-        is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
-        for at in batch:
-            way, reason = built[at]
-            if way is not None and way.spills and is_clean_known:
-                way, reason = None, "spills"
-            hopeless = HOPELESS * min([ms for ms in times.values() if ms is not None], default=float("inf"))
-            runs[at], (times[at], reasons[at]) = way, _time_one(problem, way, reason, tensors, fact, hopeless)
+        _time_batch(problem, batch, built, runs, times, reasons, tensors, fact)
     measured = [(Timing(ways[at], times[at], reasons[at]), runs[at], ways[at].choices) for at in sorted(runs)]
     measured.sort(key=lambda timed: _rank(*timed[:2]))
     timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
@@ -316,6 +310,26 @@ def _timed(
         if way is not None and choices == quickest:
             _with_captured(winner, way)
     return timings, winner
+
+
+def _time_batch(
+    problem: Problem,
+    batch: Sequence[int],
+    built: Mapping[int, tuple[Launcher | None, str]],
+    runs: dict[int, Launcher | None],
+    times: dict[int, float | None],
+    reasons: dict[int, str],
+    tensors: Sequence[Tensor],
+    fact: Fact | None,
+) -> None:
+    """Time those that were built of a batch, each unless it spills and another that was built does not."""
+    is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
+    for at in batch:
+        way, reason = built[at]
+        if way is not None and way.spills and is_clean_known:
+            way, reason = None, "spills"
+        hopeless = HOPELESS * min([ms for ms in times.values() if ms is not None], default=float("inf"))
+        runs[at], (times[at], reasons[at]) = way, _time_one(problem, way, reason, tensors, fact, hopeless)
 
 
 def _time_one(

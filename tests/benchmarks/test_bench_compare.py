@@ -165,3 +165,42 @@ def test_a_threshold_is_a_number_above_one(tmp_path, capsys, threshold):
     assert capsys.readouterr().err == (
         f"error: the threshold is {threshold}; how many times worse a ratio may get is a number above 1\n"
     )
+
+
+def test_a_peer_that_did_not_run_may_have_its_stored_time(tmp_path, capsys):
+    ours, theirs = spmm(1.0, 2.0)
+    theirs["extra_info"] |= dict(queued_ms=4.0, queued_p20=3.0, ours_ms=0.1, ours_p20=0.1, timing="queue")
+    ours["extra_info"] |= dict(queued_p20=1.0)
+    before = write(tmp_path / "before.json", [ours, theirs, *spmm(1.0, 2.0, "DD")])
+    slower = entry("unstructured_spmm", "cora", "insum_ops", 2.0)
+    slower["extra_info"] |= dict(queued_p20=2.0)
+    now = write(tmp_path / "now.json", [slower, *spmm(1.0, 2.0, "DD")])
+    assert compare(now, before) == 0
+    assert "1 stored ratio not compared, to torch.sparse" in capsys.readouterr().out
+    assert compare(now, before, has_stored_peers=True) == 1
+    # calls of ours then, in turns with it, say nothing of ours now
+    told = "worse  unstructured_spmm: cora, against torch.sparse: 3.00x before, 1.50x now, 2.00 times worse"
+    assert told in capsys.readouterr().out
+    assert main(["compare", str(now), str(before), "--stored-peers"]) == 1
+
+
+def test_a_stored_time_is_of_the_same_torch(tmp_path, capsys):
+    before = write(tmp_path / "before.json", spmm(1.0, 2.0))
+    newer = {**H200, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
+    now = write(tmp_path / "now.json", spmm(1.0, 2.0)[:1], newer)
+    assert main(["compare", str(now), str(before), "--stored-peers"]) == 2
+    assert capsys.readouterr().err == "error: torch was 2.11.0 and is 2.12.0: measure the peers again\n"
+
+
+def test_sizes_of_another_seed_are_not_gone(tmp_path, capsys):
+    def rows(seed: int, ours: float) -> list[dict]:
+        return [
+            entry("statements", f"sum, {seed}", "insum_ops", ours, seed=seed),
+            entry("statements", f"sum, {seed}", "torch", 2.0, seed=seed),
+        ]
+
+    before = write(tmp_path / "before.json", rows(7, 1.0) + rows(8, 1.0))
+    assert compare(write(tmp_path / "now.json", rows(8, 1.0)), before) == 0
+    assert compare(write(tmp_path / "now.json", rows(8, 2.0)), before) == 1
+    assert compare(write(tmp_path / "now.json", rows(7, 1.0)[:1] + rows(8, 1.0)[1:]), before) == 1
+    assert "gone   statements: sum, 8, insum_ops" in capsys.readouterr().out

@@ -24,8 +24,8 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 # Kernels of the first batch. Of 22 statements of the suite at odd sizes the best of the first six by prediction took at
 # most 1.02 times the best of all, of the first four 1.16 times (one H200, `python -m bench rank --seed 9`).
 FIRST = 6
-# Times the least prediction, from which on a candidate waits until another was measured: loops that read constant tables
-# are predicted to take 4 to 40 times as long as code that holds them.
+# Times the least prediction, from which on a candidate waits until another was measured: loops that read constant
+# tables are predicted to take 4 to 40 times as long as code that holds them.
 FAR = 4.0
 FEW_CORES_BUILD = 8  # kernels at most on a machine of fewer cores than builders
 

@@ -6,6 +6,7 @@ alone: no gradient of weights is wanted then, though the weights learn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ...formats.torch_state import is_watched
 
 __all__ = ["wanted_gradients"]
 
-_will_run = getattr(torch._C, "_will_engine_execute_node", None)
+_will_run: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
 LEAF = "AccumulateGrad"
 
 
@@ -25,7 +26,7 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
     longer than most kernels. A tracer asks for all.
     """
     needs: tuple[bool, ...] = ctx.needs_input_grad
-    if _will_run is None or sum(needs) < 2 or is_watched():
+    if sum(needs) < 2 or is_watched():
         return needs
     nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each that needs a gradient
     if len(nodes) != sum(needs):
@@ -38,6 +39,6 @@ def _is_reached(node: Any) -> bool:
     if type(node).__name__ == LEAF:
         return True
     try:
-        return bool(_will_run(node))
+        return _will_run(node)
     except RuntimeError:  # no pass backward runs: somebody else calls the function
         return True

@@ -1,6 +1,14 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .autograd import (
+    gradients_of,
+    one_by_one,
+    refuse_transforms,
+    run_plain,
+    run_plain_with_winners,
+    run_several,
+    wanted_gradients,
+)
 from .binding import (
     INDEX_DTYPES,
     Bound,
@@ -148,5 +156,6 @@ __all__ = [
     "tuning_mode",
     "tuning_of",
     "walk",
+    "wanted_gradients",
     "whole_along",
 ]

@@ -4,6 +4,7 @@ A file imports only from those above it.
 
     operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
     flop_formula      what `FlopCounterMode` counts of a statement
+    wanted            which gradients a pass backward asks for
     legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
@@ -19,6 +20,7 @@ from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
 from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .wanted import wanted_gradients
 
 __all__ = [
     "by_torch",
@@ -35,4 +37,5 @@ __all__ = [
     "run_several",
     "transformed",
     "unchecked",
+    "wanted_gradients",
 ]

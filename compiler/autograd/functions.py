@@ -34,6 +34,7 @@ from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_st
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .wanted import wanted_gradients
 
 __all__ = ["by_torch", "differentiable", "unchecked"]
 
@@ -160,7 +161,7 @@ class _Sum(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
-        needs_grads, rounds = ctx.needs_input_grad[1:], ctx.rounds
+        needs_grads, rounds = wanted_gradients(ctx)[1:], ctx.rounds
 
         def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
             tensors, kept = dict(zip(names, saved)), saved[len(names) :]
@@ -189,7 +190,7 @@ class _Extremum(torch.autograd.Function):
         won, *saved = ctx.saved_tensors
         tensors = dict(zip(names, saved))
         operands = {**tensors, **winner_places(expr, won, tensors)}
-        return None, *_gradients(evaluate, expr, names, ctx.needs_input_grad[1:], operands, grad_output)
+        return None, *_gradients(evaluate, expr, names, wanted_gradients(ctx)[1:], operands, grad_output)
 
 
 def _gradients(
@@ -241,7 +242,7 @@ class _SparseSum(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         call = ctx.call
         memory = check_pattern(call.form, ctx.pattern, call.name)
-        statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), ctx.needs_input_grad[1:]
+        statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), wanted_gradients(ctx)[1:]
         return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads, memory)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import ceil, gcd, prod
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from ..binding import Bound, bucket
 from ..codegen import Config
 from ..language import Access, Var
-from ..planning import VECTOR_BYTES, Device, Schedule, Strides
+from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, shared_bytes
 from .streams import stream_seconds
 
@@ -133,8 +134,43 @@ class Cost:
 
     @property
     def at_once(self) -> int:
-        """How many of those are on their way together."""
-        return min(self.config.run, AT_ONCE)
+        """How many of those are on their way together; one of them has many tiles over constant tables."""
+        return 1 if self.schedule.tables else min(self.config.run, AT_ONCE)
+
+    # constant tables
+
+    def tiles_of(self, access: Access) -> int:
+        """Return how many tiles of an access there are: one for each row that constant tables name."""
+        schedule, tiles = self.schedule, 1
+        for index, length in zip(access.indices, schedule.bound.shapes.get(access.name, schedule.bound.size)):
+            names = {index.name} if isinstance(index, Var) else {*index.names} if isinstance(index, Access) else set()
+            unrolled = [name for name in names if schedule.roles.get(name) == "unrolled"]
+            tiles *= min(length, prod(self.extents[name] for name in unrolled)) if unrolled else 1
+        return tiles
+
+    @cached_property
+    def entries(self) -> int:
+        """How many products a program makes of each element: one for each number of the tables that is not 0."""
+        schedule = self.schedule
+        held = [factor for factor in schedule.factors if isinstance(factor, Access) and factor.name in schedule.tables]
+        if not held:
+            return 1
+        shape = schedule.bound.shapes[held[0].name]
+        places = product(*map(range, shape))
+        return max(1, sum(number_at(schedule.tables[held[0].name], place) != 0 for place in places))
+
+    @cached_property
+    def held(self) -> float:
+        """How many registers of a thread hold the tiles of constant tables, and the sums of a run."""
+        schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
+        accesses = [factor for factor in schedule.factors if isinstance(factor, Access) and self.is_read(factor)]
+        accesses += [schedule.output] if schedule.run else []
+        elements = [prod(self.blocks.get(name, 1) for name in access.names) / threads for access in accesses]
+        return sum(self.tiles_of(access) * max(1.0, count) for access, count in zip(accesses, elements))
+
+    def is_read(self, access: Access) -> bool:
+        """Return whether a kernel loads a tensor: constant tables are in its source."""
+        return access.name in self.strides and access.name not in self.schedule.tables
 
     # bytes
 
@@ -160,12 +196,13 @@ class Cost:
             if not isinstance(factor, Access):
                 continue
             for access in (factor, *factor.indirections):
-                if access.name not in self.strides:
+                if not self.is_read(access):
                     continue
                 itemsize = schedule.bound.dtypes[access.name].itemsize
                 turns = prod(turns for name, turns in self.looped.items() if name in access.names)
                 share = self.config.parts if turns > 1 else 1
-                total += self.sectors(access, self.strides[access.name], itemsize) * max(1.0, turns / share)
+                sectors = self.sectors(access, self.strides[access.name], itemsize) * self.tiles_of(access)
+                total += sectors * max(1.0, turns / share)
         return self.programs * self.in_turn * total * self.device.sector_bytes
 
     @cached_property
@@ -173,7 +210,8 @@ class Cost:
         """Bytes that are written, those that are added to counted more, and set to zero before."""
         schedule, bound = self.schedule, self.schedule.bound
         itemsize = bound.dtype.itemsize
-        per_program = self.sectors(schedule.output, self.strides[""], itemsize) * self.device.sector_bytes
+        sectors = self.sectors(schedule.output, self.strides[""], itemsize) * self.tiles_of(schedule.output)
+        per_program = sectors * self.device.sector_bytes
         total = self.programs * self.in_turn * per_program
         if schedule.is_atomic:
             total = total * ADDITION * (OF_RUNS if self.config.run > 1 else 1)
@@ -219,7 +257,8 @@ class Cost:
     def resident(self) -> float:
         """Programs that a multiprocessor holds at once."""
         device, threads = self.device, self.config.num_warps * self.device.warp_width
-        registers = threads * (REGISTERS + accumulators(self.config, self.schedule, device))
+        sums = self.held if self.schedule.tables else accumulators(self.config, self.schedule, device)
+        registers = threads * (REGISTERS + sums)
         shared = shared_bytes(self.schedule, self.config, device, self.precision) if self.schedule.uses_dot else 0
         room = device.shared_per_multiprocessor // shared if shared else MOST_PROGRAMS
         return max(1.0, min(MOST_PROGRAMS, MOST_THREADS // threads, device.registers // registers, room))
@@ -266,7 +305,9 @@ class Cost:
             return 2 * padded / (device.tensor_flops * 2 / dtype.itemsize * max(used, 0.25))
         if schedule.form in ("rows", "flat", "runs") and not schedule.names("step"):
             return 2 * self.moving_instructions * self.config.num_warps * device.warp_width / device.vector_flops
-        each = 2 if schedule.uses_dot else len(schedule.factors) + ADDRESSING
+        each = 2.0 if schedule.uses_dot else len(schedule.factors) + ADDRESSING
+        if schedule.tables:
+            each = 2 * (2 * self.entries + self.held / max(1.0, padded / (self.config.num_warps * device.warp_width)))
         idle = min(1.0, padded / (self.config.num_warps * device.warp_width))  # threads without an element
         return each * padded / max(idle, 0.03) / device.vector_flops * (dtype.itemsize / 4 if dtype.itemsize > 4 else 1)
 
@@ -332,7 +373,8 @@ class Cost:
         if self.schedule.along:
             return 1e3 * (device.launch_gap + stream_seconds(self.schedule, config, device))
         programs, slots = self.programs, device.multiprocessors * self.resident
-        waves = ceil(programs / slots)
+        # over constant tables programs are short, and one begins as soon as another ends
+        waves = max(1.0, programs / slots) if self.schedule.tables else ceil(programs / slots)
         busiest = ceil(programs / device.multiprocessors)  # programs of one multiprocessor
         work = busiest * self.turns * self.operations
         stages = max(1, config.num_stages - 1) if self.schedule.uses_dot else 1

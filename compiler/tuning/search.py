@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from ...formats.facts import ConstantTables
 from ...formats.torch_state import uses_tensor_cores
 from ..planning import device_of
 from .cost import NEAR, Cost, floor_milliseconds
@@ -23,6 +24,9 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 # Kernels of the first batch. Of 22 statements of the suite at odd sizes the best of the first six by prediction took at
 # most 1.02 times the best of all, of the first four 1.16 times (one H200, `python -m bench rank --seed 9`).
 FIRST = 6
+# Times the least prediction, from which on a candidate waits until another was measured: loops that read constant
+# tables are predicted to take 4 to 40 times as long as code that holds them.
+FAR = 4.0
 FEW_CORES_BUILD = 8  # kernels at most on a machine of fewer cores than builders
 
 
@@ -57,6 +61,11 @@ class Search:
         first = next((at for at, cost in enumerate(self.costs) if not cost.spills), 0)
         return sorted(range(len(self.ways)), key=lambda at: (at != first, self.predicted[at]))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the model knows all lengths: those of rows that a fact is about it does not."""
+        return self.problem.fact is None or isinstance(self.problem.fact, ConstantTables)
+
     @cached_property
     def enough(self) -> float:
         """Milliseconds than which no candidate takes clearly fewer."""
@@ -65,12 +74,13 @@ class Search:
 
     def batch(self, times: Mapping[int, float | None]) -> list[int]:
         """Return the candidates to build next; `times` has those that were built, None for one that can't run."""
-        if self.goal is None or self.problem.fact is not None:  # of rows, whose lengths the model does not know
+        if self.goal is None or not self.is_known:
             return [at for at in range(len(self.ways)) if at not in times]
         known = {at: ms for at, ms in times.items() if ms is not None}
         rest = [at for at in self.order if at not in times]
         if not known:
-            return rest[:FIRST]
+            near = FAR * min([self.predicted[at] for at in rest], default=0.0)
+            return [at for at in rest[:FIRST] if self.predicted[at] <= near]
         best = min([*known.values(), *([self.goal] if self.goal else [])])
         most = FEW_CORES_BUILD if _cores() < BUILDERS else len(self.ways)
         luck = min(ms / self.predicted[at] for at, ms in known.items())

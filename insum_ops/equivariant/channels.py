@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import JointCall, one_by_one, outside_transforms, owned, planned, run_several
+from ..compiler import JointCall, one_by_one, outside_transforms, owned, planned, run_several, wanted_gradients
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import (
@@ -207,7 +207,7 @@ class _Contraction(torch.autograd.Function):
         channels, target, names = ctx.rest
         operands = {target: upstream, **dict(zip(names, tensors))}
         grads: dict[str, Tensor] = {}
-        wanted = [name for name, is_wanted in zip(names, ctx.needs_input_grad[6:]) if is_wanted]
+        wanted = [name for name, is_wanted in zip(names, wanted_gradients(ctx)[6:]) if is_wanted]
         # backward computes in the dtypes of forward, whatever autocast says where it is called
         is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():

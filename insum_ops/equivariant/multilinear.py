@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_transforms, owned
+from ..compiler import one_by_one, outside_transforms, owned, wanted_gradients
 from ..formats import ELL
 from ..formats.guard import may_keep
 from ..formats.torch_state import (
@@ -127,12 +127,13 @@ class _Contraction(torch.autograd.Function):
         operands = dict(zip(names, ctx.saved_tensors))
         operands[target] = upstream
         grads: list[Tensor | None] = []
-        for name, is_wanted in zip(names, ctx.needs_input_grad[6:]):
+        wants_seed, *wanted = wanted_gradients(ctx)[5:]
+        for name, is_wanted in zip(names, wanted):
             if not is_wanted:
                 grads.append(None)
                 continue
             others = {other: operands[other] for other in product.names if other != name}
             grad = product.contract(name, others, None, tuple(operands[name].shape))
             grads.append(grad if grad.dtype == operands[name].dtype else grad.to(operands[name].dtype))
-        seeded = upstream if ctx.needs_input_grad[5] else None
+        seeded = upstream if wants_seed else None
         return None, None, None, None, None, seeded, *grads

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, one_by_one, owned, power_of_two
+from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, one_by_one, owned, power_of_two, wanted_gradients
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_compiling, is_watched, may_autocast, records_gradient
@@ -390,12 +390,13 @@ class _Contraction(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, *tensors = ctx.saved_tensors
         tables, target, names = ctx.rest
+        wants_seed, *wanted = wanted_gradients(ctx)[4:]
         operands: dict[str, Tensor] = {target: upstream, **dict(zip(names, tensors))}
         grads: list[Tensor | None] = []
         # backward computes in the dtypes of forward, whatever autocast says where it is called
         is_cast = not is_compiling() and may_autocast()
         with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
-            for name, is_wanted in zip(names, ctx.needs_input_grad[5:]):
+            for name, is_wanted in zip(names, wanted):
                 others = {other: operands[other] for other in NAMES if other != name}  # in the order of NAMES
                 if not is_wanted:
                     grads.append(None)
@@ -404,4 +405,4 @@ class _Contraction(torch.autograd.Function):
                     grads.append(insum(TEXTS.dX, SRC=SRC, D=rows, size=operands["X"].shape))
                 else:
                     grads.append(contract(tables, name, others, None, SRC))
-        return None, None, None, None, upstream if ctx.needs_input_grad[4] else None, *grads
+        return None, None, None, None, upstream if wants_seed else None, *grads

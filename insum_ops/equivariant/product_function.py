@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from ..compiler import one_by_one, outside_transforms, owned, planned
+from ..compiler import one_by_one, outside_transforms, owned, planned, wanted_gradients
 from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
 from .format_term_statements import shared_step, single_step
 from .in_place import InPlaceProduct, Work, writes_parts
@@ -103,7 +103,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:5]
+        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)[2:5]
         inputs, num_rows = saved[:5], ctx.num_rows
         if not is_free() or is_grad_enabled():
             return (

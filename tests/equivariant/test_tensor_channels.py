@@ -103,6 +103,23 @@ def test_only_what_is_wanted_is_made(made):
     assert dy.shape == y.shape
 
 
+def test_forces_make_no_gradient_of_features_and_weights(made):
+    """Of what is computed from positions alone is a gradient wanted; weights learn from the squares of the forces."""
+    ours = product()
+    x, y, weight = operands(ours, 3)
+    wide = doubles([x, y, weight])
+    forces, exact = [
+        torch.autograd.grad(layer(2 * a, 2 * b, 2 * c).square().sum(), b, create_graph=True)[0]
+        for layer, (a, b, c) in ((ours, (x, y, weight)), (lambda *given: dense_product(ours, *given), wide))
+    ]
+    assert made == ["Z", "Y"]
+    assert_matches(forces, exact)
+    grads = torch.autograd.grad(forces.square().sum(), (x, y, weight))
+    assert made[2:] == ["Z", "X", "W", "X", "Y", "W"]
+    for got, reference in zip(grads, torch.autograd.grad(exact.square().sum(), wide), strict=True):
+        assert_matches(got, reference)
+
+
 def test_edges(made):
     """Rows are added to as many nodes as the call says, of which the tensors alone do not tell."""
     ours = product()

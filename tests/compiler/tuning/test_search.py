@@ -13,7 +13,7 @@ from insum_ops.compiler.tuning import search
 from insum_ops.compiler.tuning.cost import Cost, floor_milliseconds
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.compiler.tuning.search import Search
-from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.facts import ConstantTables, OwnedRows
 
 pytestmark = pytest.mark.cpu
 
@@ -32,6 +32,7 @@ def product_of(rows: int, inner: int, columns: int) -> Problem:
 @pytest.fixture
 def six_at_first(monkeypatch):
     monkeypatch.setattr(search, "FIRST", 6)
+    monkeypatch.setattr(search, "FAR", 4.0)
     monkeypatch.setattr(search, "BUILDERS", 8)
     monkeypatch.setattr(search, "_cores", lambda: 16)
 
@@ -85,6 +86,19 @@ def test_all_are_timed_on_request_and_where_the_lengths_of_rows_decide(monkeypat
     tensors |= {name: torch.zeros(60, dtype=torch.int64) for name in ("AM", "AK")}
     rows = problem_for(bind(parse(text), tensors, (9, 40)), tensors, OwnedRows("AM"), frozenset())
     assert search_of(rows).batch({}) == list(range(len(candidates(rows))))
+
+
+@pytest.mark.usefixtures("six_at_first")
+def test_loops_that_read_tables_are_not_built_beside_code_that_holds_them():
+    i, j = torch.arange(99).view(11, 9) % 5, torch.arange(99).view(11, 9) % 7
+    tables = {"I": i, "J": j, "V": torch.ones(11, 9)}
+    tensors = {"X": torch.empty(20_000, 5, 68), "Y": torch.empty(20_000, 7, 68), **tables}
+    bound = bind(parse("Z[b,k,u] += V[k,r] * X[b,I[k,r],u] * Y[b,J[k,r],u]"), tensors, (20_000, 11, 68))
+    found, times = search_of(problem_for(bound, tensors, ConstantTables.of(tables), frozenset())), {}
+    while batch := found.batch(times):
+        times |= {at: 1.5 * found.predicted[at] for at in batch}
+    assert {bool(way.schedule.tables) for way in found.ways} == {True, False}
+    assert all(found.ways[at].schedule.tables for at in times)
 
 
 def test_two_cores_build_eight_kernels_at_most(monkeypatch):

@@ -114,6 +114,11 @@ class Schedule:
         return self.holds_set and not any(merged.inner in access.names for access in inside)
 
     @cached_property
+    def walks_rows(self) -> bool:
+        """Whether a program adds up the entries of the rows that it owns, one by one: nothing but rows to be moved."""
+        return self.owner is not None and self.is_sum and not self.uses_dot and not self.names("loop", "step")
+
+    @cached_property
     def uses_dot(self) -> bool:
         return bool(dots(self.tree))
 

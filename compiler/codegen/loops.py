@@ -56,7 +56,14 @@ def row_segment(scope: Scope) -> tuple[Value, Value]:
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
     first = scope.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
     last = scope.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")
-    return first, last
+    return _part_of_segment(scope, first, last) if scope.spec.config.parts > 1 else (first, last)
+
+
+def _part_of_segment(scope: Scope, first: Value, last: Value) -> tuple[Value, Value]:
+    """Write where this program's part of a row's groups begins and ends; those that share a row have as many each."""
+    share = scope.let(f"tl.cdiv({last.text} - {first.text}, {scope.spec.config.parts})", first.axes, "share")
+    begin = scope.let(f"tl.minimum({first.text} + part * {share.text}, {last.text})", first.axes, "begin")
+    return begin, scope.let(f"tl.minimum({begin.text} + {share.text}, {last.text})", first.axes, "end")
 
 
 def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:

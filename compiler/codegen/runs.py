@@ -116,7 +116,8 @@ def _flush(scope: Scope, held: Value, sums: Sequence[Value]) -> None:
     """Write the addition of what is held to its place in memory, if it has one."""
     schedule = scope.spec.schedule
     scope.positions[schedule.output.indirections[0]] = held
-    masks = [scope.bounds[name] for name in schedule.free if name in scope.bounds] + [Value("(held >= 0)")]
+    masks = [scope.bounds[name] for name in schedule.free if name in scope.bounds]
+    masks.append(scope.let("held >= 0", (), "is_held"))
     for row, acc in zip(output_rows(scope), sums):
         if _is_held(acc):
             finish_sum(row, acc)

@@ -593,16 +593,18 @@ def test_neighbours_of_one_place_are_added_up_before_memory():
         v_Y_6 = tl.load(Y_ptr + i_b_0 * 2 + 1)
         v_X_7 = tl.load(X_ptr + at_SRC_2 * 192 + 2 * 64 + i_u)
         if at_DST_1 != held:
-            tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=(held >= 0), sem="relaxed")
-            tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=(held >= 0), sem="relaxed")
+            is_held_8 = held >= 0
+            tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=is_held_8, sem="relaxed")
+            tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=is_held_8, sem="relaxed")
             acc_0 = tl.zeros((64,), tl.float32)
             acc_1 = tl.zeros((64,), tl.float32)
             held = at_DST_1
         acc_0 += v_X_3 * (v_Y_4 * 0.5)
         acc_0 += v_X_5 * (v_Y_6 * -2.0)
         acc_1 += v_X_7 * (v_Y_6 * 1.5)
-    tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=(held >= 0), sem="relaxed")
-    tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=(held >= 0), sem="relaxed")
+    is_held_9 = held >= 0
+    tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=is_held_9, sem="relaxed")
+    tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=is_held_9, sem="relaxed")
 """
     )
     assert way.choices["run"] == 16

@@ -120,8 +120,8 @@ class _Renewable:
         flags, counts = self.flags, self.counts
         if may_skip:
             yield kernels.compare, -(-length // BLOCK), (flags, index, self.seen), (length, stride), (BLOCK,)
-        tensors = flags, index, counts, self.memory
-        yield kernels.count, programs, tensors, (*along, self.filled), (self.few, may_skip, block)
+        counted = flags, index, counts, self.memory
+        yield kernels.count, programs, counted, (*along, self.filled), (self.few, may_skip, block)
         yield kernels.scan, 1, (flags, counts, self.starts, self.slots), (groups,), (self.tile, may_skip, LONG_BLOCK)
         tensors = flags, index, self.seen, self.slots, self.positions, self.values
         yield kernels.place, programs, tensors, along, (self.tile, self.few, may_skip, block)

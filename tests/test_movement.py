@@ -8,6 +8,7 @@ import torch
 from memory_checker import checked_memory
 from problems import problem, told_apart, values
 from statements import DEVICE, IS_INTERPRETED
+from tolerances import assert_matches
 
 from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
@@ -274,3 +275,26 @@ def test_owned_rows_hold_short_names_side_by_side():
     for way in ways[:2]:
         got = own.launcher(way)(list(tensors.values()), fact)
         torch.testing.assert_close(got, messages(*tensors.values(), 9), rtol=1e-5, atol=1e-5, msg=str(way))
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(33, SINGLE), (40, HALF), (5, torch.float64)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype, padded):
+    lengths = torch.tensor([0, 1, 3, 4, 5, 31, 0, 8, 9], device=DEVICE)
+    T = torch.arange(9, device=DEVICE).repeat_interleave(lengths)
+    U = positions(7, len(T), low=-1).clamp(min=-1 if padded else 0)
+    W, X = draw(len(T), columns, dtype=dtype), draw(7, columns, dtype=dtype)
+    kept = (U >= 0)[:, None]
+    products = torch.where(kept, W.double() * X.double()[U.clamp(min=0)], 0.0)
+    W = torch.where(kept, W, torch.nan)  # what has no place is not read
+    tensors = dict(W=W, X=X, T=T, U=U)
+    pointers = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+    fact = OwnedRows("T", "", pointers, is_whole=True)
+    flags = Flags(padded=frozenset(["U"] if padded else []), interpreted=IS_INTERPRETED)
+    own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
+    walks = [way for way in candidates(own) if way.schedule.walks_rows]
+    assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
+    for way in walks:
+        with checked_memory() if IS_INTERPRETED else nullcontext():
+            got = own.launcher(way)(list(tensors.values()), fact)
+        assert_matches(got, scattered(products, T, 9))

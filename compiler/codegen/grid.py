@@ -131,7 +131,7 @@ def _unaligned(scope: Scope, name: str) -> str:
     spec = scope.spec
     if all(flat.name != name for flat in spec.schedule.flats):
         return ""
-    if _is_aligned(spec, name):
+    if spec.schedule.run or _is_aligned(spec, name):  # of a run nothing is known of where its rows begin
         return ""
     divisor = _divisor(spec, name)
     zero, aligned = _hidden_zero(scope, name), divisor & -divisor
@@ -233,7 +233,9 @@ def _fixed_extent(spec: KernelSpec, name: str) -> str:
     The compiler then sees which elements of a thread are inside whatever the thread, and which are outside: of 137
     columns in a block of 256 a warp has four elements without a mask, one with it and three that are not there.
     """
-    if not spec.schedule.form or name not in spec.bound.extents or spec.is_varying(name):
+    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    is_fixed = all(part in spec.bound.extents and not spec.is_varying(part) for part in parts)
+    if not (spec.schedule.form or spec.schedule.walks_rows) or not is_fixed:
         return ""
     return str(spec.schedule.extents[name])
 

@@ -30,6 +30,9 @@ UNROLLED = (
     16  # an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
 )
 
+LOADED = 32  # elements of each factor that a thread has on their way, of several entries of a row; not more than
+MOST_ENTRIES = 8
+
 Segment = Callable[[Scope], tuple[Value, Value]]  # writes where the groups to be summed begin and end
 
 
@@ -53,7 +56,14 @@ def row_segment(scope: Scope) -> tuple[Value, Value]:
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
     first = scope.let(f"tl.load({pointers} + {row.text}{mask})", row.axes, "first")
     last = scope.let(f"tl.load({pointers} + {row.text} + 1{mask})", row.axes, "last")
-    return first, last
+    return _part_of_segment(scope, first, last) if scope.spec.config.parts > 1 else (first, last)
+
+
+def _part_of_segment(scope: Scope, first: Value, last: Value) -> tuple[Value, Value]:
+    """Write where this program's part of a row's groups begins and ends; those that share a row have as many each."""
+    share = scope.let(f"tl.cdiv({last.text} - {first.text}, {scope.spec.config.parts})", first.axes, "share")
+    begin = scope.let(f"tl.minimum({first.text} + part * {share.text}, {last.text})", first.axes, "begin")
+    return begin, scope.let(f"tl.minimum({begin.text} + {share.text}, {last.text})", first.axes, "end")
 
 
 def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
@@ -68,12 +78,16 @@ def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
 
 
 def innermost(scope: Scope) -> Iterator[Scope]:
-    """Write all loops and yield the innermost scope, or two in turn: of whole blocks along memory, and of what is left.
+    """Write all loops and yield the innermost scope, or several in turn.
 
-    Whole blocks need no mask, and so are read by as many bytes at once as there are. The caller writes to each scope
+    There are two where blocks along memory are whole, which need no mask and are read by as many bytes at once as there
+    are, and others are not. Of entries of a row that are loaded together each has one. The caller writes to each scope
     what belongs into it before it asks for the next.
     """
     loops = loops_of(scope.spec)
+    if _entries_at_once(scope.spec) > 1:
+        yield from _open_entries(scope)
+        return
     if not loops or not _has_whole_blocks(scope.spec, loops[-1]):
         yield open_loops(scope)
         return
@@ -127,6 +141,38 @@ def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
     body.define(name, f"{first.text} + turn", first.axes)
     body.bounds[name] = body.let(f"{variable} < {last.text}", first.axes, f"in_{body.identifier(name)}")
     return body
+
+
+def _entries_at_once(spec: KernelSpec) -> int:
+    """Return how many entries of a row are loaded at once, whose sums are added one after another."""
+    schedule = spec.schedule
+    if not schedule.walks_rows or loops_of(spec) != schedule.names("segment"):
+        return 1
+    each = max(1, math.prod(spec.block(axis) for axis in spec.result_axes) // (32 * spec.config.num_warps))
+    return max(1, min(MOST_ENTRIES, LOADED // each))
+
+
+def _open_entries(scope: Scope) -> list[Scope]:
+    """Open the loop over the entries of one row, or of rows side by side, several in a turn; return a scope for each.
+
+    All of their loads are written here: with one entry in a turn, each would wait for the one before.
+    """
+    spec, (name,) = scope.spec, scope.spec.schedule.names("segment")
+    count, (first, last) = _entries_at_once(spec), row_segment(scope)
+    if first.axes:
+        length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
+        scope.line(f"for turn in range(0, {length.text}, {count}):")
+        start = f"{first.text} + turn"
+    else:
+        start = "start"
+        scope.line(f"for start in range({first.text}, {last.text}, {count}):")
+    bodies = [scope.child() for _ in range(count)]
+    for at, body in enumerate(bodies):
+        place = body.indices[name] = body.let(f"{start} + {at}", first.axes, body.index(name))
+        if at or first.axes:
+            body.bounds[name] = body.let(f"{place.text} < {last.text}", first.axes, f"in_{body.identifier(name)}")
+        load_available(body)
+    return bodies
 
 
 def _open_single_values(scope: Scope, name: str) -> Scope:

@@ -44,8 +44,7 @@ def write_runs(scope: Scope) -> None:
         scope.line(f"whole = first_row + (past_row - first_row) // {count} * {count}")
         _write_loop(scope, "start", f"first_row, whole, {count}", count, held, sums)
     _write_loop(scope, "last", "whole, past_row" if count > 1 else "first_row, past_row", 1, held, sums)
-    scope.line("if held >= 0:")
-    _flush(scope.child(), held, sums)
+    _flush(scope, held, sums)
 
 
 def _names_of_sums(scope: Scope) -> list[str]:
@@ -77,7 +76,7 @@ def _write_loop(scope: Scope, variable: str, bounds: str, count: int, held: Valu
 
 
 def _neighbour(scope: Scope, at: str, loads: dict[LoadKey, Load], sums: Sequence[Value]) -> Neighbour:
-    """Write the loads of one value of p, and where nothing else has a part in its sum, the product."""
+    """Write the loads of one value of p; its product comes later, in one instruction with the addition."""
     spec, name = scope.spec, scope.spec.schedule.run
     entry = scope.child(indent=0)
     entry.indices[name] = entry.let(at, (), entry.index(name))
@@ -85,9 +84,7 @@ def _neighbour(scope: Scope, at: str, loads: dict[LoadKey, Load], sums: Sequence
     (target,) = spec.schedule.output.indirections
     place = entry.positions[target]
     if not spec.schedule.tables:
-        value = Value(entry.symbols.fresh("value"), spec.result_axes)
-        add_product(entry, value, False)
-        return Neighbour(place, lambda: scope.line(f"{sums[0].text} += {value.text}"))
+        return Neighbour(place, lambda: add_product(entry, sums[0], True))
     known = len(loads)
     rows = list(rows_of(entry, loads))
     for load in list(loads.values())[known:]:
@@ -105,20 +102,22 @@ def _neighbour(scope: Scope, at: str, loads: dict[LoadKey, Load], sums: Sequence
 
 def _add(scope: Scope, neighbour: Neighbour, held: Value, sums: Sequence[Value]) -> None:
     """Write the addition of products to the sums that are held, which are added to memory first if of another place."""
-    at = neighbour.place.text
-    scope.line(f"if ({at} != held) & (held >= 0):")
-    _flush(scope.child(), held, sums)
+    spec, at = scope.spec, neighbour.place.text
+    scope.line(f"if {at} != held:")
+    other = scope.child()
+    _flush(other, held, sums)
     for acc in filter(_is_held, sums):
-        scope.line(f"{acc.text} = tl.where({at} == held, {acc.text}, 0.0)")
-    scope.line(f"held = {at}")
+        other.line(f"{acc.text} = {zeros(spec, acc.axes)}")
+    other.line(f"held = {at}")
     neighbour.add()
 
 
 def _flush(scope: Scope, held: Value, sums: Sequence[Value]) -> None:
-    """Write the addition of what is held to its place in memory."""
+    """Write the addition of what is held to its place in memory, if it has one."""
     schedule = scope.spec.schedule
     scope.positions[schedule.output.indirections[0]] = held
     masks = [scope.bounds[name] for name in schedule.free if name in scope.bounds]
+    masks.append(scope.let("held >= 0", (), "is_held"))
     for row, acc in zip(output_rows(scope), sums):
         if _is_held(acc):
             finish_sum(row, acc)

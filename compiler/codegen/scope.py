@@ -155,7 +155,12 @@ class Scope:
         """Return the parameter of a stride, written as a multiple of what divides it if whole vectors are loaded.
 
         Triton's launcher tells the compiler about multiples of 16 alone, and rows of 24 floats start at multiples of 8.
+        Entries that are loaded at once are a number of bytes apart that the source holds, so that they share addresses.
+        The output is another matter: it may be a part of a larger tensor.
         """
+        is_walked = bool(self.spec.schedule.run) or self.spec.schedule.walks_rows
+        if is_walked and name in self.spec.bound.shapes and not self.spec.flags.strides_vary:
+            return str(stride)
         text, divisor = self.parameter("stride", name, dim), gcd(stride, ALIGNED)
         return f"({text} // {divisor} * {divisor})" if is_vector and 1 < divisor < ALIGNED else text
 

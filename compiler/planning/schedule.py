@@ -28,7 +28,7 @@ from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
-from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_rows
+from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_by, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
 __all__ = [
@@ -112,6 +112,16 @@ class Schedule:
             return len(output[0].indices) == 1
         inside = [access for factor in self.factors if isinstance(factor, Access) for access in factor.indirections]
         return self.holds_set and not any(merged.inner in access.names for access in inside)
+
+    @cached_property
+    def has_one_row(self) -> bool:
+        """Whether a program on chip has one row of a scattered dimension, and reads the entries of all."""
+        return any(isinstance(factor, OneHot) and self.roles[factor.name] == "grid" for factor in self.factors)
+
+    @cached_property
+    def walks_rows(self) -> bool:
+        """Whether a program adds up the entries of the rows that it owns, one by one: nothing but rows to be moved."""
+        return self.owner is not None and self.is_sum and not self.uses_dot and not self.names("loop", "step")
 
     @cached_property
     def uses_dot(self) -> bool:
@@ -251,6 +261,11 @@ def schedules(
         candidates = [_tiled(start, tiling) for tiling in tilings(start, strides)]
     if not candidates:
         candidates = _without_dot(start, strides)
+    if strategy == "on-chip" and owned_by(bound.statement.output.indirections[0], fact) is not None:
+        # a program that has one row of the output is better off with the entries of that row, as its owner
+        candidates = [way for way in candidates if not way.has_one_row]
+        if not candidates:
+            return ()
     if _is_worth_sharing(candidates[0]):
         candidates = [*_shared(candidates[0], deterministic), *candidates]
     if is_crowded(start, device_of(bound.device).l2_bytes):

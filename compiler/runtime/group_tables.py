@@ -75,14 +75,14 @@ class _Renewable:
     def __init__(self, index: Tensor, count: int, tile: int) -> None:
         tiles = number_of_tiles(index.shape[0], count, tile)
         groups = count + 2  # -1, each value, and where tiles end
-        lengths = [groups, tiles, tiles * tile, groups]
+        lengths = [tiles, tiles * tile, groups, groups, groups]
         padded = [part for length in lengths for part in (length, -length % ALIGNED)]
-        self.memory = torch.empty(sum(padded), dtype=torch.int32, device=index.device)
-        self.counts, self.values, self.positions, self.starts = self.memory.split(padded)[::2]
-        self.changed = self.counts  # not read before `load`
+        self.memory = torch.full((sum(padded),), -1, dtype=torch.int32, device=index.device)
+        self.values, self.positions, self.counts, self.starts, self.slots = self.memory.split(padded)[::2]
+        self.flags = self.counts  # not read before `load`
         self.seen = torch.empty(index.shape, dtype=index.dtype, device=index.device)
         # without tiles, all positions and values are written
-        self.filled = sum(padded[:6] if tile > 1 else padded[:2])
+        self.filled = sum(padded[:4]) if tile > 1 else 0
         self.tile, self.few = tile, triton.next_power_of_2(max(groups, 16)) if groups <= FEW_GROUPS else 0
         self.make(index, False)
         self.tables: GroupTables = (
@@ -94,8 +94,6 @@ class _Renewable:
 
     def make(self, index: Tensor, may_skip: bool) -> None:
         """Make the tables; if `may_skip`, only if the index tensor is not what they were made of."""
-        if may_skip:
-            self.changed.zero_()
         kind = _kind_of(index)
         for launch in self.launches(index, may_skip):
             kernel, programs, tensors, numbers, constants = launch
@@ -107,7 +105,7 @@ class _Renewable:
 
     def load(self, index: Tensor) -> None:
         """Prepare for being made again by a captured graph: no kernel can be loaded while it is captured."""
-        self.changed = torch.empty(1, dtype=torch.int32, device=index.device)  # alone: to write it changes no table
+        self.flags = torch.zeros(2, dtype=torch.int32, device=index.device)  # alone: to write them changes no table
         kind = _kind_of(index)
         if not INTERPRETED and (*kind, self.tile, self.few) not in _loaded:
             for launch in self.launches(index, True):
@@ -119,13 +117,13 @@ class _Renewable:
         (length,), (stride,), groups = index.shape, index.stride(), len(self.counts)
         block = MOST_HOT // self.few if self.few else BLOCK
         programs, along = -(-length // block), (length, stride, groups)
-        changed, counts = self.changed, self.counts
+        flags, counts = self.flags, self.counts
         if may_skip:
-            yield kernels.compare, -(-length // BLOCK), (changed, index, self.seen), (length, stride), (BLOCK,)
-        yield kernels.clear, -(-self.filled // BLOCK), (changed, self.memory), (self.filled,), (may_skip, BLOCK)
-        yield kernels.count, programs, (changed, index, counts), along, (self.few, may_skip, block)
-        yield kernels.scan, 1, (changed, counts, self.starts), (groups,), (self.tile, may_skip, LONG_BLOCK)
-        tensors = changed, index, self.seen, counts, self.positions, self.values
+            yield kernels.compare, -(-length // BLOCK), (flags, index, self.seen), (length, stride), (BLOCK,)
+        counted = flags, index, counts, self.memory
+        yield kernels.count, programs, counted, (*along, self.filled), (self.few, may_skip, block)
+        yield kernels.scan, 1, (flags, counts, self.starts, self.slots), (groups,), (self.tile, may_skip, LONG_BLOCK)
+        tensors = flags, index, self.seen, self.slots, self.positions, self.values
         yield kernels.place, programs, tensors, along, (self.tile, self.few, may_skip, block)
 
 

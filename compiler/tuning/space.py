@@ -65,7 +65,7 @@ LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a t
 MOST_COPIES = 256
 # Neighbours that a program takes in turn, whose sums of one position are added once; of a row each, or of tables, which
 # have many rows each, and as many sums as leave a thread registers for what it loads.
-RUNS, RUNS_OF_TABLES, MOST_SUMS = (64, 32, 128), (16, 32), 128
+RUNS, RUNS_OF_TABLES, MOST_SUMS = (32, 64), (16, 32), 128
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little

@@ -587,23 +587,24 @@ def test_neighbours_of_one_place_are_added_up_before_memory():
         i_b_0 = last
         at_DST_1 = tl.load(DST_ptr + i_b_0)
         at_SRC_2 = tl.load(SRC_ptr + i_b_0)
-        v_X_3 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + 1 * stride_X_1 + i_u)
-        v_Y_4 = tl.load(Y_ptr + i_b_0 * stride_Y_0)
-        v_X_5 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + i_u)
-        v_Y_6 = tl.load(Y_ptr + i_b_0 * stride_Y_0 + 1)
-        v_X_7 = tl.load(X_ptr + at_SRC_2 * stride_X_0 + 2 * stride_X_1 + i_u)
-        if (at_DST_1 != held) & (held >= 0):
-            tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, sem="relaxed")
-            tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, sem="relaxed")
-        acc_0 = tl.where(at_DST_1 == held, acc_0, 0.0)
-        acc_1 = tl.where(at_DST_1 == held, acc_1, 0.0)
-        held = at_DST_1
+        v_X_3 = tl.load(X_ptr + at_SRC_2 * 192 + 1 * 64 + i_u)
+        v_Y_4 = tl.load(Y_ptr + i_b_0 * 2)
+        v_X_5 = tl.load(X_ptr + at_SRC_2 * 192 + i_u)
+        v_Y_6 = tl.load(Y_ptr + i_b_0 * 2 + 1)
+        v_X_7 = tl.load(X_ptr + at_SRC_2 * 192 + 2 * 64 + i_u)
+        if at_DST_1 != held:
+            is_held_8 = held >= 0
+            tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=is_held_8, sem="relaxed")
+            tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=is_held_8, sem="relaxed")
+            acc_0 = tl.zeros((64,), tl.float32)
+            acc_1 = tl.zeros((64,), tl.float32)
+            held = at_DST_1
         acc_0 += v_X_3 * (v_Y_4 * 0.5)
         acc_0 += v_X_5 * (v_Y_6 * -2.0)
         acc_1 += v_X_7 * (v_Y_6 * 1.5)
-    if held >= 0:
-        tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, sem="relaxed")
-        tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, sem="relaxed")
+    is_held_9 = held >= 0
+    tl.atomic_add(ptr_of_output + held * stride__0 + i_u, acc_0, mask=is_held_9, sem="relaxed")
+    tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=is_held_9, sem="relaxed")
 """
     )
     assert way.choices["run"] == 16

@@ -1,6 +1,14 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .autograd import (
+    direct_apply,
+    gradients_of,
+    one_by_one,
+    refuse_transforms,
+    run_plain,
+    run_plain_with_winners,
+    run_several,
+)
 from .binding import (
     INDEX_DTYPES,
     Bound,
@@ -50,6 +58,7 @@ from .runtime import (
     cache_size,
     check_ranges,
     followed,
+    keep_learning,
     on_device,
     outside_modes,
     outside_transforms,
@@ -59,6 +68,7 @@ from .runtime import (
     remember_range,
     remember_segments,
     remembered_range,
+    replayed,
 )
 from .tuning import (
     Key,
@@ -112,6 +122,7 @@ __all__ = [
     "described_as",
     "device_name",
     "device_of",
+    "direct_apply",
     "evaluate",
     "explanation_of",
     "export_tuned",
@@ -123,6 +134,7 @@ __all__ = [
     "host_milliseconds",
     "import_tuned",
     "is_sparse",
+    "keep_learning",
     "on_device",
     "one_by_one",
     "outside_modes",
@@ -138,6 +150,7 @@ __all__ = [
     "remember_range",
     "remember_segments",
     "remembered_range",
+    "replayed",
     "run_in_place",
     "run_plain",
     "run_plain_with_winners",

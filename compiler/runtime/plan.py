@@ -53,7 +53,8 @@ class Services:
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
     range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
     rounds_sums: Callable[[torch.dtype], bool]
-    settings: Callable[[], tuple[str, bool]]  # of torch, by which kernels differ: precision of float32, determinism
+    precision: Callable[[], str]  # of float32 products, by which kernels differ
+    is_deterministic: Callable[[], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
     current_device: Callable[[], int]
@@ -256,7 +257,8 @@ class _Writer:
         if plan.is_for_eager_calls:
             self.miss_if(f"{self.constant(services.is_capturing)}()")
         if plan.device.type != "cpu" or services.is_interpreted:  # a CPU's operations ask for them themselves
-            self.miss_if(f"{self.constant(services.settings)}() != {services.settings()!r}")
+            precision, flag = self.constant(services.precision), self.constant(services.is_deterministic)
+            self.miss_if(f"{precision}() != {services.precision()!r} or {flag}() is not {services.is_deterministic()}")
         for dtype in plan.dtypes:
             rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")

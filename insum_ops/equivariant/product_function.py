@@ -103,7 +103,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.composition, ctx.num_rows, (z, *intermediates) = planned_product
         ctx.save_for_backward(x, y, weight, src, dst, *intermediates)
-        return z if z._base is None else owned(z)  # type: ignore[no-any-return]
+        return z if z._base is None else owned(z)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from insum_ops.compiler.runtime.enqueue import LaunchCall
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
 from insum_ops.compiler.runtime.plan_cache import keep_learning, planned, replayed
@@ -455,6 +456,30 @@ def test_an_unaligned_tensor_takes_the_kernel_for_it_or_misses(pointers, first):
     assert plan.replay(x) is not None
     assert kernel.calls[-1][1][0] == x.data_ptr()
     assert len(mine.calls) == 1
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["arguments one by one", "arguments in one"])
+def test_a_kernel_is_launched_by_the_c_function_behind_it(pointers, is_packed):
+    launch, reached, asked = Launching(2), list[Any](), list[Any]()
+    fixed = 77, None, (4, 1), b"ppi"
+    stream_of = lambda device: asked.append(device) or 7
+    launch.kernel().call = LaunchCall(lambda *given: reached.append(given), stream_of, 3, fixed, is_packed)
+
+    def function(x: Tensor) -> Tensor:
+        made = aligned(4, 4)
+        launch(x, made)
+        launch(made, x)
+        return made
+
+    plan, x = plan_for(function, aligned(4, 4), services=pointers.services), aligned(4, 4)
+    made = plan.replay(x)
+    assert asked == [3]  # once for both
+    for given, (first, second) in zip(reached, ((x, made), (made, x)), strict=True):
+        arguments = first.data_ptr(), second.data_ptr(), 4
+        assert given == (1, 1, 1, 7, *fixed, *((arguments,) if is_packed else arguments))
+    assert plan.replay(odd(4, 4)) is None
+    assert len(reached) == 2
+    assert not launch.kernel().calls
 
 
 def test_inputs_in_one_memory_may_have_their_own_later(pointers):

@@ -1,6 +1,7 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
 from .autograd import (
+    direct_apply,
     gradients_of,
     one_by_one,
     refuse_transforms,
@@ -58,6 +59,7 @@ from .runtime import (
     cache_size,
     check_ranges,
     followed,
+    keep_learning,
     on_device,
     outside_modes,
     outside_transforms,
@@ -67,6 +69,7 @@ from .runtime import (
     remember_range,
     remember_segments,
     remembered_range,
+    replayed,
 )
 from .tuning import (
     Key,
@@ -120,6 +123,7 @@ __all__ = [
     "described_as",
     "device_name",
     "device_of",
+    "direct_apply",
     "evaluate",
     "explanation_of",
     "export_tuned",
@@ -131,6 +135,7 @@ __all__ = [
     "host_milliseconds",
     "import_tuned",
     "is_sparse",
+    "keep_learning",
     "on_device",
     "one_by_one",
     "outside_modes",
@@ -146,6 +151,7 @@ __all__ = [
     "remember_range",
     "remember_segments",
     "remembered_range",
+    "replayed",
     "run_in_place",
     "run_plain",
     "run_plain_with_winners",

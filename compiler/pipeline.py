@@ -40,7 +40,7 @@ Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
     cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
-    value = None if key is None else replayed(cache, key, tensors, numbers)
+    value = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
     if value is not None:
         return value  # type: ignore[no-any-return]
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
@@ -51,7 +51,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
         return cold()
     if not learns or by_torch(expr, operands, size):
         return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
-    return differentiable(evaluate, expr, operands, size, None, plan, cache)
+    return differentiable(evaluate, expr, operands, size, None, plan)
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:

@@ -23,6 +23,7 @@ __all__ = [
     "autocast_dtype",
     "current_device",
     "default_dtype",
+    "deterministic_flag",
     "float32_precision",
     "is_autocast_enabled",
     "is_capturing",
@@ -48,6 +49,7 @@ __all__ = [
     "refuse_script_tracer",
     "refuse_torchscript",
     "rounds_float32",
+    "set_grad_enabled",
     "transform_kinds",
     "transforms",
     "uncompiled",
@@ -59,11 +61,13 @@ PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
 
 is_grad_enabled = torch.is_grad_enabled
+set_grad_enabled = torch._C._set_grad_enabled  # no context, which costs ten times as much
 is_inference_mode = torch.is_inference_mode_enabled
 is_autocast_enabled = torch.is_autocast_enabled  # on a kind of device
 autocast_dtype = torch.get_autocast_dtype
 default_dtype = torch.get_default_dtype
 is_deterministic = torch.are_deterministic_algorithms_enabled  # not what it calls itself, which a tracer can't ask
+deterministic_flag = torch._C._get_deterministic_algorithms  # that, for launch plans, which no tracer reads
 
 # asked at every call, so without the Python functions around them
 modes = torch._C._len_torch_dispatch_stack  # FakeTensorMode, ProxyTorchDispatchMode, FunctionalTensorMode, ...
@@ -82,6 +86,7 @@ def is_compiling() -> bool:
     """Return whether torch.compile or torch.export traces the code.
 
     No alias of torch's function: where a graph breaks, a tracer that was told so by an alias goes on as if it were not.
+    The functions below ask torch's own, since this one would cost each of them a call more.
     """
     return torch.compiler.is_compiling()
 
@@ -136,12 +141,12 @@ def is_forward_mode() -> bool:
 
 def is_watched() -> bool:
     """Return whether a tracer, a mode or a transform follows what happens: it must happen through torch operators."""
-    return is_compiling() or modes() > 0 or transforms() is not None
+    return torch.compiler.is_compiling() or modes() > 0 or transforms() is not None
 
 
 def is_traced(tensors: Sequence[Tensor]) -> bool:
     """Return whether a tracer follows a call over these tensors, and no transform inside of it."""
-    if is_compiling():
+    if torch.compiler.is_compiling():
         return not transform_kinds()
     if modes() == 0:  # asked at every call with gradients, so before what costs more
         return False
@@ -150,12 +155,12 @@ def is_traced(tensors: Sequence[Tensor]) -> bool:
 
 def is_followed(tensor: Tensor) -> bool:
     """Return whether a tracer follows what is done with a tensor, be it inside of a transform."""
-    return is_compiling() or (modes() > 0 and type(tensor) not in PLAIN)
+    return torch.compiler.is_compiling() or (modes() > 0 and type(tensor) not in PLAIN)
 
 
 def is_transformed() -> bool:
     """Return whether a transform of torch.func is active, or derivatives are carried forward."""
-    if is_compiling():
+    if torch.compiler.is_compiling():
         return False
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
@@ -190,7 +195,7 @@ def is_free() -> bool:
 
     A call like one before may then go straight to its plan. Raise TypeError while torch.jit.trace records the call.
     """
-    if is_compiling():
+    if torch.compiler.is_compiling():
         return False
     refuse_script_tracer()
     if modes() or transforms() is not None or may_autocast():

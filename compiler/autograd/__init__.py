@@ -5,6 +5,7 @@ A file imports only from those above it.
     operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
     flop_formula      what `FlopCounterMode` counts of a statement
     wanted            which gradients a pass backward asks for
+    direct_apply      `apply` of an autograd function for calls that a plan has served
     legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
@@ -13,6 +14,7 @@ A file imports only from those above it.
     format_operators  two opaque torch operators for a statement with a format in it
 """
 
+from .direct_apply import direct_apply
 from .flop_formula import flops
 from .format_operators import followed_sparse, implement
 from .functions import by_torch, differentiable, unchecked
@@ -25,6 +27,7 @@ from .wanted import wanted_gradients
 __all__ = [
     "by_torch",
     "differentiable",
+    "direct_apply",
     "flops",
     "followed_sparse",
     "gradients_of",

@@ -16,6 +16,7 @@ from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
     is_compiling,
+    is_dynamo,
     is_exporting,
     is_free,
     is_grad_enabled,
@@ -28,7 +29,8 @@ from ...formats.torch_state import (
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..language import parse
-from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
+from ..runtime import INTERPRETED, PLAIN_CALLS, keep_learning, owned, planned, replayed
+from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
@@ -50,8 +52,6 @@ class _Call(NamedTuple):
     names: tuple[str, ...]
     size: tuple[int, ...] | None
     fact: Fact | None
-    # evaluates it without gradients; its value alone, or with what is to be kept; None: as any other statement
-    forward: Callable[[], Any] | None
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
@@ -69,34 +69,76 @@ def differentiable(
     size: Sequence[int] | None,
     fact: Fact | None = None,
     plan: tuple[Any, ...] | None = None,
-    pattern: object = None,
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
-    `plan` holds the arguments of `planned` by which it is evaluated without gradients, and `pattern` is what
-    `pattern_of` says of its format, if the caller knows them. A caller with a plan has asked whether the statement is
-    a sum, a tracer watches, or torch differentiates the call.
+    `plan` holds the arguments of `planned` by which it is evaluated without gradients, if the caller knows them. It has
+    asked then whether the statement is a sum, a tracer watches, or torch differentiates the call.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
-    if plan is None:
-        is_watching = is_compiling() or modes()
-        if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
-            # the operator that a tracer sees is differentiable itself
-            return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
-        if fact is None and is_free() and by_torch(expr, operands, size):
-            return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
-    forward = None if plan is None else partial(planned, *plan)
+    call = _Call(evaluate, expr, names, shape, fact)
+    if plan is not None:
+        return _learned(call, operands, *plan)
+    is_watching = is_compiling() or modes()
+    if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
+        # the operator that a tracer sees is differentiable itself
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
+    if fact is None and is_free() and by_torch(expr, operands, size):
+        return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            call = _Call(evaluate, expr, names, shape, fact, forward, form, name, pattern)
             dense = [operand for key, operand in operands.items() if key != name]
-            return _SparseSum.apply(call, form.values, *dense)  # type: ignore[no-any-return]
-    if plan is not None and may_have_steps(expr):
-        cache, key, cold, *rest = plan
-        in_steps = lambda *_: value_in_steps(evaluate, expr, operands, shape, cold)
-        forward = partial(planned, cache, ("in steps", rounds_float32(), key), in_steps, *rest)
-    function = _Sum if plan is not None or is_sum(expr) else _Extremum
-    return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+            return _SparseSum.apply((call._replace(form=form, name=name), None), form.values, *dense)  # type: ignore[no-any-return]
+    function = _Sum if is_sum(expr) else _Extremum
+    return function.apply((call, None), *operands.values())  # type: ignore[no-any-return]
+
+
+def _learned(
+    call: _Call,
+    operands: Mapping[str, Any],
+    cache: dict[Any, Any],
+    key: object,
+    run: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    numbers: tuple[int, ...],
+    varies: bool,
+    pattern: Sequence[Tensor | None],
+) -> Tensor:
+    """Return the value of a sum with its gradients recorded; the next call like it is replayed."""
+    place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)
+    learn: Callable[..., Tensor] = partial(_learn, call)
+    apply, plan_key = _Sum.apply, key
+    if place is not None:
+        learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
+    elif may_have_steps(call.expr):
+        plan_key, cold = ("in steps", rounds_float32(), key), run
+        run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
+    with torch.no_grad():
+        value = planned(cache, plan_key, run, tensors, numbers, varies, pattern)
+    result = learn(value, tensors, (operands, cache), apply)
+    keep_learning(cache, key, tensors, learn, numbers, plan_key)
+    return result
+
+
+def _learn(
+    call: _Call, value: Any, tensors: Sequence[Tensor], _: object, apply: Callable[..., Any] | None = None
+) -> Any:
+    """Return the value of a sum over plain tensors with its gradients recorded."""
+    return (apply or _apply_sum)((call, value), *tensors)
+
+
+def _learn_sparse(
+    call: _Call,
+    place: int,
+    value: Tensor,
+    tensors: Sequence[Tensor],
+    given: tuple[Mapping[str, Any], dict[Any, Any]],
+    apply: Callable[..., Any] | None = None,
+) -> Any:
+    """Return the value of a sum with a format, whose values are at a place among the tensors, and its gradients."""
+    operands, cache = given  # not in `call`: the cache is a part of the format
+    filled = _Call(*call[:5], operands[call.name], call.name, cache)
+    return (apply or _apply_sparse_sum)((filled, value), tensors[place], *tensors[:place], *tensors[place + 1 :])
 
 
 @differentiate
@@ -105,8 +147,8 @@ def _as_operator(
 ) -> Tensor:
     """Return the value of the operator that tracers see, with gradients."""
     function = _Sum if is_sum(expr) else _Extremum
-    call = _Call(_as_operators, expr, tuple(names.split(",")), None if size is None else tuple(size), fact, None)
-    return function.apply(call, *tensors)  # type: ignore[no-any-return]
+    call = _Call(_as_operators, expr, tuple(names.split(",")), None if size is None else tuple(size), fact)
+    return function.apply((call, None), *tensors)  # type: ignore[no-any-return]
 
 
 def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None) -> Tensor:
@@ -139,45 +181,71 @@ def _is_dense(expr: str, names: tuple[str, ...]) -> bool:
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over plain tensors."""
+    """A sum over plain tensors.
+
+    With the call comes its value if it has been planned, be it in a tuple with what is to be kept; else None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
-        evaluate, expr, names, size, fact, forward, *_ = call
-        kept: list[Tensor] = []
-        if forward is not None:
-            value = forward()
-            if isinstance(value, tuple):
-                value, *kept = value
-        elif fact is not None or is_watched():
-            value = run_plain(expr, ",".join(names), size, list(tensors), fact)
+    def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
+        call, value = planned_call
+        ctx.call, ctx.rounds = call, False
+        if value is None:
+            ctx.save_for_backward(*tensors)
+            return owned(_value(call, tensors))
+        if isinstance(value, tuple):
+            value, *kept = value
+            ctx.rounds = bool(kept) and uses_tensor_cores(value.dtype)
+            ctx.save_for_backward(*tensors, *kept)
         else:
-            value = evaluate(expr, dict(zip(names, tensors)), size)
-        ctx.call, ctx.rounds = call, bool(kept) and uses_tensor_cores(value.dtype)
-        ctx.save_for_backward(*tensors, *kept)
-        return owned(value)
+            ctx.save_for_backward(*tensors)
+        return value if value._base is None else owned(value)
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        evaluate, expr, names, *_ = ctx.call
-        needs_grads, rounds = wanted_gradients(ctx)[1:], ctx.rounds
+        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
+        if not is_dynamo():
+            call = ctx.call
+            key = "gradients", call.expr, call.names, wanted, ctx.rounds
+            grads = replayed(PLAIN_CALLS, key, (grad_output, *saved))
+            if grads is not None:
+                return grads
+        return _gradients_of_sum(ctx, grad_output, saved, wanted)
 
-        def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
-            tensors, kept = dict(zip(names, saved)), saved[len(names) :]
-            return _gradients(evaluate, expr, names, needs_grads, tensors, grad_output, kept, rounds)
 
-        if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
-            return None, *run(grad_output, *ctx.saved_tensors[: len(names)])
-        call_key = "gradients", expr, names, needs_grads, rounds
-        return None, *planned(PLAIN_CALLS, call_key, run, (grad_output, *ctx.saved_tensors), varies=True)
+def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the value of a sum that has no plan."""
+    evaluate, expr, names, size, fact, *_ = call
+    if fact is not None or is_watched():
+        return run_plain(expr, ",".join(names), size, list(tensors), fact)
+    return evaluate(expr, dict(zip(names, tensors)), size)
+
+
+@one_by_one
+def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
+    """Return what `_Sum.backward` does, where it has no plan."""
+    evaluate, expr, names, *_ = ctx.call
+    rounds = ctx.rounds
+
+    def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, kept = dict(zip(names, saved)), saved[len(names) :]
+        return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, rounds)
+
+    if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+        return run(grad_output, *saved[: len(names)])
+    call_key = "gradients", expr, names, wanted, rounds
+    return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
+
+
+_apply_sum = direct_apply(_Sum)
 
 
 class _Extremum(torch.autograd.Function):
     """A `max` or `min` over plain tensors: where its winners are is kept, and the gradients are read there."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, planned_call: tuple[_Call, None], *tensors: Tensor) -> Tensor:
+        call, _ = planned_call
         ctx.call = call
         result, won = run_plain_with_winners(call.expr, ",".join(call.names), call.size, list(tensors), call.fact)
         ctx.save_for_backward(won, *tensors)
@@ -227,50 +295,66 @@ class _SparseSum(torch.autograd.Function):
     """A sum with a format in it, differentiated before the format is rewritten away, so that gradients regroup it."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
-        assert call.form is not None
-        ctx.call, ctx.pattern = call, pattern_of(call.form) if call.pattern is None else call.pattern
-        ctx.names = [name for name in call.names if name != call.name]
+    def forward(ctx: Any, planned_call: tuple[_Call, Tensor | None], *tensors: Tensor) -> Tensor:
+        call, value = planned_call
         ctx.save_for_backward(*tensors)
-        if call.forward is not None:
-            return owned(call.forward())
-        dense = dict(zip(ctx.names, tensors[1:]))
+        if value is not None:
+            ctx.call, ctx.pattern = call, call.pattern
+            return value if value._base is None else owned(value)
+        assert call.form is not None
+        ctx.call, ctx.pattern = call, pattern_of(call.form)
+        dense = dict(zip(_dense_names(call), tensors[1:]))
         return owned(call.evaluate(call.expr, {name: dense.get(name, call.form) for name in call.names}, call.size))
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        call = ctx.call
-        memory = check_pattern(call.form, ctx.pattern, call.name)
-        statement, needs_grads = (call.evaluate, call.expr, call.name, call.form), wanted_gradients(ctx)[1:]
-        return None, *_sparse_gradients(*statement, ctx.names, ctx.saved_tensors, grad_output, needs_grads, memory)
+        call, saved, wanted = ctx.call, ctx.saved_tensors, wanted_gradients(ctx)
+        if not is_dynamo() and ctx.pattern is not None:
+            memory = check_pattern(call.form, ctx.pattern, call.name)
+            key = "gradients", call.expr, call.name, call.names, wanted
+            grads = None if memory is None else replayed(memory, key, (grad_output, *saved))
+            if grads is not None:
+                return grads
+        return _gradients_of_sparse_sum(ctx, grad_output, saved, wanted)
+
+
+@one_by_one
+def _gradients_of_sparse_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
+    """Return what `_SparseSum.backward` does, where it has no plan."""
+    call = ctx.call
+    memory = check_pattern(call.form, ctx.pattern, call.name)
+    return _sparse_gradients(call, saved, grad_output, wanted, memory)
+
+
+def _dense_names(call: _Call) -> list[str]:
+    return [name for name in call.names if name != call.name]
+
+
+_apply_sparse_sum = direct_apply(_SparseSum)
 
 
 def _sparse_gradients(
-    evaluate: Evaluate,
-    expr: str,
-    name: str,
-    form: SparseFormat,
-    names: Sequence[str],
+    call: _Call,
     saved: Sequence[Tensor],
     grad_output: Tensor,
-    needs_grads: Sequence[bool],
+    needs_grads: tuple[bool, ...],
     memory: dict[Any, Any] | None,
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of a format's values and of the dense tensors `names`; None for those that need none.
+    """Return None, then the gradients of a format's values and of the dense tensors, None for those that need none.
 
     `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan,
     which is in `memory`, or in the format's own if that is None.
     """
+    form, names = call.form, _dense_names(call)
+    assert form is not None
 
     def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
         current = form if form.values is values else form.with_values(values)
-        return tuple(
-            gradients_of(evaluate, expr, name, current, dict(zip(names, dense)), grad_output, tuple(needs_grads))
-        )
+        tensors = dict(zip(names, dense))
+        return None, *gradients_of(call.evaluate, call.expr, call.name, current, tensors, grad_output, needs_grads[1:])
 
     if is_compiling() or is_grad_enabled():
         return run(grad_output, *saved)
-    call_key = "gradients", expr, name, *names, *needs_grads
+    call_key = "gradients", call.expr, call.name, call.names, needs_grads
     cache = form.memory if memory is None else memory
     return planned(cache, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

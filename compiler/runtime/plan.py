@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import address_expression, address_of, change_expression
+from .enqueue import LaunchCall
 from .recording import Call, Check, Launch, Range, Recording, Slice, Slot, Step, slots_in
 
 __all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_of"]
@@ -53,7 +54,8 @@ class Services:
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
     range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
     rounds_sums: Callable[[torch.dtype], bool]
-    settings: Callable[[], tuple[str, bool]]  # of torch, by which kernels differ: precision of float32, determinism
+    precision: Callable[[], str]  # of float32 products, by which kernels differ
+    is_deterministic: Callable[[], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
     current_device: Callable[[], int]
@@ -207,6 +209,7 @@ class _Writer:
         self.constants: dict[str, Any] = {}
         self.names = {number: f"x{number}" for number in range(steps.inputs)}
         self.pointers: dict[int, str] = {}
+        self.streams: dict[str, str] = {}  # the variables of streams, by what asks for them
         for number, tensor in steps.pinned.items():
             self.names[number] = self.constant(tensor, "k")
             if not services.is_interpreted:
@@ -256,7 +259,8 @@ class _Writer:
         if plan.is_for_eager_calls:
             self.miss_if(f"{self.constant(services.is_capturing)}()")
         if plan.device.type != "cpu" or services.is_interpreted:  # a CPU's operations ask for them themselves
-            self.miss_if(f"{self.constant(services.settings)}() != {services.settings()!r}")
+            precision, flag = self.constant(services.precision), self.constant(services.is_deterministic)
+            self.miss_if(f"{precision}() != {services.precision()!r} or {flag}() is not {services.is_deterministic()}")
         for dtype in plan.dtypes:
             rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")
@@ -415,27 +419,48 @@ class _Writer:
         programs = " * ".join([str(math.prod([step.parts, *fixed_blocks])), *varying])
         numbers = [str(number) for number in step.numbers]
         kernels = self.constant(step.kernels)
-        usual = self.constant(step.kernels[step.unaligned])
         if services.is_interpreted:
             tensors = [self.names[slot.number] for slot in step.tensors]
+            usual = self.constant(step.kernels[step.unaligned])
             self.lines.append(f"{usual}({programs}, [{', '.join([*tensors, *numbers])}])")
             return
         addresses = [self.pointer(slot.number) for slot in step.tensors]
         moving = sorted({address for address in addresses if not address.isdigit()})
         fixed = services.misaligned([int(address) if address.isdigit() else 0 for address in addresses])
-        self.lines.append(f"a = [{', '.join([*addresses, *numbers])}]")
-        kernel = usual
-        if moving:
-            lookup = f"{kernels}.get({self.constant(services.misaligned)}(a[:{len(addresses)}]))"
-            is_usual = fixed == step.unaligned
-            kernel = "kernel"
-            bits = " | ".join([f"({address})" if "+" in address else address for address in moving])
-            self.lines.append(
-                f"kernel = {usual} if not ({bits}) & 15 else {lookup}" if is_usual else f"kernel = {lookup}"
-            )
-            bases = sorted({address.partition(" ")[0] for address in moving})
-            self.miss_if(f"kernel is None or not ({' and '.join(bases)})")  # memory may have been given back
-        self.lines.append(f"{kernel}({programs}, a)")
+        launch = self.launch_line(step, programs, [*addresses, *numbers])
+        if not moving:
+            self.lines.append(launch)
+            return
+        bits = " | ".join([f"({address})" if "+" in address else address for address in moving])
+        bases = " and ".join(sorted({address.partition(" ")[0] for address in moving}))
+        indent = ""
+        if fixed == step.unaligned:  # the usual case: what moves is aligned
+            self.lines += [f"if not ({bits}) & 15 and {bases}:", f"    {launch}", "else:"]
+            indent = "    "
+        self.lines += [
+            f"{indent}a = [{', '.join([*addresses, *numbers])}]",
+            f"{indent}kernel = {kernels}.get({self.constant(services.misaligned)}(a[:{len(addresses)}]))",
+            f"{indent}if kernel is None or not ({bases}):",  # memory may have been given back
+            f"{indent}    return None",
+            f"{indent}kernel({programs}, a)",
+        ]
+
+    def launch_line(self, step: Launch, programs: str, arguments: Sequence[str]) -> str:
+        """Return the line that launches the kernel of a recorded run: the call of Triton's C function, if it is known.
+
+        The stream is asked for once, by the first such line.
+        """
+        runner = step.kernels[step.unaligned]
+        call: LaunchCall | None = getattr(runner, "call", None)
+        if call is None:
+            return f"{self.constant(runner)}({programs}, [{', '.join(arguments)}])"
+        stream = f"{self.constant(call.stream_of)}({call.device})"
+        if stream not in self.streams:
+            self.streams[stream] = f"s{len(self.streams)}"
+            self.lines.append(f"{self.streams[stream]} = {stream}")
+        given = [f"({', '.join(arguments)},)"] if call.is_packed else arguments
+        fixed = [self.text(value) for value in call.fixed]
+        return f"{self.constant(call.function)}({programs}, 1, 1, {', '.join([self.streams[stream], *fixed, *given])})"
 
 
 def _sum(pointer: str, offset: int) -> str:

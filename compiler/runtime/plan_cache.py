@@ -1,6 +1,8 @@
 """The plan of a call: looked up by the layout of its tensors and torch's settings, made from one recorded run.
 
     planned(cache, call_key, function, tensors)     function(*tensors), by its plan from the third or fourth call on
+    replayed(cache, call_key, tensors)              the same if there is a plan, else None
+    keep_learning(cache, call_key, tensors, learn)  lets `replayed` serve calls whose gradients are recorded
 
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
 recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first call is not counted,
@@ -22,6 +24,7 @@ from torch import Tensor
 from ...formats.torch_state import (
     PLAIN,
     current_device,
+    deterministic_flag,
     float32_precision,
     is_capturing,
     is_deterministic,
@@ -31,6 +34,7 @@ from ...formats.torch_state import (
     may_round_sums,
     modes,
     refuse_script_tracer,
+    set_grad_enabled,
     transforms,
 )
 from ..binding import shape_class
@@ -40,9 +44,10 @@ from .ranges import range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["planned", "replayed"]
+__all__ = ["keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
+Learn = Callable[[Any, Sequence[Tensor], Any], Any]
 RECENT = 6  # layouts of one call that are compared by a tensor guard, which is faster than making a key
 VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
 ATTEMPTS = 8  # recorded runs of one kind
@@ -68,7 +73,8 @@ SERVICES = Services(
     remembered_ranges,
     range_expression,
     may_round_sums,
-    lambda: (float32_precision(), is_deterministic()),
+    float32_precision,
+    deterministic_flag,
     misaligned,
     _empty_on,
     current_device,
@@ -109,8 +115,12 @@ class _AnyLength(_Layout):
         self.samples = [*self.samples[-VARIANTS + 1 :], (steps, lengths)]
 
 
-def replayed(cache: Cache, call_key: object, tensors: Sequence[Tensor], numbers: tuple[int, ...] = ()) -> Any:
+def replayed(
+    cache: Cache, call_key: object, tensors: Sequence[Tensor], numbers: tuple[int, ...] = (), given: Any = None
+) -> Any:
     """Return the result of a call by its plan, if there is one for tensors laid out like these; else None.
+
+    Where gradients are recorded it has them if `keep_learning` was told how; `given` is passed on to what records them.
 
     This is all that a warm call does, so it asks for little: each question costs a microsecond where other work has
     used the caches of the processor. While torch casts, transforms, or traces for TorchScript, guards accept no tensor.
@@ -118,14 +128,61 @@ def replayed(cache: Cache, call_key: object, tensors: Sequence[Tensor], numbers:
     """
     recent = cache.get((call_key, numbers, len(tensors), is_grad_enabled()))
     if recent and not modes() and not is_forward_mode() and not Recordings.count:
-        for guard, layout in recent:
+        for guard, layout, learn in recent:
             if guard(*tensors):
+                if learn is not None:
+                    return _learned(layout, learn, tensors, numbers, given)
                 for plan in layout.plans:
                     result = plan.replay(*tensors, *numbers)
                     if result is not None:
                         return result
                 return None
     return None
+
+
+def _learned(layout: _Layout, learn: Learn, tensors: Sequence[Tensor], numbers: tuple[int, ...], given: Any) -> Any:
+    """Return what `learn` makes of a call's value, which its plan computes without gradients; None without a plan."""
+    set_grad_enabled(False)
+    try:
+        for plan in layout.plans:
+            value = plan.replay(*tensors, *numbers)
+            if value is not None:
+                break
+        else:
+            return None
+    finally:
+        set_grad_enabled(True)
+    return learn(value, tensors, given)
+
+
+def keep_learning(
+    cache: Cache,
+    call_key: object,
+    tensors: Sequence[Tensor],
+    learn: Learn,
+    numbers: tuple[int, ...] = (),
+    plan_key: object = None,
+) -> None:
+    """Let `replayed` serve calls like this one where gradients are recorded, once the value of this one has a plan.
+
+    Args:
+        cache: where plans of such calls are kept.
+        call_key: by which `replayed` will be asked for them.
+        tensors: the arguments of the call that has just run.
+        learn: `learn(value, tensors, given)` returns the value with its gradients recorded. It holds nothing that the
+            cache's owner holds too: that is in `given`.
+        numbers: sizes, as `planned` was given them.
+        plan_key: by which `planned` was asked for the value without gradients; None for `call_key`.
+    """
+    recent_key = call_key, numbers, len(tensors), True
+    recent = cache.get(recent_key)
+    if recent == () or transforms() is not None or may_autocast():
+        return
+    call = ("", call_key if plan_key is None else plan_key)
+    key = _key((call, numbers, len(tensors), float32_precision(), is_deterministic()), tensors)
+    layout: _Layout | None = None if key is None else cache.get(key)
+    if layout is not None and layout.plans:
+        cache[recent_key] = _with_recent(recent or (), layout, tensors, learn)
 
 
 def planned(
@@ -283,13 +340,15 @@ def _recorded(
     return result
 
 
-def _with_recent(recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+def _with_recent(
+    recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor], learn: Learn | None = None
+) -> tuple[Any, ...]:
     """Return the recent layouts with one more, each behind its guard; nothing if there would be more than a few.
 
     A guard compares all that a key does, and more, such as whether gradients are wanted, in a fraction of the time. It
     never accepts one tensor in two places, so that a call with one adds no guard.
     """
-    if _repeated(tensors) or any([guard(*tensors) for guard, _ in recent]):
+    if _repeated(tensors) or any([guard(*tensors) for guard, *_ in recent]):
         return recent  # a layout may be there more than once: its tensors want gradients, or do not
     guard = layout_guard(tensors) if len(recent) < RECENT else None
-    return () if guard is None else (*recent, (guard, layout))
+    return () if guard is None else (*recent, (guard, layout, learn))

@@ -352,9 +352,12 @@ class SparseConvolution(SparseModule):
                 ...
             insum_ops.compiler.language.errors.ShapeError: SubMConv1d takes 16 channels but features have 1
         """
-        check_input(self, x, self.ndim)
-        if x.features.shape[1] != self.in_channels:
-            channels = x.features.shape[1]
+        features = x.features if type(x) is SparseConvTensor else None
+        if features is None or len(x.voxels.grid.spatial_shape) != self.ndim or not features.is_floating_point():
+            check_input(self, x, self.ndim)
+            features = x.features
+        channels = features.shape[1]
+        if channels != self.in_channels:
             raise ShapeError(f"{type(self).__name__} takes {self.in_channels} channels but features have {channels}")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *rest: Any) -> None:

@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import OperandError, ShapeError, active, followed, one_by_one, owned, planned, refuse_freed, run_plain
+from ..compiler import (
+    OperandError,
+    ShapeError,
+    active,
+    direct_apply,
+    followed,
+    keep_learning,
+    one_by_one,
+    owned,
+    planned,
+    refuse_freed,
+    replayed,
+    run_plain,
+)
 from ..formats.facts import OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import (
@@ -17,6 +30,7 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_deterministic,
+    is_dynamo,
     is_exporting,
     is_followed,
     is_free,
@@ -148,10 +162,18 @@ def _convolve(
     If `is_swapped`, it leads from the weight's output channels to its input channels.
     """
     tensors = (features, weight) if bias is None else (features, weight, bias)
-    if wants_gradient(tensors) and not is_transformed():
-        return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
-    run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
-    return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
+    plans, marks, rest = _plans(kernel_map), ("convolution", groups, is_swapped), (kernel_map, groups, is_swapped)
+    value = replayed(plans, marks, tensors, (), rest)
+    if value is not None:
+        return value  # type: ignore[no-any-return]
+    run = lambda *_: _run(features, weight, bias, *rest)
+    if not wants_gradient(tensors) or is_transformed():
+        return planned(plans, marks, run, tensors)  # type: ignore[no-any-return]
+    with torch.no_grad():
+        value = planned(plans, marks, run, tensors)
+    result = _Convolution.apply((*rest, value), *tensors)
+    keep_learning(plans, marks, tensors, _learn)
+    return result  # type: ignore[no-any-return]
 
 
 def _run(
@@ -233,31 +255,52 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        planned_call: tuple[KernelMap, int, bool, Tensor],
         features: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
-        kernel_map: KernelMap,
-        groups: int,
-        is_swapped: bool,
+        bias: Tensor | None = None,
     ) -> Tensor:
         ctx.save_for_backward(features, weight)
-        ctx.rest = kernel_map, groups, is_swapped
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return owned(_convolve(features, weight, bias, kernel_map, groups, is_swapped))
+        kernel_map, groups, is_swapped, value = planned_call
+        ctx.rest = kernel_map, groups, is_swapped, None if bias is None else bias.dtype
+        return value if value._base is None else owned(value)
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        kernel_map, groups, is_swapped = ctx.rest
-        wanted, bias_dtype = ctx.needs_input_grad[:3], ctx.bias_dtype
-        tensors = (upstream, *ctx.saved_tensors)
-        run = lambda dOut, features, weight: _gradients(
-            dOut, features, weight, kernel_map, groups, is_swapped, wanted, bias_dtype
+        saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
+        if not is_dynamo():
+            kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+            marks = "gradients", groups, is_swapped, ctx.needs_input_grad, bias_dtype
+            grads = replayed(_plans(kernel_map), marks, (upstream, *saved))
+            if grads is not None:
+                return grads
+        return _gradients_of_convolution(ctx, upstream, saved)
+
+
+@one_by_one
+def _gradients_of_convolution(ctx: Any, upstream: Tensor, saved: tuple[Tensor, ...]) -> Any:
+    """Return what `_Convolution.backward` does, where it has no plan."""
+    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+    wanted, tensors = ctx.needs_input_grad, (upstream, *saved)
+
+    def run(dOut: Tensor, features: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        wants_bias = wanted[3:] == (True,)
+        grads = _gradients(
+            dOut, features, weight, kernel_map, groups, is_swapped, (*wanted[1:3], wants_bias), bias_dtype
         )
-        if is_grad_enabled():
-            return *run(*tensors), None, None, None
-        marks = "gradients", groups, is_swapped, *wanted, bias_dtype
-        return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
+        return None, *grads[: len(wanted) - 1]
+
+    if is_grad_enabled():
+        return run(*tensors)
+    return planned(_plans(kernel_map), ("gradients", groups, is_swapped, wanted, bias_dtype), run, tensors)
+
+
+_apply = direct_apply(_Convolution)
+
+
+def _learn(value: Tensor, tensors: Sequence[Tensor], rest: tuple[KernelMap, int, bool]) -> Any:
+    """Return a planned convolution with its gradients recorded."""
+    return _apply((*rest, value), *tensors)
 
 
 def _gradients(

@@ -185,7 +185,8 @@ class SplitLayer(BlockSparseLinear):
             x = x if take is None else take(x)
             W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
             try:
-                y = product(x, W, bias, lambda: self._product(x, W, bias))
+                is_padded = W.shape != (self.out_features, self.in_features)
+                y = product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
             except InsumError as error:
                 raise shortened(error) from error.__cause__
         return y

@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from ..compiler import one_by_one, outside_transforms, owned, planned, wanted_gradients
-from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
+from ..compiler import (
+    direct_apply,
+    keep_learning,
+    one_by_one,
+    outside_transforms,
+    owned,
+    planned,
+    replayed,
+    wanted_gradients,
+)
+from ..formats.torch_state import is_dynamo, is_free, is_grad_enabled, may_autocast, wants_gradient
 from .format_term_statements import shared_step, single_step
 from .in_place import InPlaceProduct, Work, writes_parts
 from .shared_weights import SharedTerm
@@ -53,15 +62,30 @@ def evaluate_product(composition: Composition, inputs: Sequence[Any], num_rows: 
     `inputs` is (x, y, weight, src, dst), of which the last three may be None. The result is None if a term can't run
     without a graph of its own, or if torch traces or transforms the call.
     """
-    x, _, weight, src, _ = inputs
-    if not is_free() or composition.slots[1] is None or None in _steps(composition, x, weight, src is not None):
+    if not is_free():
         return None
     tensors = [tensor for tensor in inputs if tensor is not None]
-    if wants_gradient(tensors):
-        return _Product.apply(composition, num_rows, *inputs)  # type: ignore[no-any-return]
-    run = lambda *_: _in_place_product(composition, inputs, num_rows).forward(*inputs)[0]
-    marks = "product", *[tensor is None for tensor in inputs]
-    return planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)  # type: ignore[no-any-return]
+    cache, absent, rows = composition.memory, tuple([tensor is None for tensor in inputs]), (num_rows,)
+    value = replayed(cache, ("product", absent), tensors, rows, (composition, num_rows, inputs))
+    if value is not None:
+        return value  # type: ignore[no-any-return]
+    x, _, weight, src, _ = inputs
+    if composition.slots[1] is None or None in _steps(composition, x, weight, src is not None):
+        return None
+    if not wants_gradient(tensors):
+        run = lambda *_: _in_place_product(composition, inputs, num_rows).forward(*inputs)[0]
+        return planned(cache, ("product", absent), run, tensors, rows, varies=True)  # type: ignore[no-any-return]
+
+    def run_to_learn(*_: Tensor) -> tuple[Tensor | None, ...]:
+        z, intermediates = _in_place_product(composition, inputs, num_rows).forward(*inputs)
+        return z, *intermediates
+
+    plan_key = "product to learn", absent
+    with torch.no_grad():
+        value = planned(cache, plan_key, run_to_learn, tensors, rows, varies=True)
+    result = _Product.apply((composition, num_rows, value), *inputs)
+    keep_learning(cache, ("product", absent), tensors, _learn, rows, plan_key)
+    return result  # type: ignore[no-any-return]
 
 
 def _in_place_product(composition: Composition, inputs: Sequence[Any], num_rows: int) -> InPlaceProduct:
@@ -79,49 +103,56 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        composition: Composition,
-        num_rows: int,
+        planned_product: tuple[Composition, int, tuple[Any, ...]],
         x: Tensor,
         y: Tensor,
         weight: Tensor | None,
         src: Tensor | None,
         dst: Tensor | None,
     ) -> Tensor:
-        inputs = (x, y, weight, src, dst)
-
-        def run(*_: Tensor) -> tuple[Tensor | None, ...]:
-            z, intermediates = _in_place_product(composition, inputs, num_rows).forward(*inputs)
-            return z, *intermediates
-
-        tensors = [tensor for tensor in inputs if tensor is not None]
-        marks = "product to learn", *[tensor is None for tensor in inputs]
-        z, *intermediates = planned(composition.memory, marks, run, tensors, (num_rows,), varies=True)
-        ctx.composition, ctx.num_rows = composition, num_rows
-        ctx.save_for_backward(*inputs, *intermediates)
-        return owned(z)
+        ctx.composition, ctx.num_rows, (z, *intermediates) = planned_product
+        ctx.save_for_backward(x, y, weight, src, dst, *intermediates)
+        return z if z._base is None else owned(z)
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)[2:5]
-        inputs, num_rows = saved[:5], ctx.num_rows
-        if not is_free() or is_grad_enabled():
-            return (
-                None,
-                None,
-                *_composed(ctx.composition, inputs[:3], wanted, (*inputs[3:], num_rows), upstream),
-                None,
-                None,
-            )
+        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
+        if not is_dynamo():
+            tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
+            grads = replayed(ctx.composition.memory, _gradient_marks(saved, wanted), tensors, (ctx.num_rows,))
+            if grads is not None:
+                return grads
+        return _gradients(ctx, upstream, saved, wanted)
 
-        def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-            return _in_place_product(ctx.composition, inputs, num_rows).backward(
-                saved[5:], inputs[3:], upstream, wanted
-            )
 
-        tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
-        marks = "gradients of a product", *wanted, *[tensor is None for tensor in saved]
-        return None, None, *planned(ctx.composition.memory, marks, run, tensors, (num_rows,), varies=True), None, None
+def _gradient_marks(saved: tuple[Tensor | None, ...], wanted: tuple[bool, ...]) -> object:
+    """Return what marks the plans of a product's gradients."""
+    return "gradients of a product", wanted, tuple([tensor is None for tensor in saved])
+
+
+@one_by_one
+def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
+    """Return what `_Product.backward` does, where it has no plan."""
+    inputs, num_rows = saved[:5], ctx.num_rows
+    if not is_free() or is_grad_enabled():
+        rest = *inputs[3:], num_rows
+        return None, *_composed(ctx.composition, inputs[:3], wanted[1:4], rest, upstream), None, None
+
+    def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        product = _in_place_product(ctx.composition, inputs, num_rows)
+        return None, *product.backward(saved[5:], inputs[3:], upstream, wanted[1:4]), None, None
+
+    tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
+    return planned(ctx.composition.memory, _gradient_marks(saved, wanted), run, tensors, (num_rows,), varies=True)
+
+
+_apply = direct_apply(_Product)
+
+
+def _learn(value: tuple[Any, ...], _: object, given: tuple[Composition, int, Sequence[Any]]) -> Any:
+    """Return a planned product with its gradients recorded."""
+    composition, num_rows, inputs = given
+    return _apply((composition, num_rows, value), *inputs)
 
 
 def _composed(

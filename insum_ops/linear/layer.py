@@ -270,10 +270,11 @@ class BlockSparseLinear(NotScripted, nn.Module):
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
-        bias = self._parameter("bias")
-        W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
+        weight, bias = self._parameter("weight"), self._parameter("bias")
+        W = self._traced_format() if is_traced((x, weight)) else self._format(weight)
         try:
-            return product(x, W, bias, lambda: self._product(x, W, bias))
+            is_padded = W.shape != (self.out_features, self.in_features)
+            return product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
         except InsumError as error:
             raise shortened(error) from error.__cause__
 
@@ -465,7 +466,11 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        cached, weight = self._weight_format, self._parameter("weight")
+        return self._format(self._parameter("weight"))
+
+    def _format(self, weight: Tensor) -> BlockCOO:
+        """Return what `as_format` does, for the layer's weight."""
+        cached = self._weight_format
         if cached is None or not (is_compiling() or cached.is_of(self._buffers["coords"])):
             self._settle()
             cached = make_weight_format(self.coords, weight, self.grid, cached)

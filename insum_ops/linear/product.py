@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..compiler import evaluate, gradients_of, one_by_one, owned, planned
+from ..compiler import direct_apply, evaluate, gradients_of, keep_learning, one_by_one, owned, planned, replayed
 from ..formats import BlockCOO
 from ..formats.parts import FormatParts
-from ..formats.torch_state import is_compiling, is_free, is_grad_enabled, wants_gradient
+from ..formats.torch_state import is_compiling, is_dynamo, is_free, is_grad_enabled, wants_gradient
 from ..functional import insum
 
 __all__ = ["EXPR", "product"]
@@ -20,22 +20,35 @@ EXPR = "Y[t,o] += X[t,i] * W[o,i]"
 
 
 def product(
-    x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None, run: Callable[[], Tensor] | None = None
+    x: Tensor,
+    W: BlockCOO | FormatParts,
+    bias: Tensor | None,
+    run: Callable[[], Tensor] | None = None,
+    is_padded: bool = False,
 ) -> Tensor:
     """Return x [..., i] by W [o, i] as [..., o], sums starting from the bias [o].
 
-    A call without gradients that has no launch plan yet calls `run` instead, in which a layer checks x.
+    A call that has no launch plan yet calls `run` instead, in which a layer checks x; what is more, it pads x and cuts
+    the product if `is_padded`.
     """
-    tensors = (x, W.values) if bias is None else (x, W.values, bias)
-    if not isinstance(W, FormatParts) and not is_compiling() and not wants_gradient(tensors):
+    if isinstance(W, FormatParts) or is_compiling():
+        return _evaluate(x, W, bias) if run is None else run()
+    cache, marks, tensors = W.memory, (EXPR, is_padded), (x, W.values) if bias is None else (x, W.values, bias)
+    value = replayed(cache, marks, tensors, (), W)
+    if value is not None:
+        return value  # type: ignore[no-any-return]
+    if not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
-        marks = EXPR, run is None
-        return planned(W.memory, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
+        return planned(cache, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
     if run is not None:
         return run()
-    if isinstance(W, FormatParts) or not is_free() or (bias is not None and bias.dtype != x.dtype):
+    if not is_free() or (bias is not None and bias.dtype != x.dtype):
         return _evaluate(x, W, bias)
-    return _Product.apply(x, W.values, bias, W)  # type: ignore[no-any-return]
+    with torch.no_grad():
+        value = planned(cache, marks, lambda *_: _evaluate(x, W, bias), tensors, owned=W.coords)
+    result = _Product.apply((W, value), *tensors)
+    keep_learning(cache, marks, tensors, _learn)
+    return result  # type: ignore[no-any-return]
 
 
 def _evaluate(x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:
@@ -56,25 +69,46 @@ class _Product(torch.autograd.Function):
     """The product. Its gradients are those of the statement, and the bias gets the sum over all rows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, W: BlockCOO) -> Tensor:
-        ctx.W = W
+    def forward(
+        ctx: Any, planned_product: tuple[BlockCOO, Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        ctx.W, value = planned_product
         ctx.save_for_backward(x, weight)
-        return owned(product(x, W, bias))
+        return value if value._base is None else owned(value)
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        tensors, wanted = (upstream, *ctx.saved_tensors), ctx.needs_input_grad[:3]
+        saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
+        if not is_dynamo():
+            marks = "gradients", EXPR, ctx.needs_input_grad
+            grads = replayed(ctx.W.memory, marks, (upstream, *saved))
+            if grads is not None:
+                return grads
+        return _gradients(ctx, upstream, saved)
 
-        def gradients(upstream: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-            """Return d_x, d_weight and d_bias, those that are wanted."""
-            W = ctx.W if ctx.W.values is weight else ctx.W.with_values(weight)
-            dY = _rows(upstream)
-            d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[1], wanted[0]))
-            if d_x is not None and x.ndim != 2:
-                d_x = d_x.view(x.shape)
-            return d_x, d_weight, dY.sum(0) if wanted[2] else None
 
-        if is_grad_enabled():
-            return *gradients(*tensors), None
-        return *planned(ctx.W.memory, ("gradients", EXPR, *wanted), gradients, tensors, owned=ctx.W.coords), None
+@one_by_one
+def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Tensor, ...]) -> Any:
+    """Return what `_Product.backward` does, where it has no plan."""
+    tensors, wanted = (upstream, *saved), ctx.needs_input_grad
+
+    def gradients(upstream: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        """Return None, d_x, d_weight and, if there is a bias, d_bias, those that are wanted."""
+        W = ctx.W if ctx.W.values is weight else ctx.W.with_values(weight)
+        dY = _rows(upstream)
+        d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[2], wanted[1]))
+        if d_x is not None and x.ndim != 2:
+            d_x = d_x.view(x.shape)
+        return None, d_x, d_weight, *[dY.sum(0) if wants_bias else None for wants_bias in wanted[3:]]
+
+    if is_grad_enabled():
+        return gradients(*tensors)
+    return planned(ctx.W.memory, ("gradients", EXPR, wanted), gradients, tensors, owned=ctx.W.coords)
+
+
+_apply = direct_apply(_Product)
+
+
+def _learn(value: Tensor, tensors: Sequence[Tensor], W: BlockCOO) -> Any:
+    """Return a planned product with its gradients recorded."""
+    return _apply((W, value), *tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
@@ -14,15 +15,18 @@ from ..compiler import (
     ShapeError,
     UnsupportedError,
     check_pattern,
+    direct_apply,
     evaluate,
     followed,
     gradients_of,
+    keep_learning,
     one_by_one,
     outside_modes,
     outside_transforms,
     owned,
     pattern_of,
     planned,
+    replayed,
     shortened,
 )
 from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
@@ -59,6 +63,7 @@ MIN = tuple(statement.replace("max", "min") for statement in MAX)
 STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
 FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart in a third of the time of a base class
 HALVES = (torch.float16, torch.bfloat16)
+TRAINED = ("spmm", "sum", True)  # marks the plans of products with a torch sparse tensor that is trained
 
 
 def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor:
@@ -122,8 +127,13 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
             return _spmm(A, B, reduce)
         if type(A) is Tensor:
             source = remembered_source(A)
-            if source is not None and not wants_gradient((A, B)):  # the values are the source's own
-                return planned(source.calls, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
+            if source is not None:
+                marks = "spmm", reduce, A.requires_grad
+                C = replayed(source.calls, marks, (B,), (), (A, source))
+                if C is not None:
+                    return C  # type: ignore[no-any-return]
+                if not wants_gradient((A, B)):  # the values are the source's own
+                    return planned(source.calls, marks, lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
         elif type(A) in FORMATS and not wants_gradient((A.values, B)):
             tensors = (A.values, B)
             return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
@@ -152,7 +162,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
-                return _Trained.apply(*trained, B, SUM[B.ndim - 1])  # type: ignore[no-any-return]
+                return _trained(*trained, B)
         form = as_format(A, B)
     if len(form.shape) != 2:
         raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
@@ -199,43 +209,78 @@ def _refuse_dense(A: Any, B: Any) -> NoReturn:
     raise OperandError(f"B is {kind}; pass {remedy}")
 
 
+def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
+    """Return the sum of products with a matrix whose values are `listed` by their source, with gradients for them."""
+    arranged, statement = source.arranged, SUM[B.ndim - 1]
+
+    def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the product, and the values over the format's slots, which its gradients read again."""
+        form = arranged.fill(entries)
+        return insum(statement, A=form, B=B), form.values
+
+    with torch.no_grad():
+        if isinstance(source, SparseSource):
+            form = source.filled or source.format(listed)
+            C, slots = planned(source.calls, TRAINED, lambda B: insum(statement, A=form, B=B), (B,)), form.values
+        else:  # weights of edges change at most calls, so that the plan gathers them
+            pattern, operands = arranged.pattern, (source.entries(listed), B)
+            C, slots = planned(pattern.memory, ("trained", statement), product, operands, owned=pattern.coords)
+    result = _Trained.apply((source, statement, slots, C), listed, B)
+    if isinstance(source, SparseSource):
+        keep_learning(source.calls, TRAINED, (B,), _learn)
+    return result  # type: ignore[no-any-return]
+
+
 class _Trained(torch.autograd.Function):
     """A product with a matrix whose values its source lists in another order, in which gradients come back."""
 
     @staticmethod
-    def forward(ctx: Any, listed: Tensor, source: SparseSource | Edges, B: Tensor, statement: str) -> Tensor:
-        arranged = source.arranged
-
-        def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-            """Return the product, and the values over the format's slots, which its gradients read again."""
-            form = arranged.fill(entries)
-            return insum(statement, A=form, B=B), form.values
-
-        pattern, operands = arranged.pattern, (source.entries(listed), B)
-        C, slots = planned(pattern.memory, ("trained", statement), product, operands, owned=pattern.coords)
-        ctx.source, ctx.statement = source, statement
+    def forward(
+        ctx: Any, planned_product: tuple[SparseSource | Edges, str, Tensor, Tensor], listed: Tensor, B: Tensor
+    ) -> Tensor:
+        ctx.source, ctx.statement, slots, C = planned_product
         ctx.save_for_backward(listed, slots, B)
-        return owned(C)
+        return C if C._base is None else owned(C)
 
     @staticmethod
-    @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        listed, slots, B = ctx.saved_tensors
-        source, statement, wanted = ctx.source, ctx.statement, ctx.needs_input_grad[::2]
-        arranged = source.arranged
+        listed, slots, B = saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
+        if not is_dynamo():
+            source, marks = ctx.source, ("gradients", ctx.statement, ctx.needs_input_grad)
+            grads = replayed(source.arranged.pattern.memory, marks, (upstream, slots, B))
+            if grads is not None:
+                d_entries, d_B = grads
+                return None, None if d_entries is None else source.like(listed, d_entries), d_B
+        return _gradients(ctx, upstream, saved)
 
-        def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
-            """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
-            form = arranged.pattern.with_values(slots)
-            d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted)
-            return None if d_slots is None else arranged.read(d_slots), d_B
 
-        if is_grad_enabled():  # the gradients will be differentiated
-            listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
-        else:
-            pattern, marks = arranged.pattern, ("gradients", statement, *wanted)
-            d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
-        return None if d_entries is None else source.like(listed, d_entries), None, d_B, None
+@one_by_one
+def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> Any:
+    """Return what `_Trained.backward` does, where it has no plan."""
+    (listed, slots, B), source, statement, wanted = saved, ctx.source, ctx.statement, ctx.needs_input_grad
+    arranged = source.arranged
+
+    def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
+        form = arranged.pattern.with_values(slots)
+        d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted[1:])
+        return None if d_slots is None else arranged.read(d_slots), d_B
+
+    if is_grad_enabled():  # the gradients will be differentiated
+        listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
+    else:
+        pattern, marks = arranged.pattern, ("gradients", statement, wanted)
+        d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
+    return None, None if d_entries is None else source.like(listed, d_entries), d_B
+
+
+_apply = direct_apply(_Trained)
+
+
+def _learn(C: Tensor, tensors: Sequence[Tensor], given: tuple[Tensor, SparseSource]) -> Any:
+    """Return a planned product with a torch sparse tensor that is trained, with its gradients recorded."""
+    (A, source), (B,) = given, tensors
+    return _apply((source, SUM[B.ndim - 1], source.filled.values, C), A, B)  # type: ignore[union-attr]
 
 
 def _leave_graph(name: str) -> None:

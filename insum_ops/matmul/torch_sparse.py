@@ -24,7 +24,7 @@ from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
 from ..formats.sources import torch_entries
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_grad_enabled
+from ..formats.torch_state import is_grad_enabled, modes
 from ..identity_cache import ByIdentity
 from ..lru_cache import LRUCache
 from .arrange import Arranged, arrange, merge_map
@@ -44,6 +44,7 @@ class SparseSource:
     guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values that it had then
     calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
+    positions: tuple[Tensor, Tensor] | None = None  # the two index tensors of a compressed tensor, not copied
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -69,7 +70,20 @@ class SparseSource:
 
     def like(self, A: Tensor, entries: Tensor) -> Tensor:
         """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
-        return _with_entries(A, self.merged, entries)
+        if self.positions is not None and not modes():
+            return _compressed(A, self.positions, entries)
+        if A.layout is not torch.sparse_coo:
+            with outside_modes(A):
+                positions = _positions(A)
+            if may_keep(*positions):
+                self.positions = positions
+            return _compressed(A, positions, entries)
+        with outside_modes(A):
+            indices = A._indices() if self.merged is None else self.merged[0]
+            is_coalesced = self.merged is not None or A.is_coalesced()
+        # else it goes to the default device
+        place: Any = {"device": entries.device, "check_invariants": False}
+        return torch.sparse_coo_tensor(indices, entries, A.shape, is_coalesced=is_coalesced or None, **place)
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -184,19 +198,18 @@ def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
     return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)
 
 
-def _with_entries(A: Tensor, merged: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
-    place: Any = {"device": values.device, "check_invariants": False}  # else it goes to the default device
-    if A.layout is torch.sparse_coo:
-        with outside_modes(A):
-            indices = A._indices() if merged is None else merged[0]
-            is_coalesced = merged is not None or A.is_coalesced()
-        return torch.sparse_coo_tensor(indices, values, A.shape, is_coalesced=is_coalesced or None, **place)
-    with outside_modes(A):
-        if A.layout in (torch.sparse_csr, torch.sparse_bsr):
-            parts = A.crow_indices(), A.col_indices()
-        else:
-            parts = A.ccol_indices(), A.row_indices()
-    return torch.sparse_compressed_tensor(*parts, values, A.shape, layout=A.layout, **place)
+def _positions(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index tensors of a compressed tensor."""
+    if A.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return A.crow_indices(), A.col_indices()
+    return A.ccol_indices(), A.row_indices()
+
+
+def _compressed(A: Tensor, positions: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
+    """Return a compressed tensor of A's layout, on the device of its values."""
+    return torch.sparse_compressed_tensor(
+        *positions, values, A.shape, layout=A.layout, device=values.device, check_invariants=False
+    )
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

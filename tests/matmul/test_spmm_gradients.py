@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
@@ -152,3 +154,49 @@ def test_what_comes_out_may_be_changed_in_place(kind, reduce):
         C *= 2
         assert_matches(C, expected.cpu())
         C.sum().backward()
+
+
+def taught(A: Tensor, B: Tensor) -> list[Tensor]:
+    """The product, and the gradients of what asks for one, dense."""
+    C = spmm(A, B)
+    asked = [tensor for tensor in (A, B) if tensor.requires_grad]
+    grads = torch.autograd.grad(C, asked, torch.linspace(-1, 1, C.numel(), dtype=C.dtype, device=DEVICE).view_as(C))
+    return [C.detach(), *[grad.to_dense() for grad in grads]]
+
+
+def scaled(A: Tensor, B: Tensor) -> Tensor:
+    with torch.no_grad():
+        (A._values() if A.layout is torch.sparse_coo else A.values()).mul_(3)
+    return A
+
+
+CHANGES = {
+    "nothing": lambda A, B: A,
+    "values in place": scaled,
+    "A asks for no gradient": lambda A, B: A.requires_grad_(False),
+    "B asks for no gradient": lambda A, B: (A, B.requires_grad_(False))[0],
+    "another tensor": lambda A, B: A.detach().clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_sparse_tensor_that_is_trained_is_read_again_when_it_changes(kind, change):
+    A, B = TENSORS[kind](random_matrix(6, 4)).requires_grad_(), random_dense(4, 3).requires_grad_()
+    for _ in range(5):
+        first = taught(A, B)
+    A = CHANGES[change](A, B)
+    found = taught(A, B)
+    expected = taught(A.detach().clone().requires_grad_(A.requires_grad), B)
+    assert (found[0] - first[0]).abs().max() > 0 or change != "values in place"
+    for part, right in zip(found, expected, strict=True):
+        assert_matches(part, right)
+
+
+def test_what_is_kept_for_a_sparse_tensor_that_is_trained_dies_with_it():
+    A, B = csr(random_matrix(6, 4)).requires_grad_(), random_dense(4, 3).requires_grad_()
+    for _ in range(5):
+        taught(A, B)
+    alive = ref(A)
+    del A
+    assert alive() is None

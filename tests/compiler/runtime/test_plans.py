@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from insum_ops.compiler.runtime.enqueue import LaunchCall
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
-from insum_ops.compiler.runtime.plan_cache import planned, replayed
+from insum_ops.compiler.runtime.plan_cache import keep_learning, planned, replayed
 from insum_ops.compiler.runtime.recording import Recording, active, paused
 
 pytestmark = pytest.mark.cpu
@@ -38,7 +39,8 @@ class Surroundings:
             lambda *indices: [(int(index.min()), int(index.max())) for index in indices],
             lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
-            lambda: (self.precision, False),
+            lambda: self.precision,
+            lambda: False,
             misaligned,
             lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),
             lambda: self.device,
@@ -456,6 +458,30 @@ def test_an_unaligned_tensor_takes_the_kernel_for_it_or_misses(pointers, first):
     assert len(mine.calls) == 1
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["arguments one by one", "arguments in one"])
+def test_a_kernel_is_launched_by_the_c_function_behind_it(pointers, is_packed):
+    launch, reached, asked = Launching(2), list[Any](), list[Any]()
+    fixed = 77, None, (4, 1), b"ppi"
+    stream_of = lambda device: asked.append(device) or 7
+    launch.kernel().call = LaunchCall(lambda *given: reached.append(given), stream_of, 3, fixed, is_packed)
+
+    def function(x: Tensor) -> Tensor:
+        made = aligned(4, 4)
+        launch(x, made)
+        launch(made, x)
+        return made
+
+    plan, x = plan_for(function, aligned(4, 4), services=pointers.services), aligned(4, 4)
+    made = plan.replay(x)
+    assert asked == [3]  # once for both
+    for given, (first, second) in zip(reached, ((x, made), (made, x)), strict=True):
+        arguments = first.data_ptr(), second.data_ptr(), 4
+        assert given == (1, 1, 1, 7, *fixed, *((arguments,) if is_packed else arguments))
+    assert plan.replay(odd(4, 4)) is None
+    assert len(reached) == 2
+    assert not launch.kernel().calls
+
+
 def test_inputs_in_one_memory_may_have_their_own_later(pointers):
     launch, whole = Launching(2), aligned(8)
 
@@ -713,3 +739,79 @@ def test_nothing_is_replayed_while_a_run_is_recorded():
         planned(cache, "twice", function, (x,))
     assert len(recording.steps) == 1
     assert replayed(cache, "twice", (x,)) is not None
+
+
+class Doubled(torch.autograd.Function):
+    """A value that is given, as twice a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, value: list[Tensor], x: Tensor) -> Tensor:
+        return value[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return None, 2 * grad_output
+
+
+def learn_doubled(value: Tensor, tensors: Sequence[Tensor], given: list[str]) -> Tensor:
+    given.append("learned")
+    result: Tensor = Doubled.apply([value], *tensors)
+    return result
+
+
+def learned_cache(x: Tensor) -> dict[Any, Any]:
+    """A cache with the plan of twice a tensor, which calls with gradients share."""
+    cache: dict[Any, Any] = {}
+    for _ in range(3):
+        with torch.no_grad():
+            planned(cache, "twice", lambda x: x * 2, (x,))
+        keep_learning(cache, "twice", (x,), learn_doubled)
+    return cache
+
+
+def test_a_plan_serves_calls_that_learn_as_well():
+    x, seen = torch.ones(3, requires_grad=True), []
+    cache = learned_cache(x)
+    y = torch.full((3,), 5.0, requires_grad=True)
+    value = replayed(cache, "twice", (y,), (), seen)
+    assert (value.tolist(), seen) == ([10.0] * 3, ["learned"])
+    assert torch.autograd.grad(value.sum(), y)[0].tolist() == [2.0] * 3
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        assert replayed(cache, "twice", (y,), (), seen).grad_fn is None
+    assert seen == ["learned"]
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [torch.ones(3), torch.ones(4, requires_grad=True), torch.ones(3, dtype=torch.float64, requires_grad=True)],
+    ids=["without a gradient", "longer", "of another type"],
+)
+def test_a_call_unlike_the_one_that_learned_misses(unlike):
+    cache, seen = learned_cache(torch.ones(3, requires_grad=True)), []
+    assert replayed(cache, "twice", (unlike,), (), seen) is None
+    assert not seen
+
+
+def test_a_plan_that_misses_leaves_gradients_recorded():
+    x, seen = torch.ones(3, requires_grad=True), []
+    cache = learned_cache(x)
+    EPOCH.number += 1
+    try:
+        assert replayed(cache, "twice", (x,), (), seen) is None
+    finally:
+        EPOCH.number -= 1
+    assert torch.is_grad_enabled()
+    assert not seen
+
+
+def test_what_transforms_wrap_does_not_reach_a_plan_that_learns():
+    x, seen = torch.ones(3, requires_grad=True), []
+    cache = learned_cache(x)
+    asked = lambda row: row * (replayed(cache, "twice", (row,), (), seen) is None)
+    torch.func.vmap(asked)(torch.ones(2, 3))
+    torch.func.grad(lambda row: asked(row).sum())(torch.ones(3))
+    torch.func.jvp(asked, (torch.ones(3),), (torch.ones(3),))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert replayed(cache, "twice", (x,), (), seen) is None
+    assert not seen

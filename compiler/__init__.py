@@ -59,6 +59,7 @@ from .runtime import (
     remember_range,
     remember_segments,
     remembered_range,
+    replayed,
 )
 from .tuning import (
     Key,
@@ -138,6 +139,7 @@ __all__ = [
     "remember_range",
     "remember_segments",
     "remembered_range",
+    "replayed",
     "run_in_place",
     "run_plain",
     "run_plain_with_winners",

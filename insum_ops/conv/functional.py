@@ -30,17 +30,13 @@ from ..formats.torch_state import (
 from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
 from ..formats.voxels.map_parts import MapParts
 from ..functional import dtensor_without_rules, insum, on_refusal
-from ..lru_cache import LRUCache
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import implement, traced_convolution
+from .operators import gradients_key, implement, plans_of, traced_convolution, value_key
 from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
-
-PLANS = 256  # launch plans that are kept with one map
-
 
 def sparse_conv3d(
     features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None = None, groups: int = 1
@@ -151,7 +147,7 @@ def _convolve(
     if wants_gradient(tensors) and not is_transformed():
         return _Convolution.apply(features, weight, bias, kernel_map, groups, is_swapped)  # type: ignore[no-any-return]
     run = lambda *_: _run(features, weight, bias, kernel_map, groups, is_swapped)
-    return planned(_plans(kernel_map), ("convolution", groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
+    return planned(plans_of(kernel_map), value_key(groups, is_swapped), run, tensors)  # type: ignore[no-any-return]
 
 
 def _run(
@@ -175,14 +171,6 @@ def _run(
     else:
         Out = insum(call.statement, size=call.shape, **operands)
     return Out if is_flat else Out.flatten(1)
-
-
-def _plans(kernel_map: KernelMap) -> LRUCache[Any]:
-    """Return the launch plans over a map, which it keeps."""
-    plans: LRUCache[Any] | None = kernel_map.memory.get("plans")
-    if plans is None:
-        plans = kernel_map.memory["plans"] = LRUCache(PLANS)
-    return plans
 
 
 class _Call(NamedTuple):
@@ -256,8 +244,8 @@ class _Convolution(torch.autograd.Function):
         )
         if is_grad_enabled():
             return *run(*tensors), None, None, None
-        marks = "gradients", groups, is_swapped, *wanted, bias_dtype
-        return *planned(_plans(kernel_map), marks, run, tensors), None, None, None
+        key = gradients_key(groups, is_swapped, wanted, bias_dtype)
+        return *planned(plans_of(kernel_map), key, run, tensors), None, None, None
 
 
 def _gradients(
@@ -303,7 +291,7 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 
-implement(_convolve, _weight_gradient)
+implement(_convolve, _gradients)
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -304,7 +304,10 @@ def test_torch_finds_nothing_wrong_with_the_operators():
     features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 3, 4, requires_grad=True)
     bias = torch.randn(6, requires_grad=True)
     torch.library.opcheck(operators.convolve.default, (features, weight, bias, *over, 1, 0, False))
-    torch.library.opcheck(operators.convolution_weight.default, (features, torch.randn(5, 6), weight, *over, 1, 0))
+    upstream = torch.randn(5, 6)
+    for wanted in ([True, True], [False, True], [True, False]):
+        gradients = (upstream, features, weight, *over, 1, 0, False, wanted)
+        torch.library.opcheck(operators.convolution_gradients.default, gradients)
     torch.library.opcheck(operators.neighbours.default, (*over, 0))
     torch.library.opcheck(operators.checked_voxels.default, (indices, [BATCH, *SHAPE]))
     torch.library.opcheck(operators.same_rows.default, (indices, indices.clone(), "they differ"))

@@ -31,13 +31,15 @@ _ARGUMENTS = (
     "str expr, str names, SymInt[]? size, Tensor[] tensors, "
     "str name, str form, SymInt[] shape, Tensor values, Tensor[] coords"
 )
-library.define(f"run_format({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# Torch keeps compiled graphs on disk, by the operators that a model calls: whoever changes what one of these is
+# differentiated into gives it another name, or graphs of an older version would be found.
+library.define(f"format_value({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 # of the values and the tensors, those that are wanted: one operator, which may compute them together
 library.define(
     f"format_gradients({_ARGUMENTS}, Tensor grad_output, bool[] wanted) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-_value = torch.ops.insum_ops.run_format.default
+_value = torch.ops.insum_ops.format_value.default
 _gradients = torch.ops.insum_ops.format_gradients.default
 
 Evaluate = Callable[..., Tensor]
@@ -182,11 +184,11 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("run_format", _run, _key)
+    library.impl("format_value", _run, _key)
     library.impl("format_gradients", _run_gradients, _key)
 
 
-@torch.library.register_fake("insum_ops::run_format", lib=library)
+@torch.library.register_fake("insum_ops::format_value", lib=library)
 def _fake(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     whole = Meta(tuple(call.shape), call.values.dtype, call.values.device)
@@ -225,18 +227,20 @@ class _Format(torch.autograd.Function):
         values, *rest = ctx.saved_tensors
         count = len(ctx.call.coords)
         call = ctx.call._replace(values=values, coords=rest[:count], tensors=rest[count:])
-        # the gradient of what no factor reads, as of the starting output, takes no kernel
-        reads = [True, *[is_read(call.expr, key) for key in call.dense]]
-        needs_grads = ctx.needs_input_grad[1:]
-        wanted = [is_wanted and reads_it for is_wanted, reads_it in zip(needs_grads, reads)]
-        computed = iter(_gradients(*call, grad_output, wanted) if any(wanted) else ())
-        grads: list[Tensor | None] = [None]
-        for key, needs_grad, is_computed in zip([call.name, *call.dense], needs_grads, wanted):
-            if is_computed or not needs_grad:
-                grads.append(next(computed) if is_computed else None)
-            else:
-                grads.append(gradient_of(_evaluate_parts, call.expr, key, call.over(call.parts), grad_output))
-        return tuple(grads)
+        wants_values, *wanted = ctx.needs_input_grad[1:]
+        read = {key: tensor for key, tensor in call.dense.items() if is_read(call.expr, key)}
+        joint = [wants_values, *[is_wanted for key, is_wanted in zip(call.keys, wanted) if key in read]]
+        grads = dict[str, Tensor | None]()
+        if wants_values or sum(joint) > 1:  # a gradient by itself reads less than all of the tensors
+            jointly = call._replace(names=",".join(read), tensors=list(read.values()), size=None)
+            computed = _gradients(*jointly, grad_output, joint)
+            names = [key for key, is_computed in zip([call.name, *read], joint) if is_computed]
+            grads.update(zip(names, computed))
+        operands = call.over(call.parts)
+        for key, is_wanted in zip(call.keys, wanted):
+            if is_wanted and key not in grads:
+                grads[key] = gradient_of(_evaluate_parts, call.expr, key, operands, grad_output)
+        return None, *[grads.get(key) for key in (call.name, *call.keys)]
 
 
 def _differentiable(*arguments: Any) -> Tensor:
@@ -291,5 +295,5 @@ def _flops(*arguments: Any, **_: Any) -> int:
 
 
 register_flop_formula([_value.overloadpacket, _gradients.overloadpacket], get_raw=True)(_flops)
-library.impl("run_format", _differentiable, "Autograd")
+library.impl("format_value", _differentiable, "Autograd")
 library.impl("format_gradients", _differentiable_gradients, "Autograd")

@@ -29,7 +29,7 @@ PLANS = 256  # launch plans that are kept with one map
 _OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"convolve(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"convolution(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
 # of the features and the weight, those that are wanted: one operator, by one launch plan
 voxel_library.define(
@@ -38,7 +38,7 @@ voxel_library.define(
     tags=_TAGS,
 )
 voxel_library.define("same_rows(Tensor indices, Tensor other, str refusal) -> Tensor", tags=_TAGS)
-_convolve = torch.ops.insum_ops.convolve.default
+_convolve = torch.ops.insum_ops.convolution.default
 _gradients = torch.ops.insum_ops.convolution_gradients.default
 
 _value: Callable[..., Tensor]
@@ -142,7 +142,7 @@ def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
         return _owned(planned(plans_of(kernel_map), key, gradients, (dOut, features, weight)))
 
 
-@torch.library.register_fake("insum_ops::convolve", lib=voxel_library)
+@torch.library.register_fake("insum_ops::convolution", lib=voxel_library)
 def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = _Over(*parts)
@@ -180,8 +180,12 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         features, weight, source, target = ctx.saved_tensors
         over, wanted = _Over(source, target, *ctx.rest), list(ctx.needs_input_grad[:2])
-        grads = iter(_gradients(grad_output, features, weight, *over, ctx.is_swapped, wanted) if any(wanted) else ())
-        d_features, d_weight = [next(grads) if is_wanted else None for is_wanted in wanted]
+        d_features = d_weight = None
+        if wanted[1]:
+            *grads, d_weight = _gradients(grad_output, features, weight, *over, ctx.is_swapped, wanted)
+            d_features = grads[0] if wanted[0] else None
+        elif wanted[0]:  # by itself it does not read the features
+            d_features = _convolve(grad_output, weight, None, *over.backwards, not ctx.is_swapped).to(features.dtype)
         d_bias = grad_output.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return d_features, d_weight, d_bias, None, None
 
@@ -263,10 +267,10 @@ def _fake_same(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("convolve", uncompiled(_run), _key)
+    voxel_library.impl("convolution", uncompiled(_run), _key)
     voxel_library.impl("convolution_gradients", uncompiled(_run_gradients), _key)
     voxel_library.impl("same_rows", uncompiled(_same), _key)
-voxel_library.impl("convolve", _differentiable, "Autograd")
+voxel_library.impl("convolution", _differentiable, "Autograd")
 voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")
 
 

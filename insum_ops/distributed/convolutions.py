@@ -38,7 +38,7 @@ SWAPPED: Dims = ((1, 0), (2, -1))
 
 
 def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> DTensor:
-    """Evaluate `insum_ops::convolve` over DTensors; plain tensors are whole on each rank."""
+    """Evaluate `insum_ops::convolution` over DTensors; plain tensors are whole on each rank."""
     features, weight, bias, source, target, geometry, sizes, groups, side, is_swapped = args
     operands = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
@@ -63,7 +63,7 @@ def _gradients(
     grads, over = list[DTensor](), (source, target, geometry, sizes, groups)
     if wanted[0]:
         inverse = dOut, weight, None, *over, 1 - side, not is_swapped
-        grads.append(_convolve(cls, torch.ops.insum_ops.convolve.default, types, inverse).to(features.dtype))
+        grads.append(_convolve(cls, torch.ops.insum_ops.convolution.default, types, inverse).to(features.dtype))
     if wanted[1] and is_swapped:  # the features have the weight's output channels
         grads.append(_weight_gradient(func, dOut, features, weight, *over, 1 - side))
     elif wanted[1]:
@@ -172,5 +172,5 @@ def _placed(value: Tensor, mesh: DeviceMesh, splits: Sequence[Split], shape: tup
     return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-torch.library.register_torch_dispatch("insum_ops::convolve", DTensor, _convolve)
+torch.library.register_torch_dispatch("insum_ops::convolution", DTensor, _convolve)
 torch.library.register_torch_dispatch("insum_ops::convolution_gradients", DTensor, _gradients)

@@ -1,6 +1,14 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
-from .autograd import gradients_of, one_by_one, refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .autograd import (
+    gradients_of,
+    one_by_one,
+    refuse_transforms,
+    run_plain,
+    run_plain_with_winners,
+    run_several,
+    runs_at_once,
+)
 from .binding import (
     INDEX_DTYPES,
     Bound,
@@ -144,6 +152,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "runs_at_once",
     "shortened",
     "terms",
     "tuned",

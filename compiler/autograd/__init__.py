@@ -18,7 +18,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several, runs_at_once
 
 __all__ = [
     "by_torch",
@@ -33,6 +33,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "runs_at_once",
     "transformed",
     "unchecked",
 ]

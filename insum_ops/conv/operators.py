@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed
+from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed, runs_at_once
 from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
@@ -122,6 +122,7 @@ def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [tensor if tensor._base is None else owned(tensor) for tensor in tensors if tensor is not None]
 
 
+@uncompiled
 def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = _Over(*parts)
@@ -129,6 +130,7 @@ def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> T
         return owned(_value(features, weight, bias, over.map, over.groups, is_swapped))
 
 
+@uncompiled
 def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     *parts, is_swapped, wanted = rest
     over, wants = _Over(*parts), (*wanted, False)
@@ -218,6 +220,8 @@ def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest
     if value is not None:
         return _owned([value])[0]
     if not refuse_transforms("a convolution", tensors):
+        if runs_at_once(tensors):
+            return _run(features, weight, bias, *rest)
         with torch._C._AutoDispatchBelowAutograd():
             return _convolve(features, weight, bias, *rest)  # type: ignore[no-any-return]
     return _Convolution.apply(features, weight, bias, over, is_swapped)  # type: ignore[no-any-return]
@@ -232,6 +236,8 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     if grads is not None:
         return _owned(grads)
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
+        if runs_at_once([dOut, features, weight]):
+            return _run_gradients(dOut, features, weight, *rest)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
     grads = []
@@ -267,8 +273,8 @@ def _fake_same(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("convolution", uncompiled(_run), _key)
-    voxel_library.impl("convolution_gradients", uncompiled(_run_gradients), _key)
+    voxel_library.impl("convolution", _run, _key)
+    voxel_library.impl("convolution_gradients", _run_gradients, _key)
     voxel_library.impl("same_rows", uncompiled(_same), _key)
 voxel_library.impl("convolution", _differentiable, "Autograd")
 voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")

@@ -38,6 +38,7 @@ from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind,
 
 __all__ = ["convolve", "sparse_conv3d"]
 
+
 def sparse_conv3d(
     features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None = None, groups: int = 1
 ) -> Tensor:

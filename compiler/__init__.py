@@ -8,6 +8,7 @@ from .autograd import (
     run_plain,
     run_plain_with_winners,
     run_several,
+    runs_at_once,
     wanted_gradients,
 )
 from .binding import (
@@ -156,6 +157,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "runs_at_once",
     "shortened",
     "terms",
     "tuned",

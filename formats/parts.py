@@ -21,6 +21,7 @@ __all__ = [
     "Kind",
     "from_parts",
     "keep",
+    "memory_of",
     "parts_of",
     "register_format",
     "register_kind",
@@ -125,6 +126,23 @@ def from_parts(parts: FormatParts) -> tuple[Any, Callable[[FormatParts, Any, Ten
     """
     kind = _kinds[parts.text.split(";")[0]]
     return kind.build(parts), kind.listed
+
+
+def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor]) -> dict[Any, Any] | None:
+    """Return the launch plans of a format by all of its parts but the values, without making the format.
+
+    None unless a format of these parts was made before and its coordinates have not changed since.
+    """
+    if text.endswith(STACKED):
+        owner = coords[0]
+        guard, form = (_stacked.get(owner) or {}).get((text, shape, dtype), (None, None))
+        # not `form.memory`, which asks whether coordinates have changed that nobody else has
+        return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None  # type: ignore[no-any-return]
+    key = (text, shape, *map(id, coords))
+    cache = _caches.get(key) or _lost.get(key)
+    if cache is None or not all(map(is_, cache.guard.tensors, coords)) or not cache.guard.hold():
+        return None
+    return cache.memory
 
 
 def traced_from_parts(parts: FormatParts) -> Any:

@@ -21,7 +21,7 @@ from .functions import by_torch, differentiable, unchecked
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several
+from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several, runs_at_once
 from .wanted import wanted_gradients
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "runs_at_once",
     "transformed",
     "unchecked",
     "wanted_gradients",

@@ -1,4 +1,4 @@
-"""Two opaque torch operators for a statement with a format in it, which tracers call with the format's parts.
+"""Two opaque torch operators, for a statement with a format in it and for its gradients: tracers call them with parts.
 
 Whatever depends on the coordinates (their check, other groupings, facts, launch plans) happens inside of them when
 they run, as in an ordinary call. A tracer needs none of it, so that its first call is like any other.
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ...formats.parts import FormatParts, from_parts, parts_of, traced_from_parts
-from ...formats.torch_state import is_exporting, is_traced, is_transformed
+from ...formats.parts import FormatParts, from_parts, memory_of, parts_of, traced_from_parts
+from ...formats.torch_state import PLAIN, is_exporting, is_grad_enabled, is_traced, is_transformed, modes
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
-from ..runtime import owned, planned
+from ..runtime import owned, planned, replayed
 from .flop_formula import flops
 from .functorch_rules import transformed_sparse
-from .gradients import gradient_of, is_sum, values_gradient
+from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
 from .operators import library, refuse_transforms, run_plain, runs_at_once
@@ -31,10 +31,16 @@ _ARGUMENTS = (
     "str expr, str names, SymInt[]? size, Tensor[] tensors, "
     "str name, str form, SymInt[] shape, Tensor values, Tensor[] coords"
 )
-library.define(f"run_format({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-library.define(f"format_gradient({_ARGUMENTS}, Tensor grad_output) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_value = torch.ops.insum_ops.run_format.default
-_gradient = torch.ops.insum_ops.format_gradient.default
+# Torch keeps compiled graphs on disk, by the operators that a model calls: whoever changes what one of these is
+# differentiated into gives it another name, or graphs of an older version would be found.
+library.define(f"format_value({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# of the values and the tensors, those that are wanted: one operator, which may compute them together
+library.define(
+    f"format_gradients({_ARGUMENTS}, Tensor grad_output, bool[] wanted) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_value = torch.ops.insum_ops.format_value.default
+_gradients = torch.ops.insum_ops.format_gradients.default
 
 Evaluate = Callable[..., Tensor]
 _evaluate: Evaluate
@@ -54,8 +60,12 @@ class _Call(NamedTuple):
     coords: list[Tensor]
 
     @property
+    def keys(self) -> list[str]:
+        return self.names.split(",") if self.names else []
+
+    @property
     def dense(self) -> dict[str, Tensor]:
-        return dict(zip(self.names.split(","), self.tensors))
+        return dict(zip(self.keys, self.tensors))
 
     @property
     def parts(self) -> FormatParts:
@@ -117,6 +127,38 @@ def implement(evaluate: Evaluate) -> Callable[..., Any]:
     return implement_plain
 
 
+def _replayed(call: _Call, key: tuple[Any, ...], tensors: Sequence[Tensor], size: Sequence[int] = ()) -> Any:
+    """Return the result of a call by a launch plan over the pattern; None if there is none yet.
+
+    This is all that a warm call of a compiled graph does, in which no gradient is recorded: no format is made.
+    """
+    if is_grad_enabled() or modes() or type(call.values) not in PLAIN:
+        return None
+    memory = memory_of(call.form, tuple(call.shape), call.values.dtype, call.coords)
+    return None if memory is None else replayed(memory, key, tensors, tuple(size))
+
+
+def _replayed_value(call: _Call) -> Tensor | None:
+    """Return the value by the plan that ordinary calls of `evaluate` share."""
+    key = call.expr, call.size is None, 0, call.name, *call.keys
+    value: Tensor | None = _replayed(call, key, (call.values, *call.tensors), call.size or ())
+    return value if value is None or value._base is None else owned(value)
+
+
+def _replayed_gradients(call: _Call, grad_output: Tensor, wanted: list[bool]) -> list[Tensor] | None:
+    """Return the gradients by the plan that the autograd function of ordinary calls shares."""
+    grads = _replayed(call, _gradients_key(call, wanted), (grad_output, call.values, *call.tensors))
+    return None if grads is None else _owned_gradients(grads)
+
+
+def _gradients_key(call: _Call, wanted: list[bool]) -> tuple[Any, ...]:
+    return "gradients", call.expr, call.name, *call.keys, *wanted
+
+
+def _owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
+    return [grad if grad._base is None else owned(grad) for grad in grads if grad is not None]
+
+
 def _run(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     with torch.no_grad():
@@ -124,28 +166,29 @@ def _run(*arguments: Any) -> Tensor:
         return owned(_evaluate(call.expr, call.over(form), call.size))
 
 
-def _run_gradient(*arguments: Any) -> Tensor:
-    *parts, grad_output = arguments
+def _run_gradients(*arguments: Any) -> list[Tensor]:
+    """Compute the gradients of a call without a plan, of which one may be made."""
+    *parts, grad_output, wanted = arguments
     call = _Call(*parts)
     with torch.no_grad():
         form, listed = from_parts(call.parts)
 
-        def gradient(values: Tensor, grad_output: Tensor, *tensors: Tensor) -> Tensor:
-            own = form if form.values is values else form.with_values(values)
-            dense = dict(zip(call.names.split(","), tensors))
-            return values_gradient(_evaluate, call.expr, call.name, own, dense, grad_output)
+        def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            own, dense = form if form.values is values else form.with_values(values), dict(zip(call.keys, tensors))
+            return tuple(gradients_of(_evaluate, call.expr, call.name, own, dense, grad_output, tuple(wanted)))
 
-        marks = "gradient of values", call.expr, call.names, call.name
-        tensors = form.values, grad_output, *call.tensors
-        return owned(listed(call.parts, form, planned(form.memory, marks, gradient, tensors, owned=form.coords)))
+        tensors = grad_output, form.values, *call.tensors
+        key = _gradients_key(call, wanted)
+        d_values, *grads = planned(form.memory, key, gradients, tensors, owned=form.coords)
+        return _owned_gradients([None if d_values is None else listed(call.parts, form, d_values), *grads])
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("run_format", _run, _key)
-    library.impl("format_gradient", _run_gradient, _key)
+    library.impl("format_value", _run, _key)
+    library.impl("format_gradients", _run_gradients, _key)
 
 
-@torch.library.register_fake("insum_ops::run_format", lib=library)
+@torch.library.register_fake("insum_ops::format_value", lib=library)
 def _fake(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     whole = Meta(tuple(call.shape), call.values.dtype, call.values.device)
@@ -153,9 +196,12 @@ def _fake(*arguments: Any) -> Tensor:
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device)
 
 
-@torch.library.register_fake("insum_ops::format_gradient", lib=library)
-def _fake_gradient(*arguments: Any) -> Tensor:
-    return torch.empty_like(_Call(*arguments[:-1]).values, memory_format=torch.contiguous_format)
+@torch.library.register_fake("insum_ops::format_gradients", lib=library)
+def _fake_gradients(*arguments: Any) -> list[Tensor]:
+    *parts, _, wanted = arguments
+    call = _Call(*parts)
+    inputs = [tensor for tensor, is_wanted in zip([call.values, *call.tensors], wanted) if is_wanted]
+    return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in inputs]
 
 
 def _evaluate_parts(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Tensor:
@@ -182,18 +228,27 @@ class _Format(torch.autograd.Function):
         count = len(ctx.call.coords)
         call = ctx.call._replace(values=values, coords=rest[:count], tensors=rest[count:])
         wants_values, *wanted = ctx.needs_input_grad[1:]
-        d_values = _gradient(*call, grad_output) if wants_values else None
+        read = {key: tensor for key, tensor in call.dense.items() if is_read(call.expr, key)}
+        joint = [wants_values, *[is_wanted for key, is_wanted in zip(call.keys, wanted) if key in read]]
+        grads = dict[str, Tensor | None]()
+        if wants_values or sum(joint) > 1:  # a gradient by itself reads less than all of the tensors
+            jointly = call._replace(names=",".join(read), tensors=list(read.values()), size=None)
+            computed = _gradients(*jointly, grad_output, joint)
+            names = [key for key, is_computed in zip([call.name, *read], joint) if is_computed]
+            grads.update(zip(names, computed))
         operands = call.over(call.parts)
-        grads = [
-            gradient_of(_evaluate_parts, call.expr, key, operands, grad_output) if is_wanted else None
-            for key, is_wanted in zip(call.names.split(","), wanted)
-        ]
-        return None, d_values, *grads
+        for key, is_wanted in zip(call.keys, wanted):
+            if is_wanted and key not in grads:
+                grads[key] = gradient_of(_evaluate_parts, call.expr, key, operands, grad_output)
+        return None, *[grads.get(key) for key in (call.name, *call.keys)]
 
 
 def _differentiable(*arguments: Any) -> Tensor:
     """The value for autograd: a sum has gradients that are statements, anything else has its format rewritten away."""
     call = _Call(*arguments)
+    value = _replayed_value(call)
+    if value is not None:
+        return value
     inputs = [call.values, *call.tensors]
     if not refuse_transforms(call.expr, inputs):
         if runs_at_once(inputs):
@@ -206,27 +261,39 @@ def _differentiable(*arguments: Any) -> Tensor:
     return _rewritten(call.expr, call.size, call.name, form, call.dense, lambda *plain: call_plain(*plain, "", []))
 
 
-def _differentiable_gradient(*arguments: Any) -> Tensor:
-    *parts, grad_output = arguments
+def _differentiable_gradients(*arguments: Any) -> list[Tensor]:
+    """The gradients for autograd: where theirs are wanted in turn, each is a statement of its own."""
+    *parts, grad_output, wanted = arguments
     call = _Call(*parts)
+    replayed_grads = _replayed_gradients(call, grad_output, wanted)
+    if replayed_grads is not None:
+        return replayed_grads
     inputs = [call.values, *call.tensors, grad_output]
     if not refuse_transforms(call.expr, inputs):
         if runs_at_once(inputs):
-            return _run_gradient(*arguments)
+            return _run_gradients(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
-            return _gradient(*arguments)  # type: ignore[no-any-return]
-    return values_gradient(_evaluate, call.expr, call.name, traced_from_parts(call.parts), call.dense, grad_output)
+            return _gradients(*arguments)  # type: ignore[no-any-return]
+    grads = list[Tensor]()
+    if wanted[0]:
+        form = traced_from_parts(call.parts)
+        grads.append(values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output))
+    for key, is_wanted in zip(call.dense, wanted[1:]):
+        if is_wanted:
+            grads.append(gradient_of(_evaluate_parts, call.expr, key, call.over(call.parts), grad_output))
+    return grads
 
 
 def _flops(*arguments: Any, **_: Any) -> int:
-    """Return what `flops` does of the statement with its format rewritten away; a gradient has as many."""
-    call = _Call(*arguments[: len(_Call._fields)])
+    """Return what `flops` does of the statement with its format rewritten away; each gradient has as many."""
+    call, others = _Call(*arguments[: len(_Call._fields)]), arguments[len(_Call._fields) :]
     form = traced_from_parts(call.parts)
     recipe = recipe_for(call.expr, call.size, call.name, form, call.dense)
     tensors = recipe.tensors(form, call.dense)
-    return flops(recipe.text, ",".join(tensors), recipe.size, list(tensors.values()))
+    count = sum(others[1]) if others else 1
+    return count * flops(recipe.text, ",".join(tensors), recipe.size, list(tensors.values()))
 
 
-register_flop_formula([_value.overloadpacket, _gradient.overloadpacket], get_raw=True)(_flops)
-library.impl("run_format", _differentiable, "Autograd")
-library.impl("format_gradient", _differentiable_gradient, "Autograd")
+register_flop_formula([_value.overloadpacket, _gradients.overloadpacket], get_raw=True)(_flops)
+library.impl("format_value", _differentiable, "Autograd")
+library.impl("format_gradients", _differentiable_gradients, "Autograd")

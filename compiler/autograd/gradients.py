@@ -21,6 +21,7 @@ from .operators import run_plain, run_several
 __all__ = [
     "gradient_of",
     "gradients_of",
+    "is_read",
     "is_sum",
     "joint_gradients",
     "tangent_of",
@@ -61,6 +62,11 @@ def _winners(expr: str) -> Any:
 
 def is_sum(expr: str) -> bool:
     return parse(expr).is_sum
+
+
+def is_read(expr: str, name: str) -> bool:
+    """Return whether a factor of a sum reads a tensor, so that its gradient is a statement."""
+    return bool(_terms(expr, name)[0])
 
 
 def _tangent_terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:

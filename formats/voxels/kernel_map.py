@@ -495,9 +495,7 @@ def map_of(source: Tensor, target: Tensor, text: str, sizes: Sizes) -> KernelMap
         return kernel_map
     originals = original_of(source), original_of(target)
     if originals[0] is not source or originals[1] is not target:  # copies, new in every call, of what a map holds
-        kernel_map = map_of(*originals, text, sizes)
-        keep((text, sizes), kernel_map, source, target)
-        return kernel_map
+        return map_of(*originals, text, sizes)
     kernel_map = _start_of(source, text, sizes)
     if target is not source and not torch.equal(target, kernel_map.out_indices):
         raise FormatError(

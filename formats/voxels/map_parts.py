@@ -140,9 +140,15 @@ def original_of(voxels: Tensor) -> Tensor:
 
 
 def known_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
-    """Return the map between two sets of voxels, if it was made before and they are unchanged."""
+    """Return the map between two sets of voxels, or between what they copy, if it was made before.
+
+    None if they have changed since.
+    """
     known = (_by_target.get(target) or {}).get(key)
-    return None if known is None else known.of(source, target)
+    if known is not None:
+        return known.of(source, target)
+    originals = original_of(source), original_of(target)
+    return None if originals[0] is source and originals[1] is target else known_map(*originals, key)
 
 
 def known_start(source: Tensor, key: Key) -> KernelMap | None:

@@ -44,16 +44,13 @@ from ..formats.torch_state import (
 from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
 from ..formats.voxels.map_parts import MapParts
 from ..functional import dtensor_without_rules, insum, on_refusal
-from ..lru_cache import LRUCache
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import implement, traced_convolution
+from .operators import gradients_key, implement, plans_of, traced_convolution, value_key
 from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
-
-PLANS = 256  # launch plans that are kept with one map
 
 
 def sparse_conv3d(
@@ -162,7 +159,7 @@ def _convolve(
     If `is_swapped`, it leads from the weight's output channels to its input channels.
     """
     tensors = (features, weight) if bias is None else (features, weight, bias)
-    plans, marks, rest = _plans(kernel_map), ("convolution", groups, is_swapped), (kernel_map, groups, is_swapped)
+    plans, marks, rest = plans_of(kernel_map), value_key(groups, is_swapped), (kernel_map, groups, is_swapped)
     value = replayed(plans, marks, tensors, (), rest)
     if value is not None:
         return value  # type: ignore[no-any-return]
@@ -197,14 +194,6 @@ def _run(
     else:
         Out = insum(call.statement, size=call.shape, **operands)
     return Out if is_flat else Out.flatten(1)
-
-
-def _plans(kernel_map: KernelMap) -> LRUCache[Any]:
-    """Return the launch plans over a map, which it keeps."""
-    plans: LRUCache[Any] | None = kernel_map.memory.get("plans")
-    if plans is None:
-        plans = kernel_map.memory["plans"] = LRUCache(PLANS)
-    return plans
 
 
 class _Call(NamedTuple):
@@ -270,8 +259,8 @@ class _Convolution(torch.autograd.Function):
         saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
         if not is_dynamo():
             kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-            marks = "gradients", groups, is_swapped, ctx.needs_input_grad, bias_dtype
-            grads = replayed(_plans(kernel_map), marks, (upstream, *saved))
+            marks = gradients_key(groups, is_swapped, ctx.needs_input_grad, bias_dtype)
+            grads = replayed(plans_of(kernel_map), marks, (upstream, *saved))
             if grads is not None:
                 return grads
         return _gradients_of_convolution(ctx, upstream, saved)
@@ -292,7 +281,7 @@ def _gradients_of_convolution(ctx: Any, upstream: Tensor, saved: tuple[Tensor, .
 
     if is_grad_enabled():
         return run(*tensors)
-    return planned(_plans(kernel_map), ("gradients", groups, is_swapped, wanted, bias_dtype), run, tensors)
+    return planned(plans_of(kernel_map), gradients_key(groups, is_swapped, wanted, bias_dtype), run, tensors)
 
 
 _apply = direct_apply(_Convolution)
@@ -346,7 +335,7 @@ def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Te
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 
-implement(_convolve, _weight_gradient)
+implement(_convolve, _gradients)
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

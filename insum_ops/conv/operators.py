@@ -1,4 +1,4 @@
-"""Opaque torch operators for a convolution and the gradient of its weight, which tracers call with a map's parts.
+"""Opaque torch operators for a convolution and its gradients, which tracers call with a map's parts.
 
 Whatever depends on the voxels (their map, the form of the statement, its launch plan) is worked out inside of them when
 they run, as in an ordinary call. Their gradients are these operators again, so that they have any order.
@@ -13,28 +13,36 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..compiler import OperandError, bind, owned, parse, refuse_transforms
-from ..formats.torch_state import is_exporting, uncompiled
+from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed, runs_at_once
+from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
-from ..formats.voxels.map_parts import MapParts
+from ..formats.voxels.map_parts import MapParts, known_map
+from ..lru_cache import LRUCache
 from .forms import STATIONARY
 from .weight_views import IN_GROUPS, as_weight, channel_kind, statement_weight
 
-__all__ = ["implement", "same_rows", "traced_convolution"]
+__all__ = ["gradients_key", "implement", "plans_of", "same_rows", "traced_convolution", "value_key"]
+
+PLANS = 256  # launch plans that are kept with one map
 
 _OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"convolve(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"convolution(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
-voxel_library.define(f"convolution_weight(Tensor In, Tensor dOut, Tensor weight, {_OVER}) -> Tensor", tags=_TAGS)
+# of the features and the weight, those that are wanted: one operator, by one launch plan
+voxel_library.define(
+    f"convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {_OVER}, bool is_swapped, bool[] wanted)"
+    " -> Tensor[]",
+    tags=_TAGS,
+)
 voxel_library.define("same_rows(Tensor indices, Tensor other, str refusal) -> Tensor", tags=_TAGS)
-_convolve = torch.ops.insum_ops.convolve.default
-_weight = torch.ops.insum_ops.convolution_weight.default
+_convolve = torch.ops.insum_ops.convolution.default
+_gradients = torch.ops.insum_ops.convolution_gradients.default
 
 _value: Callable[..., Tensor]
-_gradient: Callable[..., Tensor]
+_computed_gradients: Callable[..., Sequence[Tensor | None]]
 
 
 class _Over(NamedTuple):
@@ -53,6 +61,12 @@ class _Over(NamedTuple):
         return kernel_map.inverse if self.side else kernel_map
 
     @property
+    def known_map(self) -> KernelMap | None:
+        """The map, if it was made before and its voxels are unchanged."""
+        kernel_map = known_map(self.source, self.target, (self.geometry, tuple(self.sizes)))
+        return kernel_map.inverse if kernel_map is not None and self.side else kernel_map
+
+    @property
     def backwards(self) -> _Over:
         return self._replace(side=1 - self.side)
 
@@ -67,12 +81,51 @@ def traced_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, pa
     return _convolve(features, weight, bias, *over, False)  # type: ignore[no-any-return]
 
 
-def implement(value: Callable[..., Tensor], gradient: Callable[..., Tensor]) -> None:
+def implement(value: Callable[..., Tensor], gradients: Callable[..., Sequence[Tensor | None]]) -> None:
     """Make these two functions over a `KernelMap` what the operators call when they run."""
-    global _value, _gradient
-    _value, _gradient = value, gradient
+    global _value, _computed_gradients
+    _value, _computed_gradients = value, gradients
 
 
+def plans_of(kernel_map: KernelMap) -> LRUCache[Any]:
+    """Return the launch plans over a map, which it keeps."""
+    plans: LRUCache[Any] | None = kernel_map.memory.get("plans")
+    if plans is None:
+        plans = kernel_map.memory["plans"] = LRUCache(PLANS)
+    return plans
+
+
+def value_key(groups: int, is_swapped: bool) -> tuple[Any, ...]:
+    """Return what tells the plans of convolutions over one map apart."""
+    return "convolution", groups, is_swapped
+
+
+def gradients_key(
+    groups: int, is_swapped: bool, wanted: Sequence[bool], bias_dtype: torch.dtype | None
+) -> tuple[Any, ...]:
+    """Return what tells the plans of gradients over one map apart.
+
+    `wanted` is as autograd asks: of something that is no tensor, the features, the weight and, if there is one, a bias.
+    """
+    return "gradients", groups, is_swapped, tuple(wanted), bias_dtype
+
+
+def _replayed(over: _Over, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Any:
+    """Return the result of a call by the launch plan that ordinary calls share; None if there is none yet.
+
+    This is all that a warm call of a compiled graph does, in which no gradient is recorded.
+    """
+    if is_grad_enabled() or modes() or type(over.source) not in PLAIN:
+        return None
+    kernel_map = over.known_map
+    return None if kernel_map is None else replayed(plans_of(kernel_map), key, tensors)
+
+
+def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor if tensor._base is None else owned(tensor) for tensor in tensors if tensor is not None]
+
+
+@uncompiled
 def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = _Over(*parts)
@@ -80,13 +133,22 @@ def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> T
         return owned(_value(features, weight, bias, over.map, over.groups, is_swapped))
 
 
-def _run_gradient(In: Tensor, dOut: Tensor, weight: Tensor, *parts: Any) -> Tensor:
+@uncompiled
+def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    *parts, is_swapped, wanted = rest
     over = _Over(*parts)
+    kernel_map, groups, wants = over.map, over.groups, (*wanted, False)
+
+    def gradients(dOut: Tensor, features: Tensor, weight: Tensor) -> Sequence[Tensor | None]:
+        grads = _computed_gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, None)
+        return None, *grads[:2]
+
     with torch.no_grad():
-        return owned(_gradient(In, dOut, over.map, weight, over.groups))
+        key = gradients_key(groups, is_swapped, (False, *wanted), None)
+        return _owned(planned(plans_of(kernel_map), key, gradients, (dOut, features, weight)))
 
 
-@torch.library.register_fake("insum_ops::convolve", lib=voxel_library)
+@torch.library.register_fake("insum_ops::convolution", lib=voxel_library)
 def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = _Over(*parts)
@@ -97,11 +159,17 @@ def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device).flatten(1)
 
 
-@torch.library.register_fake("insum_ops::convolution_weight", lib=voxel_library)
-def _fake_gradient(In: Tensor, dOut: Tensor, weight: Tensor, *parts: Any) -> Tensor:
-    Weight = statement_weight(weight, _Over(*parts).groups)
-    lies = as_weight(torch.empty(Weight.shape, dtype=weight.dtype, device=weight.device), weight, _Over(*parts).groups)
-    return torch.empty_strided(lies.shape, lies.stride(), dtype=lies.dtype, device=lies.device)
+@torch.library.register_fake("insum_ops::convolution_gradients", lib=voxel_library)
+def _fake_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    *parts, _, wanted = rest
+    groups, grads = _Over(*parts).groups, list[Tensor]()
+    if wanted[0]:
+        grads.append(torch.empty(features.shape, dtype=features.dtype, device=features.device))
+    if wanted[1]:
+        Weight = statement_weight(weight, groups)
+        lies = as_weight(torch.empty(Weight.shape, dtype=weight.dtype, device=weight.device), weight, groups)
+        grads.append(torch.empty_strided(lies.shape, lies.stride(), dtype=lies.dtype, device=lies.device))
+    return grads
 
 
 class _Convolution(torch.autograd.Function):
@@ -117,16 +185,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         features, weight, source, target = ctx.saved_tensors
-        over, is_swapped = _Over(source, target, *ctx.rest), ctx.is_swapped
-        d_features = d_weight = d_bias = None
-        if ctx.needs_input_grad[0]:
-            d_features = _convolve(grad_output, weight, None, *over.backwards, not is_swapped).to(features.dtype)
-        if ctx.needs_input_grad[1] and is_swapped:  # the features have the weight's output channels
-            d_weight = _weight(grad_output, features, weight, *over.backwards)
-        elif ctx.needs_input_grad[1]:
-            d_weight = _weight(features, grad_output, weight, *over)
-        if ctx.needs_input_grad[2]:
-            d_bias = grad_output.sum(0).to(ctx.bias_dtype)
+        over, wanted = _Over(source, target, *ctx.rest), list(ctx.needs_input_grad[:2])
+        d_features = d_weight = None
+        if wanted[1]:
+            *grads, d_weight = _gradients(grad_output, features, weight, *over, ctx.is_swapped, wanted)
+            d_features = grads[0] if wanted[0] else None
+        elif wanted[0]:  # by itself it does not read the features
+            d_features = _convolve(grad_output, weight, None, *over.backwards, not ctx.is_swapped).to(features.dtype)
+        d_bias = grad_output.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return d_features, d_weight, d_bias, None, None
 
 
@@ -137,7 +203,7 @@ class _WeightGradient(torch.autograd.Function):
     def forward(ctx: Any, In: Tensor, dOut: Tensor, weight: Tensor, over: _Over) -> Any:
         ctx.save_for_backward(In, dOut, over.source, over.target)
         ctx.rest = over[2:]
-        return _weight(In, dOut, weight, *over)
+        return _gradients(dOut, In, weight, *over, False, [False, True])[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
@@ -153,17 +219,39 @@ class _WeightGradient(torch.autograd.Function):
 
 def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
-    if not refuse_transforms("a convolution", [features, weight, *([] if bias is None else [bias])]):
+    over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
+    value = _replayed(over, value_key(over.groups, is_swapped), tensors)
+    if value is not None:
+        return _owned([value])[0]
+    if not refuse_transforms("a convolution", tensors):
+        if runs_at_once(tensors):
+            return _run(features, weight, bias, *rest)
         with torch._C._AutoDispatchBelowAutograd():
             return _convolve(features, weight, bias, *rest)  # type: ignore[no-any-return]
-    return _Convolution.apply(features, weight, bias, _Over(*parts), is_swapped)  # type: ignore[no-any-return]
+    return _Convolution.apply(features, weight, bias, over, is_swapped)  # type: ignore[no-any-return]
 
 
-def _differentiable_gradient(In: Tensor, dOut: Tensor, weight: Tensor, *parts: Any) -> Tensor:
-    if not refuse_transforms("the gradient of a convolution", [In, dOut]):
+def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
+    *parts, is_swapped, wanted = rest
+    over = _Over(*parts)
+    key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
+    grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
+    if grads is not None:
+        return _owned(grads)
+    if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
+        if runs_at_once([dOut, features, weight]):
+            return _run_gradients(dOut, features, weight, *rest)
         with torch._C._AutoDispatchBelowAutograd():
-            return _weight(In, dOut, weight, *parts)  # type: ignore[no-any-return]
-    return _WeightGradient.apply(In, dOut, weight, _Over(*parts))  # type: ignore[no-any-return]
+            return _gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
+    grads = []
+    if wanted[0]:
+        grads.append(_convolve(dOut, weight, None, *over.backwards, not is_swapped).to(features.dtype))
+    if wanted[1] and is_swapped:  # the features have the weight's output channels
+        grads.append(_WeightGradient.apply(dOut, features, weight, over.backwards))
+    elif wanted[1]:
+        grads.append(_WeightGradient.apply(features, dOut, weight, over))
+    return grads
 
 
 def same_rows(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
@@ -189,11 +277,11 @@ def _fake_same(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("convolve", uncompiled(_run), _key)
-    voxel_library.impl("convolution_weight", uncompiled(_run_gradient), _key)
+    voxel_library.impl("convolution", _run, _key)
+    voxel_library.impl("convolution_gradients", _run_gradients, _key)
     voxel_library.impl("same_rows", uncompiled(_same), _key)
-voxel_library.impl("convolve", _differentiable, "Autograd")
-voxel_library.impl("convolution_weight", _differentiable_gradient, "Autograd")
+voxel_library.impl("convolution", _differentiable, "Autograd")
+voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")
 
 
 @register_flop_formula(_convolve.overloadpacket, get_raw=True)
@@ -202,6 +290,6 @@ def _flops(features: Tensor, weight: Tensor, bias: Any, *rest: Any, **_: Any) ->
     return 2 * _Over(*rest[:6]).rows * weight.numel()
 
 
-@register_flop_formula(_weight.overloadpacket, get_raw=True)
-def _gradient_flops(In: Tensor, dOut: Tensor, weight: Tensor, *parts: Any, **_: Any) -> int:
-    return 2 * _Over(*parts[:6]).rows * weight.numel()
+@register_flop_formula(_gradients.overloadpacket, get_raw=True)
+def _gradient_flops(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
+    return sum(rest[7]) * 2 * _Over(*rest[:6]).rows * weight.numel()

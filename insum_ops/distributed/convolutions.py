@@ -38,7 +38,7 @@ SWAPPED: Dims = ((1, 0), (2, -1))
 
 
 def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> DTensor:
-    """Evaluate `insum_ops::convolve` over DTensors; plain tensors are whole on each rank."""
+    """Evaluate `insum_ops::convolution` over DTensors; plain tensors are whole on each rank."""
     features, weight, bias, source, target, geometry, sizes, groups, side, is_swapped = args
     operands = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
@@ -55,11 +55,35 @@ def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapp
     return _placed(value, mesh, splits, ((source if side else target).shape[0], channels))
 
 
-def _weight_gradient(
+def _gradients(
     cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> list[DTensor]:
+    """Evaluate `insum_ops::convolution_gradients` over DTensors: each gradient is placed by its own statement."""
+    dOut, features, weight, source, target, geometry, sizes, groups, side, is_swapped, wanted = args
+    grads, over = list[DTensor](), (source, target, geometry, sizes, groups)
+    if wanted[0]:
+        inverse = dOut, weight, None, *over, 1 - side, not is_swapped
+        grads.append(_convolve(cls, torch.ops.insum_ops.convolution.default, types, inverse).to(features.dtype))
+    if wanted[1] and is_swapped:  # the features have the weight's output channels
+        grads.append(_weight_gradient(func, dOut, features, weight, *over, 1 - side))
+    elif wanted[1]:
+        grads.append(_weight_gradient(func, features, dOut, weight, *over, side))
+    return grads
+
+
+def _weight_gradient(
+    func: Any,
+    In: Tensor,
+    dOut: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    target: Tensor,
+    geometry: str,
+    sizes: Sequence[int],
+    groups: int,
+    side: int,
 ) -> DTensor:
-    """Evaluate `insum_ops::convolution_weight` over DTensors; of the weight the shape alone counts."""
-    In, dOut, weight, source, target, geometry, sizes, groups, side = args
+    """Return the gradient of the weight, of which the shape alone counts."""
     operands = {"In": In, "dOut": dOut}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
     kind = channel_kind(weight, groups)
@@ -71,7 +95,8 @@ def _weight_gradient(
         own_groups = _own_groups(groups, kind, local["In"], In)
         shape = local["dOut"].shape[1], *weight.shape[1:-1], local["In"].shape[1] // own_groups
         own_weight = torch.empty((), dtype=weight.dtype, device=local["In"].device).expand(shape)
-        value = func(local["In"], local["dOut"], own_weight, source, target, geometry, sizes, own_groups, side)
+        over = source, target, geometry, sizes, own_groups, side
+        (value,) = func(local["dOut"], local["In"], own_weight, *over, False, [False, True])
     return _placed(value, mesh, splits, tuple(weight.shape))
 
 
@@ -147,5 +172,5 @@ def _placed(value: Tensor, mesh: DeviceMesh, splits: Sequence[Split], shape: tup
     return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-torch.library.register_torch_dispatch("insum_ops::convolve", DTensor, _convolve)
-torch.library.register_torch_dispatch("insum_ops::convolution_weight", DTensor, _weight_gradient)
+torch.library.register_torch_dispatch("insum_ops::convolution", DTensor, _convolve)
+torch.library.register_torch_dispatch("insum_ops::convolution_gradients", DTensor, _gradients)

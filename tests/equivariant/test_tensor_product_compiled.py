@@ -45,5 +45,5 @@ def test_a_compiled_call_copies_no_tables(kind, is_shared, remade, monkeypatch):
     layer = remade(make(*IRREPS, *([] if make is FullyConnectedTensorProduct else [CHANNELWISE]), **options))
     weights = [] if is_shared else [torch.randn(5, layer.weight_numel)]
     found = _graph(layer, torch.randn(5, 16), torch.randn(5, 4), *weights)
-    assert [name for name in found if "run_format" in name or "insum_ops" in name]
+    assert [name for name in found if "format_value" in name or "insum_ops" in name]
     assert not [name for name in found if name == "to" or "_to_copy" in name]

@@ -137,7 +137,7 @@ def test_flops_of_a_format_are_counted_as_an_operator_and_in_ordinary_calls():
     parts, expr = parts_of(A), "C[m,n] += A[m,k] * B[k,n]"
     with FlopCounterMode(display=False) as counter:
         values, B = parts.values.clone().requires_grad_(), B.requires_grad_()
-        operator = torch.ops.insum_ops.run_format
+        operator = torch.ops.insum_ops.format_value
         operator(expr, "B", None, [B], "A", parts.text, list(parts.shape), values, parts.coords).sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 6 * 3  # of the value and of two gradients
     with FlopCounterMode(display=False) as counter, torch.no_grad():

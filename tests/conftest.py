@@ -37,6 +37,8 @@ IS_TABLE = os.environ.get("INSUM_TESTS") == "torch"  # whose cells say something
 
 if IS_INTERPRETED:
     fast_interpreter.install()
+elif DEVICE == "cpu":
+    os.environ.setdefault("INSUM_TUNE", "off")  # results that depend on a clock are for those who ask for them
 
 
 def pytest_configure(config: pytest.Config) -> None:

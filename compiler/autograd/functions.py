@@ -6,7 +6,7 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,24 +21,22 @@ from ...formats.torch_state import (
     is_grad_enabled,
     is_traced,
     is_watched,
-    is_wrapped,
     modes,
     rounds_float32,
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..language import parse
-from ..runtime import INTERPRETED, PLAIN_CALLS, owned, planned
+from ..runtime import PLAIN_CALLS, owned, planned
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .torch_gradients import by_torch
 
-__all__ = ["by_torch", "differentiable", "unchecked"]
+__all__ = ["differentiable", "unchecked"]
 
 Evaluate = Callable[..., Tensor]
-DENSE = 4096  # statements of which it is kept whether torch differentiates them
 
 
 class _Call(NamedTuple):
@@ -112,29 +110,6 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     if is_exporting():
         return run_plain(expr, ",".join(operands), size, list(operands.values()), None)
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
-
-
-def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
-    """Return whether torch itself differentiates the operations of a call that nobody watches, not statements.
-
-    On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
-    and what is kept for them is no more than what the sum makes on its way. Where a tensor or the result is empty,
-    nothing would lead to the tensors.
-    """
-    if INTERPRETED or not _is_dense(expr, tuple(operands)) or (size is not None and 0 in size):
-        return False
-    for tensor in operands.values():
-        if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
-            return False
-    return True
-
-
-@lru_cache(maxsize=DENSE)
-def _is_dense(expr: str, names: tuple[str, ...]) -> bool:
-    """Return whether a statement is a sum without index tensors that reads all tensors of these names."""
-    statement = parse(expr)
-    reads = {*statement.tensor_names, *((statement.output.name,) if statement.op == "+=" else ())}
-    return statement.is_sum and not statement.index_accesses and set(names) <= reads
 
 
 class _Sum(torch.autograd.Function):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -98,9 +99,15 @@ def _names_beside(access: Access, index: Access) -> tuple[str, ...]:
 class Grouped(Faster):
     """The graph of one bound statement, contracted group by group where that takes less."""
 
+    @cached_property
+    def grouping(self) -> _Grouping | None:
+        """How the statement falls apart into groups; None if it does not, or its way is another."""
+        grouping = _grouping(self.bound)
+        return grouping if grouping is not None and self.takes("by_rows") else None
+
     def total(self) -> fx.Node:
         """Return the statement's sums; those of one output slice at a time if groups choose the slices."""
-        grouping = _grouping(self.bound)
+        grouping = self.grouping
         if grouping is None:
             return super().total()
         if not grouping.is_summed:
@@ -127,7 +134,7 @@ class Grouped(Faster):
 
     def contract(self) -> Value:
         """Return the product of the factors, summed down to the names on the left."""
-        grouping = _grouping(self.bound)
+        grouping = self.grouping
         if grouping is None:
             return super().contract()
         free = self.bound.statement.free
@@ -155,8 +162,9 @@ class Grouped(Faster):
         size = tuple(sizes) if grouping.is_summed else tuple(bound.extents[str(index)] for index in output.indices)
         extents = {**bound.extents, grouping.name: -(-bound.extents[grouping.name] // grouping.count)}  # about
         part = Bound(inner, extents, shapes, dtypes, size, self.compute_dtype, bound.device, False)
-        lowering = Faster(part, self.padded & set(shapes), True)
+        lowering = Faster(part, self.padded & set(shapes), True, way=self.way)
         function = compiled(lowering.finished_graph(False))
+        self.choices |= lowering.choices
         lengths = [self.length_of(key, grouping) for key in lowering.length_arguments]
         varying = [at for at, key in enumerate(lowering.length_arguments) if key == grouping.name]
         places = [(grouping.chosen.get(name), grouping.spread.get(name)) for name in placeholders(part)]

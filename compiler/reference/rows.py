@@ -175,12 +175,14 @@ def _entries_of(
     for kept in known:
         if kept and kept.holds_for(tensors, rows):  # a pickle has an empty dictionary in its place
             if kept.entries is None and sorts:
-                kept.entries = _ordered_entries(columns, index, rows, is_padded)
+                kept.entries = _ordered_entries(columns, index, rows, is_padded, kept.is_ascending)
             return kept.entries if sorts or kept.is_ascending else None
     keeps = may_keep() and not any([tensor is not None and tensor.is_inference() for tensor in tensors])
     new = _Kept(tensors, rows) if keeps else None  # before they are read: another thread may write to them
     is_ascending = index is None or _is_ascending(index.reshape(-1))
-    entries = _ordered_entries(columns, index, rows, is_padded) if sorts or is_ascending else None
+    entries = None
+    if sorts or is_ascending:
+        entries = _ordered_entries(columns, index, rows, is_padded, is_ascending)
     if new is not None:
         new.entries, new.is_ascending = entries, is_ascending
         setattr(keeper, _ORDERS, (new, *known[: KEPT - 1]))
@@ -194,10 +196,12 @@ def _is_ascending(positions: Tensor) -> bool:
     return True
 
 
-def _ordered_entries(columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool) -> _Entries:
+def _ordered_entries(
+    columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, is_ascending: bool
+) -> _Entries:
     """Return the entries in the order of their rows, those of a row in the order in which they came."""
     row = torch.arange(rows, device="cpu") if index is None else index.reshape(-1)
-    owners = None if index is None or _is_ascending(row) else torch.argsort(row, stable=True)
+    owners = None if is_ascending else torch.argsort(row, stable=True)
     count = row.numel() if columns is None else columns.numel()
     each = count // row.numel()
     order = owners if owners is None or each == 1 else _spread(owners, each)

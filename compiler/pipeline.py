@@ -49,9 +49,9 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
     if learns and not (is_free() and is_sum(expr)):
         return cold()
-    statements = lambda given: differentiable(evaluate, expr, given, size, None, plan, cache)
-    is_plain = not learns or by_torch(expr, operands, size, statements)
-    return planned(*plan, kind="learns" if learns else "") if is_plain else statements(operands)
+    if not learns or by_torch(expr, operands, size):
+        return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
+    return differentiable(evaluate, expr, operands, size, None, plan, cache)
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:

@@ -32,7 +32,7 @@ from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_st
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
-from .torch_gradients import by_torch
+from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 
 __all__ = ["differentiable", "unchecked"]
 
@@ -52,6 +52,7 @@ class _Call(NamedTuple):
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
+    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -93,7 +94,10 @@ def differentiable(
         in_steps = lambda *_: value_in_steps(evaluate, expr, operands, shape, cold)
         forward = partial(planned, cache, ("in steps", rounds_float32(), key), in_steps, *rest)
     function = _Sum if plan is not None or is_sum(expr) else _Extremum
-    return function.apply(_Call(evaluate, expr, names, shape, fact, forward), *operands.values())  # type: ignore[no-any-return]
+    call = _Call(evaluate, expr, names, shape, fact, forward)
+    if plan is not None:
+        call = call._replace(graph=graph_of(expr, operands, shape, plan, partial(_Sum.apply, call)))
+    return function.apply(call, *operands.values())  # type: ignore[no-any-return]
 
 
 @differentiate
@@ -119,7 +123,11 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
         evaluate, expr, names, size, fact, forward, *_ = call
         kept: list[Tensor] = []
-        if forward is not None:
+        if call.graph is not None:
+            # released with what is saved; the value has a version of its own, so that it may be changed in place
+            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
+            value, kept = graph.data, [*kept, graph]
+        elif forward is not None:
             value = forward()
             if isinstance(value, tuple):
                 value, *kept = value
@@ -127,7 +135,7 @@ class _Sum(torch.autograd.Function):
             value = run_plain(expr, ",".join(names), size, list(tensors), fact)
         else:
             value = evaluate(expr, dict(zip(names, tensors)), size)
-        ctx.call, ctx.rounds = call, bool(kept) and uses_tensor_cores(value.dtype)
+        ctx.call, ctx.rounds = call, bool(kept) and call.graph is None and uses_tensor_cores(value.dtype)
         ctx.save_for_backward(*tensors, *kept)
         return owned(value)
 
@@ -143,6 +151,8 @@ class _Sum(torch.autograd.Function):
 
         if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
             return None, *run(grad_output, *ctx.saved_tensors[: len(names)])
+        if ctx.call.graph is not None:
+            return None, *gradients_by_torch(ctx.saved_tensors[len(names) :], needs_grads, grad_output)
         call_key = "gradients", expr, names, needs_grads, rounds
         return None, *planned(PLAIN_CALLS, call_key, run, (grad_output, *ctx.saved_tensors), varies=True)
 

@@ -123,7 +123,8 @@ class Faster(Products):
 
         A processor may take ten times longer to convert a number than to move it.
         """
-        is_half = self.bound.dtypes[access.name].itemsize < self.compute_dtype.itemsize
+        dtype = self.bound.dtypes[access.name]
+        is_half = dtype.is_floating_point and dtype.itemsize < self.compute_dtype.itemsize  # positions stay integers
         is_worth_it = self.way.widens or access in self.large_gathers
         return self.is_on_cpu and is_half and is_worth_it and access.is_indirect
 

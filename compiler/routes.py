@@ -178,7 +178,8 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
         by_torch = [way for way in by_torch if not (way.in_half and has_index)]  # gradients would be summed in half
         ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
     has_choice = len(ways) > 1 and statement.bound.device.type == "cpu" and not statement.bound.is_empty
-    if not has_choice or tuning_mode() == "off" or is_deterministic() or is_watched() or has_saving_hooks():
+    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
+    if not has_choice or tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted:
         return statement.graph(variant, way=next(iter(ways.values())))
     runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}
     operands = [tensor.detach().requires_grad_(learns and tensor.requires_grad) for tensor in tensors]

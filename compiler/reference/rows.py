@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, may_keep
 
-__all__ = ["add_rows", "chosen_rows", "order_of_rows", "row_sums", "weighted_row_sums"]
+__all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_sums", "weighted_row_sums"]
 
-_ORDERS = "_insum_row_orders"
+_ORDERS, _GROUPS = "_insum_row_orders", "_insum_groups"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
 LONG, PART = 256, 128  # entries of a row from which on it is summed in parts, and those of a part
 GLANCE = 64  # positions that are looked at before all of them are
@@ -35,20 +35,29 @@ class _Entries(NamedTuple):
     parts: tuple[Tensor, Tensor] | None  # where the parts of long rows begin, and which parts a row has
 
 
+class Groups(NamedTuple):
+    """Entries in the order of their groups, without those that a -1 hides: those of group g lie between two offsets."""
+
+    offsets: list[int]
+    order: Tensor | None  # which of all entries they are; None: all, as they lie
+    owners: Tensor | None  # to which position of the index each belongs; None: one belongs to each, as they lie
+    members: tuple[Tensor | None, ...]  # what index tensors hold for them; None: what was given, as it lies
+
+
 class _Kept:
     """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
 
     __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
 
-    def __init__(self, tensors: tuple[Tensor | None, ...], rows: int) -> None:
+    def __init__(self, tensors: tuple[Tensor | None, ...], rows: object) -> None:
         self.guards = tuple([None if tensor is None else ChangeGuard(tensor) for tensor in tensors])
         self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
         self.rows, self.is_ascending = rows, False
-        self.entries: _Entries | None = None
+        self.entries: Any = None  # _Entries or Groups
 
-    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: int) -> bool:
+    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: object) -> bool:
         """Return whether these are the tensors, with this many rows."""
-        if self.rows != rows:
+        if self.rows != rows or len(self.owners) != len(tensors):
             return False
         for tensor, owner, guard in zip(tensors, self.owners, self.guards):
             if tensor is None or owner is None or guard is None:
@@ -113,11 +122,67 @@ def add_rows(result: Tensor, index: Tensor, values: Tensor, is_padded: bool) -> 
     result.index_add_(0, flat, values)
 
 
-def order_of_rows(index: Tensor, rows: int, is_padded: bool) -> tuple[Tensor | None, list[int]]:
-    """Return the order of positions by their rows, None if they lie so, and where in it each row begins and ends."""
-    entries = _entries_of(None, index, rows, is_padded, True)
-    assert entries is not None
-    return None if entries.is_ascending else entries.columns, entries.offsets.tolist()
+def grouped_entries(
+    index: Tensor,
+    members: tuple[Tensor, ...],
+    hides: tuple[bool, ...],
+    each: int,
+    count: int,
+    is_padded: bool,
+    needs: tuple[bool, bool],
+) -> Groups:
+    """Return the entries that belong to each value of an index, of which there are `count`: `each` for a position.
+
+    `members` are index tensors with one position for an entry, or for a position of the index. One that is -1 hides the
+    entry if the tensor `hides`; so does the index where it `is_padded`. `needs` says whether the order is asked for,
+    and whether the owners are.
+    """
+    tensors, sizes = (index, *members), (count, each, needs)
+    known: tuple[_Kept, ...] = getattr(index, _GROUPS, ())
+    for kept in known:
+        if kept and kept.holds_for(tensors, sizes):  # a pickle has an empty dictionary in its place
+            return kept.entries  # type: ignore[no-any-return]
+    keeps = may_keep() and not any([tensor.is_inference() for tensor in tensors])
+    new = _Kept(tensors, sizes) if keeps else None  # before they are read: another thread may write to them
+    hiding = [member for member, is_hiding in zip(members, hides) if is_hiding]
+    groups = _grouped_entries(index, members, [*hiding, *([index] if is_padded else [])], each, count, needs)
+    if new is not None:
+        new.entries = groups
+        setattr(index, _GROUPS, (new, *known[: KEPT - 1]))
+    return groups
+
+
+def _grouped_entries(
+    index: Tensor, members: tuple[Tensor, ...], hiding: list[Tensor], each: int, count: int, needs: tuple[bool, bool]
+) -> Groups:
+    positions, order = index.reshape(-1), None
+    total = positions.numel() * each
+    if not _is_ascending(positions):
+        order = torch.argsort(positions, stable=True)
+        order = order if each == 1 else _spread(order, each)
+    if hiding:
+        is_shown = _for_each(hiding[0] >= 0, total)
+        for member in hiding[1:]:
+            is_shown &= _for_each(member >= 0, total)
+        order = is_shown.nonzero().squeeze(1) if order is None else order[is_shown[order]]
+    groups, owners = _for_each(positions, total), order
+    counts = torch.bincount(groups if order is None else groups[order], minlength=count)
+    if each > 1 and needs[1]:
+        owners = (torch.arange(total, device="cpu") if order is None else order) // each
+    kept = [
+        (None if member.numel() == total else _for_each(member, total))
+        if order is None
+        else _for_each(member, total)[order]
+        for member in members
+    ]
+    return Groups(
+        [0, *counts.cumsum(0).tolist()], order if needs[0] else None, owners if needs[1] else None, tuple(kept)
+    )
+
+
+def _for_each(held: Tensor, total: int) -> Tensor:
+    """Return what is held for each of this many entries, by a tensor that has it for them or for their owners."""
+    return held.reshape(-1) if held.numel() == total else held.reshape(-1).repeat_interleave(total // held.numel())
 
 
 def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from ..binding import Bound
+from ..binding import Bound, example_of
 from ..language import Access, Const, Index, Var
 from .extremes import Competing
 from .gathers import VIEWS, Value
 from .products import Products
 from .rows import chosen_rows, row_sums, weighted_row_sums
 
-__all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of"]
+__all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "short_names"]
 
 
 class Way(NamedTuple):
@@ -30,7 +30,7 @@ class Way(NamedTuple):
     """
 
     by_rows: bool = True  # sums by row offsets, products by groups; else rows are gathered and added as they come
-    by_entries: bool = False  # vectors times matrices as products of entries; else as a batched product
+    by_entries: bool = False  # batches of vectors or small matrices as products of entries; else as a batched product
     in_half: bool = False  # half precision is left to one product of torch's, which sums in float32 by itself
     puts: bool = False  # slices are added up by `index_put_`; else by `index_add_`, which waits for memory more often
     widens: bool = False  # half precision is made float32 before anything is read of it
@@ -38,6 +38,8 @@ class Way(NamedTuple):
 
 
 USUAL = Way()
+SHORT = 32  # values of a name along which matrices are small
+AT_ONCE = 1 << 18  # products of entries that are made before they are summed: they stay in a processor's cache
 
 
 class Faster(Products):
@@ -81,8 +83,14 @@ class Faster(Products):
         A batched product calls a routine for each matrix, which for a small one takes longer than its numbers do.
         """
         is_wide = self.compute_dtype.itemsize > 2  # products of entries would be rounded before they are summed
-        if not is_wide or bool(rows) == bool(columns) or not self.takes("by_entries"):
+        is_small = self.way.by_rows and {*rows, *summed, *columns} <= short_names(self.bound)
+        is_small = is_small and max(len(rows), len(summed), len(columns)) == 1
+        is_vector = bool(rows) != bool(columns)
+        if not is_wide or not (is_vector or (rows and is_small)) or not self.takes("by_entries"):
             return super().batch_product(left, right, batch, rows, columns, summed)
+        if not is_vector:
+            matrices = self.in_groups(left, batch, rows, summed), self.in_groups(right, batch, summed, columns)
+            return self.call(matrix_products, *matrices)
         groups = (batch, rows, summed) if rows else (batch, summed, columns)
         factors = [
             self.in_groups(each, *[[name for name in group if name in each.axes] for group in groups])
@@ -107,7 +115,7 @@ class Faster(Products):
         """Return whether a value lies in memory of its own."""
         while node.target in VIEWS:
             node = node.all_input_nodes[0]  # after it come lengths
-        own = (torch.mm, torch.mv, torch.bmm, torch.dot, chosen_rows, operator.getitem)
+        own = (torch.mm, torch.mv, torch.bmm, torch.dot, chosen_rows, matrix_products, operator.getitem)
         return node.target in own or super().makes_memory(node)
 
     # reads
@@ -279,6 +287,8 @@ class Faster(Products):
 
     def added(self, start: fx.Node, dim: int, positions: fx.Node, source: fx.Node) -> fx.Node:
         """Return a start with slices of a source added along a dimension, by one of two operations of torch."""
+        if self.is_on_cpu:  # torch adds slices at int32 positions one by one, up to 28 times slower
+            positions = self.call(torch.Tensor.long, positions)
         if not self.takes("puts"):
             return super().added(start, dim, positions, source)
         return self.call(torch.ops.aten.index_put_.default, start, [None] * dim + [positions], source, True)
@@ -302,6 +312,18 @@ class Faster(Products):
         last = self.permute(result, (*(name for name in names if name != twice), twice))
         total = self.call(torch.diag_embed, last, 0, first, second)
         return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+
+
+def short_names(bound: Bound) -> frozenset[str]:
+    """Return the names of which there are so few values that products of matrices along them may be by entries."""
+    return frozenset(name for name, extent in bound.extents.items() if example_of(extent) <= SHORT)
+
+
+def matrix_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return products of batches of matrices, a few at a time as products of their entries, which are then summed."""
+    step = max(1, AT_ONCE // max(1, left.shape[1] * right.shape[1] * right.shape[2]))
+    parts = zip(left.unsqueeze(3).split(step), right.unsqueeze(1).split(step))
+    return torch.cat([(one * other).sum(2) for one, other in parts])
 
 
 def names_of(indices: Sequence[Index]) -> tuple[str, ...] | None:

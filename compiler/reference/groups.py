@@ -170,13 +170,17 @@ class Grouped(Faster):
 
     def rows_by_group(self, grouping: _Grouping) -> fx.Node | None:
         """Return rows that one index tensor scatters, those of a group once they are made; None for other sums."""
-        output = self.bound.statement.output
-        places, columns = direct_names(output.indices[0]), names_of(output.indices[1:])
-        if not places or not columns or set(places) & set(columns) or grouping.name not in places:
+        indices = self.bound.statement.output.indices
+        sent = [index for index in indices if isinstance(index, Access)]
+        places, columns = direct_names(sent[0]) if len(sent) == 1 else None, [x for x in indices if x not in sent]
+        kept = names_of(columns)
+        if not places or not kept or set(places) & set(kept) or grouping.name not in places:
             return None
-        (index,) = output.indirections
-        product = Access(fresh_name("T", self.tensors), tuple(map(Var, (*places, *columns))))
-        return self.by_group(grouping, product, index)
+        if indices[0] not in sent and len(places) > len(grouping.entry):
+            return None
+        at = indices.index(sent[0])
+        product = Access(fresh_name("T", self.tensors), tuple(map(Var, (*kept[:at], *places, *kept[at:]))))
+        return self.by_group(grouping, product, sent[0])
 
     def contract(self) -> Value:
         """Return the product of the factors, summed down to the names on the left."""
@@ -219,6 +223,7 @@ class Grouped(Faster):
         form = _Form(
             tuple(_place(grouping, name, members) for name in names),
             None if owner is None else _place(grouping, owner.name, members),
+            0 if owner is None else statement.output.indices.index(owner),
             owner is not None and owner.name in padded,
             len(grouping.entry),
             tuple(varying),
@@ -289,6 +294,7 @@ class _Form(NamedTuple):
 
     places: tuple[_Place, ...]  # of its tensors
     owner: _Place | None  # of the index tensor that says where rows are added
+    owner_dim: int  # along which dimension of the result
     owner_hides: bool  # it may hold -1
     entry_dims: int  # dimensions of an entry
     varying: tuple[int, ...]  # which of the lengths are those of the group
@@ -336,7 +342,7 @@ def _runner(function: Callable[..., Tensor], form: _Form) -> Callable[..., Tenso
             parts = [part(group, start, stop) for part in read]
             total = function(*parts, *lengths)
             if sent is not None:
-                add_rows(result, sent(group, start, stop), total, form.owner_hides)
+                add_rows(result, form.owner_dim, sent(group, start, stop), total, form.owner_hides)
             elif form.is_stacked:
                 result[group] = total
             elif form.along is None:

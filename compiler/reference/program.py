@@ -12,7 +12,7 @@ from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
 from .demands import orders_of, path_of, sums_in_float32
-from .faster import USUAL, Way
+from .faster import USUAL, Way, short_names
 from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
 from .products import Products
@@ -53,10 +53,11 @@ def program_for(
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
     are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
-    contracted one by one, and the type of winners' positions. The key holds these.
+    contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), orders_of(bound), index_of_groups(bound)
+    sizes += (short_names(bound),)
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)

@@ -41,7 +41,7 @@ class Groups(NamedTuple):
     offsets: list[int]
     order: Tensor | None  # which of all entries they are; None: all, as they lie
     owners: Tensor | None  # to which position of the index each belongs; None: one belongs to each, as they lie
-    members: tuple[Tensor | None, ...]  # what index tensors hold for them; None: what was given, as it lies
+    members: tuple[Tensor | None, ...]  # what index tensors hold for them, as int64; None: what was given, as it lies
 
 
 class _Kept:
@@ -110,16 +110,18 @@ def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:
     return rows.index_fill_(dim, (index < 0).nonzero().squeeze(1), 0)
 
 
-def add_rows(result: Tensor, index: Tensor, values: Tensor, is_padded: bool) -> None:
-    """Add values, which are over the index's dimensions and then those of a row, to the rows that the index holds.
+def add_rows(result: Tensor, dim: int, index: Tensor, values: Tensor, is_padded: bool) -> None:
+    """Add values to the rows along a dimension that an index holds, whose own dimensions they have in its place.
 
     A position of -1 hides its values, which are overwritten, if the index `is_padded`.
     """
-    flat, values = index.reshape(-1), values.flatten(0, index.dim() - 1)
+    flat = index.reshape(-1)
+    if index.dim() > 1:
+        values = values.flatten(dim, dim + index.dim() - 1)
     if is_padded:
-        values.index_fill_(0, (flat < 0).nonzero().squeeze(1), 0)
+        values.index_fill_(dim, (flat < 0).nonzero().squeeze(1), 0)
         flat = flat.clamp(min=0)
-    result.index_add_(0, flat, values)
+    result.index_add_(dim, flat.long(), values)  # torch adds rows at int32 positions one by one, up to 28 times slower
 
 
 def grouped_entries(
@@ -169,12 +171,9 @@ def _grouped_entries(
     counts = torch.bincount(groups if order is None else groups[order], minlength=count)
     if each > 1 and needs[1]:
         owners = (torch.arange(total, device="cpu") if order is None else order) // each
-    kept = [
-        (None if member.numel() == total else _for_each(member, total))
-        if order is None
-        else _for_each(member, total)[order]
-        for member in members
-    ]
+    held = [_for_each(member, total) if order is None else _for_each(member, total)[order] for member in members]
+    is_given = [order is None and own.numel() == total and own.dtype == torch.int64 for own in members]
+    kept = [None if is_as_it_lies else own.long() for own, is_as_it_lies in zip(held, is_given)]
     return Groups(
         [0, *counts.cumsum(0).tolist()], order if needs[0] else None, owners if needs[1] else None, tuple(kept)
     )
@@ -227,7 +226,7 @@ def _added_up(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tens
         flat = flat.clamp(min=0)
     dtype = torch.float32 if values.dtype.itemsize == 2 else values.dtype
     start = torch.zeros(rows, values.shape[1], dtype=dtype, device="cpu")
-    return start.index_add_(0, flat, values.to(dtype)).to(values.dtype)
+    return start.index_add_(0, flat.long(), values.to(dtype)).to(values.dtype)
 
 
 def _entries_of(

@@ -71,6 +71,8 @@ STATEMENTS = {
     "Y[c,I[p]] += A[c,p]": ("A 3 20", "I 20 < 4", "size 3 4"),
     "Y[I[p]] += V[p] * A[J[p]]": ("V 20", "A 6", "I 20 < 4", "J 20 < 6", "size 4"),
     "Y[I[K[p]],c] += A[p,c]": ("A 20 9", "I 5 < 4", "K 20 < 5", "size 4 9"),
+    "Y[b,i,k] += A[b,i,j] * B[b,j,k]": ("A 7 3 4", "B 7 4 5"),
+    "Y[b,k,i] += A[b,i,j] * B[J[b],k,j]": ("A 7 3 4", "B 5 6 4", "J 7 < 5"),
     "Y[I[p],c] += B[J[p],c] * A[K[p],c]": ("B 5 9", "A 6 9", "I 20 < 4", "J 20 < 5", "K 20 < 6", "size 4 9"),
 }
 
@@ -108,7 +110,7 @@ def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size:
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
     copies = [value.clone() for value in values]
-    ways = {*ways_for(bound, padded).values(), Way(by_rows=False, indexes=True)}
+    ways = {*ways_for(bound, padded).values(), Way(by_rows=False, indexes=True), Way(by_entries=True)}
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))
@@ -276,6 +278,25 @@ GROUPS = {
     "Y[b,s,o] += 2 * X[b,s,i] * A[U[b],i,o]": ("X 9 2 3", "A 4 3 5", "U 9 < 4", "Y 9 2 5"),
     "Y[p] += X[p,c] * W[E[p],F[p],c]": ("X 20 3", "W 4 5 3", "E 20 < 4", "F 20 < 5"),
     "Y[E[p],c] += X[p,c] * W[E[p],c]": ("X 20 3", "W 4 3", "E 20 < 4", "size 4 3"),
+    "Y[b,I[p,q],m] += V[p,q] * X[b,J[p,q],c] * W[b,E[p],c,m]": (
+        *("V 7 2", "X 3 6 3", "W 3 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 3 6 5"),
+    ),
+    "Y[I[p],m] += V[p,q] * X[J[p,q],c] * W[E[p],c,m]": (
+        *("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "I 7 < 6", "J 7 2 < 6", "size 6 5"),
+    ),
+    "Y[p,m] += V[p,q] * X[J[p,q],c] * W[E[p],c,m]": ("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[p,q,m] += V[p] * X[J[p,q],c] * W[E[p],c,m]": ("V 7", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[q,m,p] += V[q,p] * X[J[p,q],c] * W[E[p],c,m]": ("V 2 7", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[m] += V[p,q,r] * X[J[p,q,r],c] * G[p] * W[E[p],c,m]": (
+        *("V 5 2 3", "G 5", "X 6 3", "W 4 3 5", "E 5 < 4", "J 5 2 3 < 6"),
+    ),
+    "W[E[p],c,m] += X[J[p,q],c] * Y[p,m]": ("X 6 3", "Y 7 5", "E 7 < 4", "J 7 2 < 6", "size 4 3 5"),
+    "Y[I[p,q],m] += X[J[p],c] * W[E[p],c,m] * V[p,q]": (
+        *("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 < 6", "size 6 5"),
+    ),
+    "Y[I[p,x],m] += X[p,x,c] * W[E[p],c,m] * V[x]": (
+        *("V 2", "X 7 2 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "size 6 5"),
+    ),
 }
 
 

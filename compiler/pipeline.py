@@ -25,7 +25,7 @@ from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
-from .routes import fastest_route
+from .routes import fastest_program, fastest_route
 from .row_order import grouped
 from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed
 from .tuning import choose, known_launcher
@@ -95,13 +95,13 @@ def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | N
 def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None, times: Times = None) -> Runner:
     """Return the runner of a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     bound, variant = statement.bound, statement.variant(tensors)
-    runner = statement.runners.get(variant)
+    runner = statement.runners.get(key := (variant, wants_gradient(tensors)))
     if runner is None and (bound.is_empty or not has_kernels(bound.device)):
-        runner = statement.graph(variant)  # lower
+        runner = fastest_program(statement, variant, tensors)  # lower
     elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
         runner = fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
-        statement.runners[variant] = runner
+        statement.runners[key] = runner
     return runner
 
 

@@ -18,7 +18,7 @@ from ..lru_cache import LRUCache
 from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
-from .reference import placeholders, program_for
+from .reference import USUAL, Way, placeholders, program_for, ways_for
 from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_ranges, segment_lengths
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
@@ -123,9 +123,13 @@ class PreparedStatement:
         flags = key[0] if self.is_half else key
         return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
-    def graph(self, variant: Any, sums_in_half: bool = False) -> Runner:
+    def ways(self, variant: Any) -> dict[str, Way]:
+        """Return the ways in which a CPU may run the statement in plain torch, by their names; first the likeliest."""
+        return ways_for(self.bound, self.padding(variant), self.wants_winners)
+
+    def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
         """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
-        program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half)
+        program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
         if (

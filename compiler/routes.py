@@ -28,18 +28,37 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import HALF, is_capturing, may_round_sums, uses_tensor_cores
+from ..formats.torch_state import (
+    HALF,
+    has_saving_hooks,
+    is_capturing,
+    is_deterministic,
+    is_watched,
+    may_round_sums,
+    uses_tensor_cores,
+    wants_gradient,
+)
 from ..lru_cache import LRUCache
-from .binding import Bound
+from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
 from .steps import Step, evaluated, split_of, steps_of
-from .tuning import NEAR, fastest, floor_milliseconds, host_milliseconds, tuning_mode
+from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
-__all__ = ["CLEAR", "GROUPED", "KERNEL", "STATEMENTS", "TORCH", "chosen_route", "fastest_route"]
+__all__ = [
+    "CLEAR",
+    "GROUPED",
+    "KERNEL",
+    "STATEMENTS",
+    "TORCH",
+    "chosen_route",
+    "fastest_program",
+    "fastest_route",
+    "grad_like",
+]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
 GROUPED = "tiles of equal index"
@@ -144,6 +163,58 @@ def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) 
 def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> Split | None:
     """Return the smaller statements of a sum; None too where a fact is known, which is one about the whole."""
     return split_of(statement.bound, statement.padding(variant)) if fact is None and statement.is_sum else None
+
+
+def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Runner:
+    """Return the runner of a statement that no kernel runs: torch's operations in the way that takes the least.
+
+    Where nothing may be timed, or results must not depend on it, that is the likeliest way. What torch differentiates
+    is of its own operations alone.
+    """
+    learns, ways = wants_gradient(tensors), statement.ways(variant)
+    if learns:
+        has_index = bool(statement.bound.statement.index_accesses)
+        by_torch = [way._replace(by_rows=False, widens=has_index) for way in ways.values()]
+        by_torch = [way for way in by_torch if not (way.in_half and has_index)]  # gradients would be summed in half
+        ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
+    has_choice = len(ways) > 1 and statement.bound.device.type == "cpu" and not statement.bound.is_empty
+    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
+    if not has_choice or tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted:
+        return statement.graph(variant, way=next(iter(ways.values())))
+    runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}
+    operands = [tensor.detach().requires_grad_(learns and tensor.requires_grad) for tensor in tensors]
+    wanted = [tensor for tensor in operands if tensor.requires_grad]
+    upstream = grad_like(statement.bound.size, statement.bound.dtype) if learns else None
+
+    def start(name: str) -> tuple[Callable[[], object], float]:
+        value = lambda: runners[name](operands, None)
+        call = (lambda: torch.autograd.grad(value(), wanted, upstream)) if learns else value
+        return call, float(list(runners).index(name))
+
+    with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
+        names = list(runners)
+        return runners[fastest(_program_key(statement, variant, operands), names, names, {}, start, is_waited_for=True)]
+
+
+def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return numbers to stand for the gradient of a result on a CPU.
+
+    They differ from each other: a processor may convert equal ones in a third of the time. None is drawn at random,
+    which batches of gradients do not allow.
+    """
+    steps = torch.arange(prod(size), dtype=torch.float64, device="cpu")
+    return steps.mul_(0.6180339887).frac_().to(dtype).reshape(tuple(size))
+
+
+def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
+    """Return the tuning key of the fastest program; lengths count by their power of two."""
+    bound, named = statement.bound, dict(zip(statement.names, tensors))
+    lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
+    lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
+    padding = ",".join(sorted(statement.padding(variant)))
+    learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
+    settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}"
+    return choice_key(f"program of {bound.statement}", named, lengths, settings, False, torch.__version__)
 
 
 # the routes: each returns what makes its runner, or None where a statement does not have it

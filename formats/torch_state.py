@@ -25,6 +25,7 @@ __all__ = [
     "default_dtype",
     "deterministic_flag",
     "float32_precision",
+    "has_saving_hooks",
     "is_autocast_enabled",
     "is_capturing",
     "is_compiling",
@@ -137,6 +138,14 @@ setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no s
 def is_forward_mode() -> bool:
     """Return whether derivatives are carried forward: a tensor may have a tangent."""
     return forward_ad._current_level >= 0
+
+
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: True)
+
+
+def has_saving_hooks() -> bool:
+    """Return whether someone is told of what is saved for gradients, as checkpoints and offloading are."""
+    return _saving_hooks(False) is not None
 
 
 def is_watched() -> bool:

@@ -71,8 +71,7 @@ def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, *
         ShapeError: an index has two extents, a tensor another number of dimensions, or the output's size is not known.
         IndexRangeError: a position lies beyond the dimension that it points into.
         UnsupportedError: two factors are sparse formats, a format stands where none can, or no kernel could be built.
-        SettingError: on a GPU, an environment variable of insum_ops, such as INSUM_TUNE, has a value that it can't
-            have.
+        SettingError: an environment variable of insum_ops, such as INSUM_TUNE, has a value that it can't have.
 
     Example:
         >>> import torch

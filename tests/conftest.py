@@ -6,6 +6,7 @@ import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import fast_interpreter
 import pytest
 import torch
+from drawn_programs import drawn_programs
 from hypothesis import HealthCheck, settings
 from sampling import sampled
 from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
@@ -37,6 +39,8 @@ IS_TABLE = os.environ.get("INSUM_TESTS") == "torch"  # whose cells say something
 
 if IS_INTERPRETED:
     fast_interpreter.install()
+elif DEVICE == "cpu":
+    os.environ.setdefault("INSUM_TUNE", "off")  # results that depend on a clock are for those who ask for them
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,6 +94,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
         if marks == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs kernels: TRITON_INTERPRET=1, or a GPU"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of `every_program` on a CPU run twice."""
+    if metafunc.definition.get_closest_marker("every_program") and DEVICE == "cpu" and not IS_INTERPRETED:
+        metafunc.fixturenames.append("_programs")
+        metafunc.parametrize("_programs", ["likeliest", "drawn"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def _programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    with drawn_programs() if request.param == "drawn" else nullcontext():
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -51,6 +51,7 @@ def check(case: Case, poison: float = math.nan) -> None:
             assert actual.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr(), f"{name} was returned"
 
 
+@pytest.mark.every_program
 @settings(max_examples=examples(800, 200))
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> None:
@@ -368,6 +369,7 @@ def test_nothing_leaks_in_that_no_product_reads(expr: str, lists: dict[str, Any]
     assert_within(insum(expr, **tensors), expected.value, limit(expected))
 
 
+@pytest.mark.every_program
 @settings(max_examples=examples(150, 40))
 @given(statements(missing=((0.3, 0.6), (0.5, 1.0))), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_with_many_missing_entries_equal_the_loop_nest(case: Case, poison: float) -> None:

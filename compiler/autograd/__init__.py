@@ -9,6 +9,7 @@ A file imports only from those above it.
     legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
+    torch_gradients   whether torch differentiates the operations of a call on a CPU
     functions         autograd functions of statements
     functorch_rules   statements inside the transforms of torch.func, and in forward mode
     format_operators  two opaque torch operators for a statement with a format in it
@@ -17,11 +18,12 @@ A file imports only from those above it.
 from .direct_apply import direct_apply
 from .flop_formula import flops
 from .format_operators import followed_sparse, implement
-from .functions import by_torch, differentiable, unchecked
+from .functions import differentiable, unchecked
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
 from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several, runs_at_once
+from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
 __all__ = [

@@ -6,7 +6,7 @@ Each takes first the function that evaluates a statement, `evaluate(expr, operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,26 +22,24 @@ from ...formats.torch_state import (
     is_grad_enabled,
     is_traced,
     is_watched,
-    is_wrapped,
     modes,
     rounds_float32,
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..language import parse
-from ..runtime import INTERPRETED, PLAIN_CALLS, keep_learning, owned, planned, replayed
+from ..runtime import PLAIN_CALLS, keep_learning, owned, planned, replayed
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 
-__all__ = ["by_torch", "differentiable", "unchecked"]
+__all__ = ["differentiable", "unchecked"]
 
 Evaluate = Callable[..., Tensor]
-DENSE = 4096  # statements of which it is kept whether torch differentiates them
 
 
 class _Call(NamedTuple):
@@ -55,6 +53,7 @@ class _Call(NamedTuple):
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
+    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -110,7 +109,13 @@ def _learned(
     apply, plan_key = _Sum.apply, key
     if place is not None:
         learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
-    elif may_have_steps(call.expr):
+    else:
+        plan = cache, key, run, tensors, numbers, varies, pattern
+        as_statements = lambda *leaves: _Sum.apply((call, None), *leaves)
+        graph = graph_of(call.expr, operands, call.size, plan, as_statements)
+        if graph is not None:
+            return _Sum.apply((call._replace(graph=graph), None), *tensors)  # type: ignore[no-any-return]
+    if place is None and may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
     with torch.no_grad():
@@ -157,29 +162,6 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
-def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
-    """Return whether torch itself differentiates the operations of a call that nobody watches, not statements.
-
-    On a CPU torch does so for sums in which nothing is gathered or scattered: its own gradients then take the least,
-    and what is kept for them is no more than what the sum makes on its way. Where a tensor or the result is empty,
-    nothing would lead to the tensors.
-    """
-    if INTERPRETED or not _is_dense(expr, tuple(operands)) or (size is not None and 0 in size):
-        return False
-    for tensor in operands.values():
-        if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
-            return False
-    return True
-
-
-@lru_cache(maxsize=DENSE)
-def _is_dense(expr: str, names: tuple[str, ...]) -> bool:
-    """Return whether a statement is a sum without index tensors that reads all tensors of these names."""
-    statement = parse(expr)
-    reads = {*statement.tensor_names, *((statement.output.name,) if statement.op == "+=" else ())}
-    return statement.is_sum and not statement.index_accesses and set(names) <= reads
-
-
 class _Sum(torch.autograd.Function):
     """A sum over plain tensors.
 
@@ -190,6 +172,11 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
         call, value = planned_call
         ctx.call, ctx.rounds = call, False
+        if call.graph is not None:
+            # released with what is saved; the value has a version of its own, so that it may be changed in place
+            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
+            ctx.save_for_backward(*tensors, *kept, graph)
+            return owned(graph.data)
         if value is None:
             ctx.save_for_backward(*tensors)
             return owned(_value(call, tensors))
@@ -204,8 +191,8 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
-        if not is_dynamo():
-            call = ctx.call
+        call = ctx.call
+        if call.graph is None and not is_dynamo():
             key = "gradients", call.expr, call.names, wanted, ctx.rounds
             grads = replayed(PLAIN_CALLS, key, (grad_output, *saved))
             if grads is not None:
@@ -233,6 +220,8 @@ def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], 
 
     if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
         return run(grad_output, *saved[: len(names)])
+    if ctx.call.graph is not None:
+        return None, *gradients_by_torch(saved[len(names) :], ctx.needs_input_grad[1:], grad_output)
     call_key = "gradients", expr, names, wanted, rounds
     return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
 

@@ -8,7 +8,6 @@ A file imports only from those above it.
     lower     a bound statement to its `torch.fx` graph, which says what it means
     products  contractions as products of matrices, sums and products of entries
     rows      sums by row on a CPU, by row offsets that are remembered with index tensors
-    vectors   many vectors, each times a matrix of its own, on a CPU
     faster    the same graph in faster operations
     code      a `torch.fx` graph as a Python function
     groups    a contraction group by group, where an index tensor chooses a matrix for each row
@@ -16,14 +15,18 @@ A file imports only from those above it.
 """
 
 from .demands import numbers_held, sums_in_float32
+from .faster import USUAL, Way
 from .lower import lower, placeholders
-from .program import lowered, program_for
+from .program import lowered, program_for, ways_for
 
 __all__ = [
+    "USUAL",
+    "Way",
     "lower",
     "lowered",
     "numbers_held",
     "placeholders",
     "program_for",
     "sums_in_float32",
+    "ways_for",
 ]

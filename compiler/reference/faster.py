@@ -7,26 +7,66 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from ..binding import Bound, example_of
 from ..language import Access, Const, Index, Var
 from .extremes import Competing
 from .gathers import VIEWS, Value
 from .products import Products
 from .rows import chosen_rows, row_sums, weighted_row_sums
-from .vectors import vectors_times_matrices
 
-__all__ = ["Faster", "direct_names", "names_of"]
+__all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "short_names"]
+
+
+class Way(NamedTuple):
+    """How a CPU evaluates a statement where it has a choice: the clock says which way is the fastest.
+
+    Without `by_rows` a program is of torch's own operations, which torch can differentiate to any order; if half
+    precision is widened at once, torch sums gradients in float32 and rounds each once.
+    """
+
+    by_rows: bool = True  # sums by row offsets, products by groups; else rows are gathered and added as they come
+    by_entries: bool = False  # batches of vectors or small matrices as products of entries; else as a batched product
+    in_half: bool = False  # half precision is left to one product of torch's, which sums in float32 by itself
+    puts: bool = False  # slices are added up by `index_put_`; else by `index_add_`, which waits for memory more often
+    widens: bool = False  # half precision is made float32 before anything is read of it
+    indexes: bool = False  # rows are gathered so that torch's gradient adds them up by `index_put_`
+
+
+USUAL = Way()
+SHORT = 32  # values of a name along which matrices are small
+AT_ONCE = 1 << 18  # products of entries that are made before they are summed: they stay in a processor's cache
 
 
 class Faster(Products):
     """The graph of one bound statement in faster operations than those that say what it means."""
 
+    def __init__(
+        self,
+        bound: Bound,
+        padded: frozenset[str],
+        takes_lengths: bool = False,
+        compute_dtype: torch.dtype | None = None,
+        way: Way = USUAL,
+    ) -> None:
+        super().__init__(bound, padded, takes_lengths, compute_dtype)
+        self.way = way
+        self.choices = set[str]()  # fields of the way that the graph depends on
+
     @property
     def is_on_cpu(self) -> bool:
         return self.bound.device.type == "cpu"
+
+    def takes(self, choice: str) -> bool:
+        """Return whether the way makes this choice, on which the graph depends from now on."""
+        if not self.is_on_cpu:
+            return False
+        self.choices.add(choice)
+        return bool(getattr(self.way, choice))
 
     # products
 
@@ -38,13 +78,25 @@ class Faster(Products):
     def batch_product(
         self, left: Value, right: Value, batch: list[str], rows: list[str], columns: list[str], summed: list[str]
     ) -> fx.Node:
-        """Return a product of batches of matrices; on a CPU many vectors have their own way, each times a matrix."""
-        if not self.is_on_cpu or bool(rows) == bool(columns):
+        """Return a product of batches of matrices; that of vectors and matrices may be one of entries, then summed.
+
+        A batched product calls a routine for each matrix, which for a small one takes longer than its numbers do.
+        """
+        is_wide = self.compute_dtype.itemsize > 2  # products of entries would be rounded before they are summed
+        is_small = self.way.by_rows and {*rows, *summed, *columns} <= short_names(self.bound)
+        is_small = is_small and max(len(rows), len(summed), len(columns)) == 1
+        is_vector = bool(rows) != bool(columns)
+        if not is_wide or not (is_vector or (rows and is_small)) or not self.takes("by_entries"):
             return super().batch_product(left, right, batch, rows, columns, summed)
-        matrices, vector = (left, right) if rows else (right, left)
-        shape = (batch, rows, summed) if rows else (batch, summed, columns)
-        vectors = self.in_groups(vector, batch, summed)
-        return self.call(vectors_times_matrices, vectors, self.in_groups(matrices, *shape), bool(rows))
+        if not is_vector:
+            matrices = self.in_groups(left, batch, rows, summed), self.in_groups(right, batch, summed, columns)
+            return self.call(matrix_products, *matrices)
+        groups = (batch, rows, summed) if rows else (batch, summed, columns)
+        factors = [
+            self.in_groups(each, *[[name for name in group if name in each.axes] for group in groups])
+            for each in (left, right)
+        ]
+        return self.call(torch.sum, self.call(torch.mul, *factors), groups.index(summed))
 
     def best_inside(self, products: Competing) -> Competing:
         """Return the best of the products; along one dimension torch finds the first winner as well."""
@@ -63,10 +115,29 @@ class Faster(Products):
         """Return whether a value lies in memory of its own."""
         while node.target in VIEWS:
             node = node.all_input_nodes[0]  # after it come lengths
-        own = (torch.mm, torch.mv, torch.bmm, torch.dot, vectors_times_matrices, chosen_rows, operator.getitem)
+        own = (torch.mm, torch.mv, torch.bmm, torch.dot, chosen_rows, matrix_products, operator.getitem)
         return node.target in own or super().makes_memory(node)
 
     # reads
+
+    def gather(self, access: Access) -> Value:
+        """Return the access over its index names."""
+        if access not in self.gathered and self.is_widened(access):
+            self.gathered[access] = self.read(self.widened_table(access), access)
+        return super().gather(access)
+
+    def is_widened(self, access: Access) -> bool:
+        """Return whether a factor is made float32 before its rows are gathered: of them there are more on a CPU.
+
+        A processor may take ten times longer to convert a number than to move it.
+        """
+        dtype = self.bound.dtypes[access.name]
+        is_half = dtype.is_floating_point and dtype.itemsize < self.compute_dtype.itemsize  # positions stay integers
+        is_worth_it = self.way.widens or access in self.large_gathers
+        return self.is_on_cpu and is_half and is_worth_it and access.is_indirect
+
+    def widened_table(self, access: Access) -> fx.Node:
+        return self.call(torch.Tensor.to, self.tensors[access.name], self.compute_dtype)
 
     def chosen(
         self, node: fx.Node, dim: int, access: Access, index: Index
@@ -75,10 +146,16 @@ class Faster(Products):
         is_factor = self.bound.statement.is_sum and access in self.bound.statement.accesses
         if not isinstance(index, Access) or not index.indices or index.is_indirect or index.name not in self.padded:
             return super().chosen(node, dim, access, index)
-        if not self.is_on_cpu or not is_factor:
+        if not is_factor or not self.takes("by_rows"):
             return super().chosen(node, dim, access, index)
         position, mask = self.gather(index), self.mask(index)
         return self.call(chosen_rows, node, dim, self.flat(position)), position, frozenset({mask.node})
+
+    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
+        """Return a tensor's slices along a dimension at these positions, by one of two operations of torch."""
+        if not self.way.indexes:
+            return super().selected(node, dim, positions)
+        return self.call(torch.ops.aten.index.Tensor, node, [None] * dim + [positions])
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
@@ -91,7 +168,7 @@ class Faster(Products):
         joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
         sizes = [self.call(torch.Tensor.size, node, dim) for dim in indirect_dims]
         flat = self.flat(Value(self.joined(positions, sizes), joint))
-        node = self.call(torch.index_select, self.call(torch.flatten, node, first, last), first, flat)
+        node = self.selected(self.call(torch.flatten, node, first, last), first, flat)
         node = self.spread(node, first, joint)
         names = tuple(map(str, indices))
         return Value(node, names[:first] + joint + names[last + 1 :])
@@ -102,6 +179,10 @@ class Faster(Products):
         """Return the statement's sums, by row offsets if it has that form."""
         rows = self.rows_by_offsets() if self.is_on_cpu else None
         return super().total() if rows is None else rows
+
+    def weighted_rows(self) -> Value | None:
+        """Return the sums of weighted rows by torch's own operation, which it does not differentiate twice."""
+        return super().weighted_rows() if not self.is_on_cpu or self.way.by_rows else None
 
     def rows_by_offsets(self) -> fx.Node | None:
         """Return `C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`, or with p itself as the row, without all gathered rows.
@@ -115,7 +196,7 @@ class Faster(Products):
             return None
         for rows in statement.accesses:
             others = [access for access in statement.accesses if access is not rows]
-            if len(others) <= 1 and self.is_row_sum(rows, others):
+            if len(others) <= 1 and self.is_row_sum(rows, others) and self.takes("by_rows"):
                 return self.row_sum(rows, others)
         return None
 
@@ -152,10 +233,13 @@ class Faster(Products):
         columns = names_of(rows.indices[1:])
         assert isinstance(index, Access)
         assert columns is not None
-        table = self.tensors[rows.name]
+        is_wide = self.is_widened(rows)
+        table = self.widened_table(rows) if is_wide else self.tensors[rows.name]
         if len(columns) > 1:
             table = self.call(torch.flatten, table, 1)
         scales = [self.permute(self.gather(access), tuple(map(str, index.indices))) for access in weights]
+        if is_wide:
+            scales = [self.call(torch.Tensor.to, scale, self.compute_dtype) for scale in scales]
         owner = statement.output.indices[0]
         is_padded = index.name in self.padded
         if isinstance(owner, Access):
@@ -181,16 +265,33 @@ class Faster(Products):
         if not dims or not self.is_on_cpu or any(isinstance(indices[dim], Const) for dim in dims):
             return super().scatter(result)
         places, columns = direct_names(indices[0]), names_of(indices[1:])
-        if dims == [0] and places and columns and not set(places) & set(columns):
+        is_by_row = dims == [0] and places and columns and not set(places) & set(columns)
+        if is_by_row and places and columns and self.takes("by_rows"):
             return self.rows_added(result, places, columns)
         if len(dims) < len(indices):
             return super().scatter(result)
         joint, positions = self.broadcast(indices)
         source = self.permute(Value(self.hide(result, self.masks(self.bound.statement.output)), result.axes), joint)
         position = self.joined(positions, self.size)
-        flat = [self.call(torch.reshape, node, (-1,)) for node in (self.start(), position, source)]
-        total = self.call(torch.Tensor.scatter_add_, flat[0], 0, flat[1], flat[2])  # for numbers the fastest
+        place, numbers = (self.call(torch.reshape, node, (-1,)) for node in (position, source))
+        if self.bound.is_seeded:
+            start = self.call(torch.reshape, self.start(), (-1,))
+        else:
+            count = self.product(self.size)
+            start = self.call(torch.zeros, (count,), dtype=self.compute_dtype, device=self.bound.device)
+        if self.takes("by_rows"):  # `scatter_add_` is the fastest for numbers, and its gradient the slowest
+            total = self.call(torch.Tensor.scatter_add_, start, 0, place, numbers)
+        else:
+            total = self.added(start, 0, place, numbers)
         return total if len(indices) == 1 else self.call(torch.reshape, total, self.size)
+
+    def added(self, start: fx.Node, dim: int, positions: fx.Node, source: fx.Node) -> fx.Node:
+        """Return a start with slices of a source added along a dimension, by one of two operations of torch."""
+        if self.is_on_cpu:  # torch adds slices at int32 positions one by one, up to 28 times slower
+            positions = self.call(torch.Tensor.long, positions)
+        if not self.takes("puts"):
+            return super().added(start, dim, positions, source)
+        return self.call(torch.ops.aten.index_put_.default, start, [None] * dim + [positions], source, True)
 
     def rows_added(self, result: Value, places: tuple[str, ...], columns: tuple[str, ...]) -> fx.Node:
         """Return a result summed by the rows that one index tensor sends it to."""
@@ -211,6 +312,18 @@ class Faster(Products):
         last = self.permute(result, (*(name for name in names if name != twice), twice))
         total = self.call(torch.diag_embed, last, 0, first, second)
         return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+
+
+def short_names(bound: Bound) -> frozenset[str]:
+    """Return the names of which there are so few values that products of matrices along them may be by entries."""
+    return frozenset(name for name, extent in bound.extents.items() if example_of(extent) <= SHORT)
+
+
+def matrix_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return products of batches of matrices, a few at a time as products of their entries, which are then summed."""
+    step = max(1, AT_ONCE // max(1, left.shape[1] * right.shape[1] * right.shape[2]))
+    parts = zip(left.unsqueeze(3).split(step), right.unsqueeze(1).split(step))
+    return torch.cat([(one * other).sum(2) for one, other in parts])
 
 
 def names_of(indices: Sequence[Index]) -> tuple[str, ...] | None:

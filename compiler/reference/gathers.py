@@ -175,7 +175,11 @@ class Gathers:
             without = frozenset({mask.node})
         else:
             position = self.position(index)
-        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
+        return self.selected(node, dim, self.flat(position)), position, without
+
+    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
+        """Return a tensor's slices along a dimension at these positions."""
+        return self.call(torch.index_select, node, dim, positions)
 
     def spread(self, node: fx.Node, dim: int, axes: tuple[str, ...]) -> fx.Node:
         """Return what was chosen along one dimension with a dimension for each name of the positions, or with none."""

@@ -2,6 +2,10 @@
 
 `Y[p,m] += X[p,c] * W[E[p],c,m]` would copy a matrix for each row. Rows with the same matrix are multiplied by it at
 once instead, one matrix after the other. So is `dW[E[p],c,m] += X[p,c] * dY[p,m]`, which would make one of each row.
+
+Where names always follow p, as in `Out[I[p,q],m] += In[J[p,q],c] * W[E[p],c,m]`, a row is an entry (p, q). The order of
+entries by their groups, without those that a -1 hides, and what index tensors hold in that order are remembered with
+the index tensors: what is left of a group is to gather its rows, multiply them by its matrix and add them up.
 """
 
 from __future__ import annotations
@@ -9,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -19,7 +25,7 @@ from ..language import Access, Statement, Var, fresh_name, walk
 from .code import compiled
 from .faster import Faster, direct_names, names_of
 from .gathers import Value, placeholders
-from .rows import add_rows, order_of_rows
+from .rows import Groups, add_rows, grouped_entries
 
 __all__ = ["Grouped", "index_of_groups"]
 
@@ -33,11 +39,22 @@ class _Grouping:
     """An index tensor `E[p]`, and what of a statement belongs to one value of it."""
 
     index: Access
-    name: str  # p
+    entry: tuple[str, ...]  # p, and the names that always follow it
     chosen: dict[str, int]  # tensors of which a group reads one slice, and the dimension that it is chosen from
-    spread: dict[str, int]  # tensors that have a dimension p
+    spread: dict[str, tuple[int, bool]]  # tensors with a dimension p, and whether the rest of the entry follows it
     is_summed: bool  # a group's rows are summed: the output is chosen by the index too
     count: int  # groups
+
+    @property
+    def name(self) -> str:
+        """The name that stands for an entry in the statement of one group."""
+        return self.entry[0]
+
+    def flat(self, access: Access) -> Access:
+        """Return an access over entries, without the index of groups."""
+        kept = [index for index in access.indices if index != self.index]
+        inside = [self.flat(index) if isinstance(index, Access) else index for index in kept]
+        return Access(access.name, tuple(index for index in inside if str(index) not in self.entry[1:]))
 
 
 def index_of_groups(bound: Bound) -> str | None:
@@ -70,24 +87,55 @@ def _by(bound: Bound, index: Access) -> _Grouping | None:
     is_summed = index in statement.output.indices
     if is_summed and (statement.output.indices.count(index) > 1 or p.name in _names_beside(statement.output, index)):
         return None
-    found: dict[str, set[tuple[str, int]]] = {}
-    for access in dict.fromkeys(each for root in statement.reads for each in walk(root)):
-        dims = [("chosen", dim) for dim, each in enumerate(access.indices) if each == index]
-        dims += [("spread", dim) for dim, each in enumerate(access.indices) if each == p]
-        found.setdefault(access.name, set()).update(dims or [("whole", 0)])
+    reads = list(dict.fromkeys(each for root in statement.reads for each in walk(root)))
+    entry = _entry(statement, [access for access in reads if access != index], p.name, is_summed)
+    found: dict[str, set[tuple[str, int, bool]]] = {}
+    for access in reads:
+        is_whole = len(entry) == 1 or Var(entry[1]) in access.indices
+        dims = [("chosen", dim, True) for dim, each in enumerate(access.indices) if each == index]
+        dims += [("spread", dim, is_whole) for dim, each in enumerate(access.indices) if each == p]
+        found.setdefault(access.name, set()).update(dims or [("whole", 0, True)])
         if len(dims) > 1 or (dims[:1] and dims[0][0] == "chosen" and access not in statement.accesses):
             return None
-    if found.pop(index.name) != {("spread", 0)} or any(len(ways) > 1 for ways in found.values()):
+    if {(way, dim) for way, dim, _ in found.pop(index.name)} != {("spread", 0)}:
+        return None
+    if any(len(ways) > 1 for ways in found.values()):
         return None
     places = {name: next(iter(ways)) for name, ways in found.items()}
-    chosen = {name: dim for name, (way, dim) in places.items() if way == "chosen"}
-    spread = {name: dim for name, (way, dim) in places.items() if way == "spread"}
+    chosen = {name: dim for name, (way, dim, _) in places.items() if way == "chosen"}
+    spread = {name: (dim, is_whole) for name, (way, dim, is_whole) in places.items() if way == "spread"}
     if not chosen and not is_summed:
         return None
     counts = [bound.shapes[name][dim] for name, dim in chosen.items()]
     if is_summed:
         counts.append(bound.size[statement.output.indices.index(index)])
-    return _Grouping(index, p.name, chosen, spread, is_summed, max(counts))
+    return _Grouping(index, entry, chosen, spread, is_summed, max(counts))
+
+
+def _entry(statement: Statement, reads: list[Access], p: str, is_summed: bool) -> tuple[str, ...]:
+    """Return p and the names that follow it wherever they stand, so that all of them are one name of entries.
+
+    What a group sums or scatters is one row for each entry: a result for each p has none of the other names.
+    """
+    runs = [direct_names(access) or () for access in reads if access.indices and access.indices[0] == Var(p)]
+    longest = max(runs, key=len, default=())
+    output = Access(statement.output.name, tuple(index for index in statement.output.indices if isinstance(index, Var)))
+    sent = [*([] if is_summed else [output]), *statement.output.indirections]
+    for end in range(len(longest), 1, -1):
+        entry = longest[:end]
+        is_in_all = all(_has_run(access, entry) for access in (*reads, output))
+        if is_in_all and not any(Var(p) in access.indices and Var(entry[1]) not in access.indices for access in sent):
+            return entry
+    return (p,)
+
+
+def _has_run(access: Access, entry: tuple[str, ...]) -> bool:
+    """Return whether the names of an entry stand one after the other in an access, or none but the first does."""
+    names = tuple(index.name if isinstance(index, Var) else "" for index in access.indices)
+    if not set(names) & set(entry[1:]):
+        return True
+    at = names.index(entry[0]) if entry[0] in names else 0
+    return names[at : at + len(entry)] == entry and all(names.count(name) == 1 for name in entry)
 
 
 def _names_beside(access: Access, index: Access) -> tuple[str, ...]:
@@ -98,9 +146,15 @@ def _names_beside(access: Access, index: Access) -> tuple[str, ...]:
 class Grouped(Faster):
     """The graph of one bound statement, contracted group by group where that takes less."""
 
+    @cached_property
+    def grouping(self) -> _Grouping | None:
+        """How the statement falls apart into groups; None if it does not, or its way is another."""
+        grouping = _grouping(self.bound)
+        return grouping if grouping is not None and self.takes("by_rows") else None
+
     def total(self) -> fx.Node:
         """Return the statement's sums; those of one output slice at a time if groups choose the slices."""
-        grouping = _grouping(self.bound)
+        grouping = self.grouping
         if grouping is None:
             return super().total()
         if not grouping.is_summed:
@@ -116,56 +170,75 @@ class Grouped(Faster):
 
     def rows_by_group(self, grouping: _Grouping) -> fx.Node | None:
         """Return rows that one index tensor scatters, those of a group once they are made; None for other sums."""
-        output = self.bound.statement.output
-        places, columns = direct_names(output.indices[0]), names_of(output.indices[1:])
-        if not places or not columns or set(places) & set(columns) or grouping.name not in places:
+        indices = self.bound.statement.output.indices
+        sent = [index for index in indices if isinstance(index, Access)]
+        places, columns = direct_names(sent[0]) if len(sent) == 1 else None, [x for x in indices if x not in sent]
+        kept = names_of(columns)
+        if not places or not kept or set(places) & set(kept) or grouping.name not in places:
             return None
-        (index,) = output.indirections
-        product = Access(fresh_name("T", self.tensors), tuple(map(Var, (*places, *columns))))
-        owner = self.tensors[index.name], places.index(grouping.name), index.name in self.padded
-        return self.by_group(grouping, product, owner)
+        if indices[0] not in sent and len(places) > len(grouping.entry):
+            return None
+        at = indices.index(sent[0])
+        product = Access(fresh_name("T", self.tensors), tuple(map(Var, (*kept[:at], *places, *kept[at:]))))
+        return self.by_group(grouping, product, sent[0])
 
     def contract(self) -> Value:
         """Return the product of the factors, summed down to the names on the left."""
-        grouping = _grouping(self.bound)
+        grouping = self.grouping
         if grouping is None:
             return super().contract()
         free = self.bound.statement.free
         name = fresh_name("T", self.tensors)
         return Value(self.by_group(grouping, Access(name, tuple(map(Var, free)))), free)
 
-    def by_group(self, grouping: _Grouping, output: Access, owner: tuple[fx.Node, int, bool] | None = None) -> fx.Node:
+    def by_group(self, grouping: _Grouping, output: Access, owner: Access | None = None) -> fx.Node:
         """Return the results of all groups: in the place of their rows if the output has p, or along a new axis.
 
-        With an `owner` they are added to the rows that it holds: an index tensor, its dimension p, whether it may hide.
+        With an `owner`, which is an index tensor, they are added to the rows that it holds.
         """
         bound, statement = self.bound, self.bound.statement
-        factors = tuple(
-            Access(factor.name, tuple(index for index in factor.indices if index != grouping.index))
-            if isinstance(factor, Access)
-            else factor
-            for factor in statement.factors
-        )
-        inner = Statement(output, factors, "=")
-        shapes = {name: bound.shapes[name] for name in inner.tensor_names}
-        for name, dim in grouping.chosen.items():
-            shapes[name] = shapes[name][:dim] + shapes[name][dim + 1 :]
+        factors = tuple(grouping.flat(each) if isinstance(each, Access) else each for each in statement.factors)
+        flat_output = grouping.flat(output)
+        inner = Statement(flat_output, factors, "=")
+        shapes = {name: self.flat_shape(grouping, name) for name in inner.tensor_names}
         dtypes = {name: bound.dtypes[name] for name in shapes}
+        count = math.prod(bound.extents[name] for name in grouping.entry)
+        extents = {name: extent for name, extent in bound.extents.items() if name not in grouping.entry[1:]}
+        extents[grouping.name] = -(-count // grouping.count)  # about
         sizes = [bound.size[dim] for dim, index in enumerate(statement.output.indices) if index != grouping.index]
-        size = tuple(sizes) if grouping.is_summed else tuple(bound.extents[str(index)] for index in output.indices)
-        extents = {**bound.extents, grouping.name: -(-bound.extents[grouping.name] // grouping.count)}  # about
+        size = tuple(sizes) if grouping.is_summed else tuple(extents[str(index)] for index in flat_output.indices)
         part = Bound(inner, extents, shapes, dtypes, size, self.compute_dtype, bound.device, False)
-        lowering = Faster(part, self.padded & set(shapes), True)
+        names = placeholders(part)
+        known = [
+            name for name in (*names, *([owner.name] if owner is not None else [])) if self.is_member(grouping, name)
+        ]
+        members = tuple(dict.fromkeys(known))
+        padded = self.padded - set(members)
+        lowering = Faster(part, padded & set(shapes), True, way=self.way)
         function = compiled(lowering.finished_graph(False))
+        self.choices |= lowering.choices
         lengths = [self.length_of(key, grouping) for key in lowering.length_arguments]
         varying = [at for at, key in enumerate(lowering.length_arguments) if key == grouping.name]
-        places = [(grouping.chosen.get(name), grouping.spread.get(name)) for name in placeholders(part)]
-        along = output.names.index(grouping.name) if grouping.name in output.names else None
-        run = _runner(function, places, varying, along, grouping.is_summed, grouping.index.name in self.padded)
-        tensors = tuple(self.tensors[name] for name in placeholders(part))
-        arguments = self.tensors[grouping.index.name], tensors, tuple(lengths)
+        along = output.names.index(grouping.name) if grouping.name in output.names and owner is None else None
+        form = _Form(
+            tuple(_place(grouping, name, members) for name in names),
+            None if owner is None else _place(grouping, owner.name, members),
+            0 if owner is None else statement.output.indices.index(owner),
+            owner is not None and owner.name in padded,
+            len(grouping.entry),
+            tuple(varying),
+            along,
+            grouping.is_summed,
+            grouping.index.name in self.padded,
+            tuple(name in self.padded for name in members),
+        )
+        tensors = tuple(self.tensors[name] for name in names)
+        index = self.tensors[grouping.index.name]
+        given = tuple(self.tensors[name] for name in members)
+        arguments = index, given, tensors, tuple(lengths), self.product(self.sizes(grouping.entry[1:]))
+        run = _runner(function, form)
         if owner is not None:
-            return self.call(run, self.start(), *arguments, *owner)
+            return self.call(run, self.start(), *arguments, self.tensors[owner.name])
         if grouping.is_summed:
             at = statement.output.indices.index(grouping.index)
             size_of_all = (self.size[at], *self.size[:at], *self.size[at + 1 :])
@@ -173,6 +246,26 @@ class Grouped(Faster):
             size_of_all = self.sizes(output.names)
         start = self.call(torch.zeros, size_of_all, dtype=self.compute_dtype, device=bound.device)
         return self.call(run, start, *arguments)
+
+    def flat_shape(self, grouping: _Grouping, name: str) -> tuple[int, ...]:
+        """Return about the shape of what one group reads of a tensor."""
+        shape = self.bound.shapes[name]
+        if name in grouping.chosen:
+            dim = grouping.chosen[name]
+            return shape[:dim] + shape[dim + 1 :]
+        if name not in grouping.spread:
+            return shape
+        dim, is_whole = grouping.spread[name]
+        end = dim + (len(grouping.entry) if is_whole else 1)
+        count = math.prod(self.bound.extents[each] for each in grouping.entry)
+        return (*shape[:dim], -(-count // grouping.count), *shape[end:])
+
+    def is_member(self, grouping: _Grouping, name: str) -> bool:
+        """Return whether a tensor is an index tensor with one position for each entry, or for each p."""
+        if name not in grouping.spread or name not in self.bound.statement.index_names:
+            return False
+        dim, is_whole = grouping.spread[name]
+        return dim == 0 and len(self.bound.shapes[name]) == (len(grouping.entry) if is_whole else 1)
 
     def length_of(self, key: str | int, grouping: _Grouping) -> fx.Node | int:
         """Return a length that the program of one group takes: that of an index name, or of an output dimension."""
@@ -182,58 +275,105 @@ class Grouped(Faster):
         return self.lengths[outputs[key]]
 
 
-def _runner(
-    function: Callable[..., Tensor],
-    places: list[tuple[int | None, int | None]],
-    varying: list[int],
-    along: int | None,
-    is_stacked: bool,
-    is_padded: bool,
-) -> Callable[..., Tensor]:
+class _Place(NamedTuple):
+    """What one group reads of a tensor: a slice that it chooses, its rows along a dimension, or all."""
+
+    member: int | None  # which of the index tensors that are remembered in the order of entries
+    chosen: int | None
+    spread: int | None
+    is_whole: bool  # it has a row for each entry, not for each p
+
+
+def _place(grouping: _Grouping, name: str, members: tuple[str, ...]) -> _Place:
+    spread, is_whole = grouping.spread.get(name, (None, True))
+    return _Place(members.index(name) if name in members else None, grouping.chosen.get(name), spread, is_whole)
+
+
+class _Form(NamedTuple):
+    """How the program of one group runs on all of them."""
+
+    places: tuple[_Place, ...]  # of its tensors
+    owner: _Place | None  # of the index tensor that says where rows are added
+    owner_dim: int  # along which dimension of the result
+    owner_hides: bool  # it may hold -1
+    entry_dims: int  # dimensions of an entry
+    varying: tuple[int, ...]  # which of the lengths are those of the group
+    along: int | None  # the dimension of the result that entries begin at
+    is_stacked: bool  # each group has a slice of the result
+    is_padded: bool  # the index of groups may hold -1
+    hides: tuple[bool, ...]  # and which of the members
+
+
+def _runner(function: Callable[..., Tensor], form: _Form) -> Callable[..., Tensor]:
     """Return what runs the program of one group on all of them."""
+    spread = [place for place in (*form.places, *([form.owner] if form.owner else [])) if place.spread is not None]
+    rows = [place for place in spread if place.member is None]
+    is_single = form.entry_dims == 1
+    needs_order = form.along is not None or any(place.is_whole or is_single for place in rows)
+    needs = needs_order, any(not (place.is_whole or is_single) for place in rows)
 
     def in_groups(
         result: Tensor,
         index: Tensor,
+        members: tuple[Tensor, ...],
         tensors: Sequence[Tensor],
         lengths: Sequence[int],
+        each: int,
         owner: Tensor | None = None,
-        dim: int = 0,
-        hides: bool = False,
     ) -> Tensor:
-        counts = [tensor.shape[at] for tensor, (at, _) in zip(tensors, places) if at is not None]
-        order, offsets = order_of_rows(index, len(result) if is_stacked else counts[0], is_padded)
+        counts = [tensor.shape[place.chosen] for tensor, place in zip(tensors, form.places) if place.chosen is not None]
+        count = len(result) if form.is_stacked else counts[0]
+        groups = grouped_entries(index, members, form.hides, each, count, form.is_padded, needs)
+        held = [
+            member.reshape(-1) if sorted_member is None else sorted_member
+            for member, sorted_member in zip(members, groups.members)
+        ]
+        read = [_rows_of(tensor, place, form.entry_dims, groups, held) for tensor, place in zip(tensors, form.places)]
+        sent = (
+            None if owner is None or form.owner is None else _rows_of(owner, form.owner, form.entry_dims, groups, held)
+        )
+        flat = result if form.along is None else result.flatten(form.along, form.along + form.entry_dims - 1)
         lengths = list(lengths)
-        for group, (start, stop) in enumerate(pairwise(offsets)):
+        for group, (start, stop) in enumerate(pairwise(groups.offsets)):
             if start == stop:
                 continue
-            members = None if order is None else order[start:stop]
-            for at in varying:
+            for at in form.varying:
                 lengths[at] = stop - start
-            parts = [_part(tensor, *place, group, start, stop, members) for tensor, place in zip(tensors, places)]
+            parts = [part(group, start, stop) for part in read]
             total = function(*parts, *lengths)
-            if owner is not None:
-                add_rows(result, _part(owner, None, dim, group, start, stop, members), total, hides)
-            elif is_stacked:
+            if sent is not None:
+                add_rows(result, form.owner_dim, sent(group, start, stop), total, form.owner_hides)
+            elif form.is_stacked:
                 result[group] = total
-            elif along is None:
+            elif form.along is None:
                 result += total
-            elif members is None:
-                result.narrow(along, start, stop - start).copy_(total)
+            elif groups.order is None:
+                flat.narrow(form.along, start, stop - start).copy_(total)
             else:
-                result.index_copy_(along, members, total)
+                flat.index_copy_(form.along, groups.order[start:stop], total)
         return result
 
     in_groups.__module__ = __name__
     return in_groups
 
 
-def _part(
-    tensor: Tensor, chosen: int | None, spread: int | None, group: int, start: int, stop: int, members: Tensor | None
-) -> Tensor:
-    """Return what one group reads of a tensor: a slice that it chooses, the rows that are its members, or all."""
-    if chosen is not None:
-        return tensor.select(chosen, group)
-    if spread is None:
-        return tensor
-    return tensor.narrow(spread, start, stop - start) if members is None else tensor.index_select(spread, members)
+def _rows_of(tensor: Tensor, place: _Place, entry_dims: int, groups: Groups, held: list[Tensor]) -> Any:
+    """Return what a group reads of a tensor, as a function of the group and of where its entries begin and end."""
+    if place.member is not None:
+        rows = held[place.member]
+        return lambda group, start, stop: rows[start:stop]
+    if place.chosen is not None:
+        slices = tensor.unbind(place.chosen)
+        return lambda group, start, stop: slices[group]
+    if place.spread is None:
+        return lambda group, start, stop: tensor
+    dim, order = place.spread, groups.owners
+    if place.is_whole or entry_dims == 1:
+        tensor = tensor.flatten(dim, dim + entry_dims - 1) if entry_dims > 1 else tensor
+        order = groups.order
+    if order is None:
+        return lambda group, start, stop: tensor.narrow(dim, start, stop - start)
+    if tensor.dim() == 1:  # of one number for each entry all are put in order at once
+        tensor = tensor.index_select(0, order)
+        return lambda group, start, stop: tensor[start:stop]
+    return lambda group, start, stop: tensor.index_select(dim, order[start:stop])

@@ -248,7 +248,7 @@ class Lowering(Extremes):
                     if position.axes
                     else self.call(torch.unsqueeze, ordered, dim)
                 )
-            return self.call(torch.Tensor.index_add_, self.start(), dim, self.flat(position), ordered)
+            return self.added(self.start(), dim, self.flat(position), ordered)
         direct_dims = [dim for dim in range(len(output.indices)) if dim not in indirect_dims]
         joint, positions = self.broadcast([output.indices[dim] for dim in indirect_dims])
         # one position among the elements of all these dimensions: torch sorts by several, and adds by one
@@ -259,8 +259,12 @@ class Lowering(Extremes):
             self.call(torch.reshape, node, (-1, *shape))
             for node, shape in ((start, columns), (ordered, columns), (self.joined(positions, rows), ()))
         ]
-        summed = self.call(torch.Tensor.index_add_, flat[0], 0, flat[2], flat[1])
+        summed = self.added(flat[0], 0, flat[2], flat[1])
         return self.restored(self.call(torch.reshape, summed, (*rows, *columns)), (*indirect_dims, *direct_dims))
+
+    def added(self, start: fx.Node, dim: int, positions: fx.Node, source: fx.Node) -> fx.Node:
+        """Return a start with slices of a source added along a dimension at these positions."""
+        return self.call(torch.Tensor.index_add_, start, dim, positions, source)
 
     def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
         """Return the result with zeros where a mask has no entry."""

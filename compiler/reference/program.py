@@ -11,12 +11,13 @@ from torch import Tensor
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
-from .demands import orders_of, path_of
+from .demands import orders_of, path_of, sums_in_float32
+from .faster import USUAL, Way, short_names
 from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
 from .products import Products
 
-__all__ = ["Program", "lowered", "program_for"]
+__all__ = ["Program", "lowered", "program_for", "ways_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
 ROOM = __name__.rpartition(".")[0]  # where functions are defined that read numbers, as torch's operations do not
@@ -31,6 +32,7 @@ class Program:
     function: Callable[..., Any]
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
     is_torch: bool  # whether it calls torch's operations alone
+    choices: frozenset[str]  # fields of its way that it depends on
 
     def lengths_in(self, bound: Bound) -> list[int]:
         """Return the lengths that the function takes when it runs this bound statement."""
@@ -39,7 +41,11 @@ class Program:
 
 
 def program_for(
-    bound: Bound, padded: frozenset[str], wants_winners: bool = False, sums_in_half: bool = False
+    bound: Bound,
+    padded: frozenset[str],
+    wants_winners: bool = False,
+    sums_in_half: bool = False,
+    way: Way = USUAL,
 ) -> Program:
     """Return the program of a bound statement; statements that differ only in lengths share one.
 
@@ -47,20 +53,48 @@ def program_for(
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
     are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
-    contracted one by one, and the type of winners' positions. The key holds these.
+    contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), orders_of(bound), index_of_groups(bound)
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half
+    sizes += (short_names(bound),)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)
     if program is None:
-        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half else None)
+        compute_dtype = bound.compute_dtype if way.widens else None
+        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else compute_dtype, way)
         graph = lowering.finished_graph(wants_winners)
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
-        program = _programs[key] = Program(compiled(graph), lowering.length_arguments, is_torch)
+        choices = frozenset({*lowering.choices, *(["in_half"] if _may_stay_half(bound) else [])})
+        program = _programs[key] = Program(compiled(graph), lowering.length_arguments, is_torch, choices)
     return program
+
+
+def _may_stay_half(bound: Bound) -> bool:
+    """Return whether half precision may be left as it is on a CPU: one product of torch's makes the result.
+
+    It sums in float32 and rounds once by itself, so that no setting has to allow more.
+    """
+    statement = bound.statement
+    is_half = bound.device.type == "cpu" and bound.dtype.itemsize == 2 and bound.dtype != bound.compute_dtype
+    is_one_product = is_half and statement.is_sum and len(statement.accesses) == 2 and statement.scale == 1
+    if not is_one_product or bound.is_seeded or bound.is_empty or statement.output.is_indirect:
+        return False
+    return bool(statement.summed) and sums_in_float32(bound)
+
+
+def ways_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> dict[str, Way]:
+    """Return the ways in which programs of a bound statement differ, by their names; the first is the likeliest."""
+    ways = {"as a rule": USUAL}
+    for name, way in (found := list(ways.items())):
+        for choice in sorted(program_for(bound, padded, wants_winners, way=way).choices):
+            other = way._replace(**{choice: not getattr(USUAL, choice)})
+            if other not in ways.values():
+                ways[f"{name}, not {choice}" if getattr(way, choice) else f"{name}, {choice}"] = other
+                found.append(list(ways.items())[-1])
+    return ways
 
 
 def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, may_keep
 
-__all__ = ["add_rows", "chosen_rows", "order_of_rows", "row_sums", "weighted_row_sums"]
+__all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_sums", "weighted_row_sums"]
 
-_ORDERS = "_insum_row_orders"
+_ORDERS, _GROUPS = "_insum_row_orders", "_insum_groups"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
 LONG, PART = 256, 128  # entries of a row from which on it is summed in parts, and those of a part
 GLANCE = 64  # positions that are looked at before all of them are
@@ -35,20 +35,29 @@ class _Entries(NamedTuple):
     parts: tuple[Tensor, Tensor] | None  # where the parts of long rows begin, and which parts a row has
 
 
+class Groups(NamedTuple):
+    """Entries in the order of their groups, without those that a -1 hides: those of group g lie between two offsets."""
+
+    offsets: list[int]
+    order: Tensor | None  # which of all entries they are; None: all, as they lie
+    owners: Tensor | None  # to which position of the index each belongs; None: one belongs to each, as they lie
+    members: tuple[Tensor | None, ...]  # what index tensors hold for them, as int64; None: what was given, as it lies
+
+
 class _Kept:
     """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
 
     __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
 
-    def __init__(self, tensors: tuple[Tensor | None, ...], rows: int) -> None:
+    def __init__(self, tensors: tuple[Tensor | None, ...], rows: object) -> None:
         self.guards = tuple([None if tensor is None else ChangeGuard(tensor) for tensor in tensors])
         self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
         self.rows, self.is_ascending = rows, False
-        self.entries: _Entries | None = None
+        self.entries: Any = None  # _Entries or Groups
 
-    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: int) -> bool:
+    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: object) -> bool:
         """Return whether these are the tensors, with this many rows."""
-        if self.rows != rows:
+        if self.rows != rows or len(self.owners) != len(tensors):
             return False
         for tensor, owner, guard in zip(tensors, self.owners, self.guards):
             if tensor is None or owner is None or guard is None:
@@ -101,23 +110,78 @@ def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:
     return rows.index_fill_(dim, (index < 0).nonzero().squeeze(1), 0)
 
 
-def add_rows(result: Tensor, index: Tensor, values: Tensor, is_padded: bool) -> None:
-    """Add values, which are over the index's dimensions and then those of a row, to the rows that the index holds.
+def add_rows(result: Tensor, dim: int, index: Tensor, values: Tensor, is_padded: bool) -> None:
+    """Add values to the rows along a dimension that an index holds, whose own dimensions they have in its place.
 
     A position of -1 hides its values, which are overwritten, if the index `is_padded`.
     """
-    flat, values = index.reshape(-1), values.flatten(0, index.dim() - 1)
+    flat = index.reshape(-1)
+    if index.dim() > 1:
+        values = values.flatten(dim, dim + index.dim() - 1)
     if is_padded:
-        values.index_fill_(0, (flat < 0).nonzero().squeeze(1), 0)
+        values.index_fill_(dim, (flat < 0).nonzero().squeeze(1), 0)
         flat = flat.clamp(min=0)
-    result.index_add_(0, flat, values)
+    result.index_add_(dim, flat.long(), values)  # torch adds rows at int32 positions one by one, up to 28 times slower
 
 
-def order_of_rows(index: Tensor, rows: int, is_padded: bool) -> tuple[Tensor | None, list[int]]:
-    """Return the order of positions by their rows, None if they lie so, and where in it each row begins and ends."""
-    entries = _entries_of(None, index, rows, is_padded, True)
-    assert entries is not None
-    return None if entries.is_ascending else entries.columns, entries.offsets.tolist()
+def grouped_entries(
+    index: Tensor,
+    members: tuple[Tensor, ...],
+    hides: tuple[bool, ...],
+    each: int,
+    count: int,
+    is_padded: bool,
+    needs: tuple[bool, bool],
+) -> Groups:
+    """Return the entries that belong to each value of an index, of which there are `count`: `each` for a position.
+
+    `members` are index tensors with one position for an entry, or for a position of the index. One that is -1 hides the
+    entry if the tensor `hides`; so does the index where it `is_padded`. `needs` says whether the order is asked for,
+    and whether the owners are.
+    """
+    tensors, sizes = (index, *members), (count, each, needs)
+    known: tuple[_Kept, ...] = getattr(index, _GROUPS, ())
+    for kept in known:
+        if kept and kept.holds_for(tensors, sizes):  # a pickle has an empty dictionary in its place
+            return kept.entries  # type: ignore[no-any-return]
+    keeps = may_keep() and not any([tensor.is_inference() for tensor in tensors])
+    new = _Kept(tensors, sizes) if keeps else None  # before they are read: another thread may write to them
+    hiding = [member for member, is_hiding in zip(members, hides) if is_hiding]
+    groups = _grouped_entries(index, members, [*hiding, *([index] if is_padded else [])], each, count, needs)
+    if new is not None:
+        new.entries = groups
+        setattr(index, _GROUPS, (new, *known[: KEPT - 1]))
+    return groups
+
+
+def _grouped_entries(
+    index: Tensor, members: tuple[Tensor, ...], hiding: list[Tensor], each: int, count: int, needs: tuple[bool, bool]
+) -> Groups:
+    positions, order = index.reshape(-1), None
+    total = positions.numel() * each
+    if not _is_ascending(positions):
+        order = torch.argsort(positions, stable=True)
+        order = order if each == 1 else _spread(order, each)
+    if hiding:
+        is_shown = _for_each(hiding[0] >= 0, total)
+        for member in hiding[1:]:
+            is_shown &= _for_each(member >= 0, total)
+        order = is_shown.nonzero().squeeze(1) if order is None else order[is_shown[order]]
+    groups, owners = _for_each(positions, total), order
+    counts = torch.bincount(groups if order is None else groups[order], minlength=count)
+    if each > 1 and needs[1]:
+        owners = (torch.arange(total, device="cpu") if order is None else order) // each
+    held = [_for_each(member, total) if order is None else _for_each(member, total)[order] for member in members]
+    is_given = [order is None and own.numel() == total and own.dtype == torch.int64 for own in members]
+    kept = [None if is_as_it_lies else own.long() for own, is_as_it_lies in zip(held, is_given)]
+    return Groups(
+        [0, *counts.cumsum(0).tolist()], order if needs[0] else None, owners if needs[1] else None, tuple(kept)
+    )
+
+
+def _for_each(held: Tensor, total: int) -> Tensor:
+    """Return what is held for each of this many entries, by a tensor that has it for them or for their owners."""
+    return held.reshape(-1) if held.numel() == total else held.reshape(-1).repeat_interleave(total // held.numel())
 
 
 def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tensor) -> Tensor:
@@ -162,7 +226,7 @@ def _added_up(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tens
         flat = flat.clamp(min=0)
     dtype = torch.float32 if values.dtype.itemsize == 2 else values.dtype
     start = torch.zeros(rows, values.shape[1], dtype=dtype, device="cpu")
-    return start.index_add_(0, flat, values.to(dtype)).to(values.dtype)
+    return start.index_add_(0, flat.long(), values.to(dtype)).to(values.dtype)
 
 
 def _entries_of(
@@ -175,12 +239,14 @@ def _entries_of(
     for kept in known:
         if kept and kept.holds_for(tensors, rows):  # a pickle has an empty dictionary in its place
             if kept.entries is None and sorts:
-                kept.entries = _ordered_entries(columns, index, rows, is_padded)
+                kept.entries = _ordered_entries(columns, index, rows, is_padded, kept.is_ascending)
             return kept.entries if sorts or kept.is_ascending else None
     keeps = may_keep() and not any([tensor is not None and tensor.is_inference() for tensor in tensors])
     new = _Kept(tensors, rows) if keeps else None  # before they are read: another thread may write to them
     is_ascending = index is None or _is_ascending(index.reshape(-1))
-    entries = _ordered_entries(columns, index, rows, is_padded) if sorts or is_ascending else None
+    entries = None
+    if sorts or is_ascending:
+        entries = _ordered_entries(columns, index, rows, is_padded, is_ascending)
     if new is not None:
         new.entries, new.is_ascending = entries, is_ascending
         setattr(keeper, _ORDERS, (new, *known[: KEPT - 1]))
@@ -194,10 +260,12 @@ def _is_ascending(positions: Tensor) -> bool:
     return True
 
 
-def _ordered_entries(columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool) -> _Entries:
+def _ordered_entries(
+    columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, is_ascending: bool
+) -> _Entries:
     """Return the entries in the order of their rows, those of a row in the order in which they came."""
     row = torch.arange(rows, device="cpu") if index is None else index.reshape(-1)
-    owners = None if index is None or _is_ascending(row) else torch.argsort(row, stable=True)
+    owners = None if is_ascending else torch.argsort(row, stable=True)
     count = row.numel() if columns is None else columns.numel()
     each = count // row.numel()
     order = owners if owners is None or each == 1 else _spread(owners, each)

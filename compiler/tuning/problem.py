@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby
 from math import prod
+from platform import machine
 
 import torch
 from torch import Tensor
@@ -302,23 +303,36 @@ def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Confi
 
 
 def choice_key(
-    what: str, tensors: Mapping[str, Tensor], lengths: Iterable[tuple[str, int]], settings: str, deterministic: bool
+    what: str,
+    tensors: Mapping[str, Tensor],
+    lengths: Iterable[tuple[str, int]],
+    settings: str,
+    deterministic: bool,
+    version: str | None = None,
 ) -> Key:
     """Return the key under which the tuning cache remembers which of several calls over these tensors is the fastest.
 
-    `what` tells the calls, `lengths` the sizes that count, and `settings` what else the choice depends on.
+    `what` tells the calls, `lengths` the sizes that count, and `settings` what else the choice depends on. `version` is
+    that of what is timed, by default that of the kernels.
     """
     return Key(
         what,
-        generator_version(),
+        generator_version() if version is None else version,
         tuple(f"{name}={tensor.dtype}" for name, tensor in tensors.items()),
         tuple(lengths),
         ";".join(f"{name}:{','.join(str(min(s, 2)) for s in tensor.stride())}" for name, tensor in tensors.items()),
-        device_name(next(iter(tensors.values())).device),
+        _place(next(iter(tensors.values())).device),
         TRITON_VERSION,
         settings,
         deterministic,
     )
+
+
+def _place(device: torch.device) -> str:
+    """Return what runs a call: of a CPU also which instructions and how many threads torch uses."""
+    if device.type != "cpu":
+        return device_name(device)
+    return f"cpu {machine()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
 
 
 @cache

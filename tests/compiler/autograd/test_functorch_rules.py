@@ -65,6 +65,7 @@ def bases_of(case: Case) -> tuple[Tensor, ...]:
     return tuple(case.operands[name].base.clone() for name in case.value_names)
 
 
+@pytest.mark.every_program
 @settings(max_examples=examples(40, 4))
 @given(statements(DOUBLE, largest=TINY))
 def test_tangents_are_right(case: Case) -> None:
@@ -73,6 +74,7 @@ def test_tangents_are_right(case: Case) -> None:
     assert gradcheck(function, leaves, fast_mode=True, check_forward_ad=True, check_backward_ad=False)
 
 
+@pytest.mark.every_program
 @settings(max_examples=examples(40, 4))
 @given(statements(DOUBLE, largest=TINY))
 def test_jacobians_are_those_of_one_backward_pass_for_each_row(case: Case) -> None:
@@ -84,6 +86,7 @@ def test_jacobians_are_those_of_one_backward_pass_for_each_row(case: Case) -> No
             assert_matches(ours, own)
 
 
+@pytest.mark.every_program
 @settings(max_examples=examples(60, 6))
 @given(statements(DOUBLE, largest=TINY), st.data())
 def test_a_batch_is_each_of_its_examples(case: Case, data: st.DataObject) -> None:

@@ -32,6 +32,7 @@ def call(case: Case, *bases: Tensor) -> Tensor:
     return insum(case.expr, size=case.size, **tensors)
 
 
+@pytest.mark.every_program
 @pytest.mark.every_route
 @settings(max_examples=examples(100, 15))
 @given(statements(DOUBLE, largest=SMALL))
@@ -39,6 +40,7 @@ def test_gradcheck(case: Case) -> None:
     assert gradcheck(lambda *bases: call(case, *bases), leaves(case))
 
 
+@pytest.mark.every_program
 @pytest.mark.every_route
 @settings(max_examples=examples(20, 5))
 @given(statements(DOUBLE, largest=TINY))
@@ -46,6 +48,7 @@ def test_gradgradcheck(case: Case) -> None:
     assert gradgradcheck(lambda *bases: call(case, *bases), leaves(case))
 
 
+@pytest.mark.every_program
 @pytest.mark.every_route
 @settings(max_examples=examples(250, 60))
 @given(statements(), st.sampled_from((math.nan, math.inf)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from insum_ops import insum
-from insum_ops.compiler.autograd import functions, in_steps
+from insum_ops.compiler.autograd import functions, in_steps, torch_gradients
 from insum_ops.compiler.planning.device import H200, described_as
 from tests.tolerances import TOLERANCE
 
@@ -90,7 +90,7 @@ def reduced_precision(is_allowed: bool) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """Steps are worth it, also on a CPU, where torch differentiates what is dense; sums may be rounded on the way."""
-    monkeypatch.setattr(functions, "INTERPRETED", True)
+    monkeypatch.setattr(torch_gradients, "INTERPRETED", True)
     with described_as(SLOW), reduced_precision(True):
         yield
 

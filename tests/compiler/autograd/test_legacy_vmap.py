@@ -115,6 +115,7 @@ def test_hessians(name):
             assert_matches(one, reference)
 
 
+@pytest.mark.every_program
 def test_a_batch_of_batches():
     """Gradients of gradients, both batched."""
     A = drawn(3, 2).requires_grad_()
@@ -151,6 +152,7 @@ def test_a_batch_that_another_thread_works_on():
     assert_matches(found, torch.stack([torch.autograd.grad(result, A, up, retain_graph=True)[0] for up in ups]))
 
 
+@pytest.mark.every_program
 def test_batches_inside_batches_are_refused():
     call, given = CASES["plain"]()
     A, B = (tensor.requires_grad_() for tensor in given)

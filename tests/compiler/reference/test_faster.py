@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from insum_ops import insum
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.reference import groups, vectors
+from insum_ops.compiler.reference import groups
+from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
-from insum_ops.compiler.reference.program import program_for
+from insum_ops.compiler.reference.program import program_for, ways_for
 
 pytestmark = pytest.mark.cpu
 
@@ -70,6 +71,8 @@ STATEMENTS = {
     "Y[c,I[p]] += A[c,p]": ("A 3 20", "I 20 < 4", "size 3 4"),
     "Y[I[p]] += V[p] * A[J[p]]": ("V 20", "A 6", "I 20 < 4", "J 20 < 6", "size 4"),
     "Y[I[K[p]],c] += A[p,c]": ("A 20 9", "I 5 < 4", "K 20 < 5", "size 4 9"),
+    "Y[b,i,k] += A[b,i,j] * B[b,j,k]": ("A 7 3 4", "B 7 4 5"),
+    "Y[b,k,i] += A[b,i,j] * B[J[b],k,j]": ("A 7 3 4", "B 5 6 4", "J 7 < 5"),
     "Y[I[p],c] += B[J[p],c] * A[K[p],c]": ("B 5 9", "A 6 9", "I 20 < 4", "J 20 < 5", "K 20 < 6", "size 4 9"),
 }
 
@@ -102,24 +105,24 @@ def test_faster_operations_give_what_the_graph_means(expr: str, kind: str, dtype
 
 
 def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size: Any) -> None:
-    """The program's result is that of the graph in float64, in memory of its own; operands stay as they are."""
+    """A program's result is that of the graph in float64, in memory of its own, in every way; operands stay as is."""
     bound = bind(parse(expr), tensors, size)
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
     copies = [value.clone() for value in values]
-    program = program_for(bound, padded)
+    ways = {*ways_for(bound, padded).values(), Way(by_rows=False, indexes=True), Way(by_entries=True)}
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[bound.dtype]
-    for _ in range(2):  # the second time by what the first has kept
-        result = program.function(*values, *program.lengths_in(bound))
+    memory = {value.untyped_storage().data_ptr() for value in values}
+    for program in [program_for(bound, padded, way=way) for way in ways for _ in range(2)]:
+        result = program.function(*values, *program.lengths_in(bound))  # the second time by what the first has kept
         assert result.is_contiguous()
         assert result.dtype == bound.dtype
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+        assert result.untyped_storage().data_ptr() not in memory
     assert all(torch.equal(value, copy) for value, copy in zip(values, copies))
-    memory = {value.untyped_storage().data_ptr() for value in values}
-    assert result.untyped_storage().data_ptr() not in memory
 
 
 def test_a_row_that_is_hidden_adds_nothing_even_if_it_is_not_a_number() -> None:
@@ -223,14 +226,26 @@ def test_products_are_formed_without_copies(expr: str, shapes: dict[str, Any], o
     assert seen.names == operations
 
 
-@pytest.mark.parametrize("is_by_entries", [False, True])
+def test_a_program_has_the_ways_that_it_differs_in() -> None:
+    def ways(expr: str, **tensors: Tensor) -> list[str]:
+        size = (4, 9) if "I[" in expr else None
+        return list(ways_for(bind(parse(expr), tensors, size), frozenset()))
+
+    A, X, index = torch.rand(5, 3, 2), torch.rand(5, 3), torch.randint(4, (5,))
+    assert ways("Y[i,k] += X[i,j] * B[j,k]", X=X, B=torch.rand(3, 2)) == ["as a rule"]
+    assert ways("Y[b,k] += X[b,j] * A[b,j,k]", X=X, A=A) == ["as a rule", "as a rule, by_entries"]
+    rows = ["as a rule", "as a rule, not by_rows", "as a rule, not by_rows, puts"]
+    assert ways("Y[I[p],c] += X[p,c]", X=torch.rand(5, 9), I=index) == rows
+
+
+@pytest.mark.parametrize("way", [Way(), Way(by_entries=True)], ids=["products", "entries"])
 @pytest.mark.parametrize("expr", ["Y[b,n] += X[b,m] * A[b,m,n]", "Y[n,b] += A[b,n,m] * X[b,m]"])
-def test_vectors_times_matrices_are_the_same_by_whichever_way_is_faster(monkeypatch, expr, is_by_entries) -> None:
-    asked = []
-    monkeypatch.setattr(vectors, "_is_faster_by_entries", lambda *sizes: asked.append(sizes) or is_by_entries)
+def test_vectors_times_matrices_have_gradients_by_either_way(expr: str, way: Way) -> None:
     shapes = (9, 3), (9, 3, 5) if "A[b,m,n]" in expr else (9, 5, 3)
     left, right = (torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    result = insum(expr, X=left, A=right)
+    bound = bind(parse(expr), {"X": left, "A": right})
+    program, named = program_for(bound, frozenset(), way=way), {"X": left, "A": right}
+    result = program.function(*[named[name] for name in placeholders(bound)], *program.lengths_in(bound))
     matrix = right if "A[b,m,n]" in expr else right.transpose(1, 2)
     expected = torch.bmm(left[:, None], matrix)[:, 0]
     expected = expected if "Y[b,n]" in expr else expected.T
@@ -238,20 +253,6 @@ def test_vectors_times_matrices_are_the_same_by_whichever_way_is_faster(monkeypa
     upstream = torch.rand_like(expected)
     found, wanted = (torch.autograd.grad(value, (left, right), upstream) for value in (result, expected))
     torch.testing.assert_close(found, wanted, **TOLERANCE[torch.float64])
-    assert asked == [(4, 8, "A[b,n,m]" in expr, torch.float64)]
-
-
-def test_which_way_is_faster_is_measured_unless_algorithms_are_deterministic(monkeypatch) -> None:
-    vectors._is_faster_by_entries.cache_clear()
-    assert isinstance(vectors._is_faster_by_entries(4, 8, False, torch.float32), bool)
-    monkeypatch.setattr(vectors, "_is_faster_by_entries", lambda *sizes: pytest.fail("measured"))
-    X, A = torch.rand(9, 3), torch.rand(9, 3, 5)
-    torch.use_deterministic_algorithms(True)
-    try:
-        product = vectors.vectors_times_matrices(X, A, is_summed_last=False)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    torch.testing.assert_close(product[:, 0], torch.einsum("bm,bmn->bn", X, A))
 
 
 def test_a_gradient_exists_where_nothing_is_summed() -> None:
@@ -277,6 +278,25 @@ GROUPS = {
     "Y[b,s,o] += 2 * X[b,s,i] * A[U[b],i,o]": ("X 9 2 3", "A 4 3 5", "U 9 < 4", "Y 9 2 5"),
     "Y[p] += X[p,c] * W[E[p],F[p],c]": ("X 20 3", "W 4 5 3", "E 20 < 4", "F 20 < 5"),
     "Y[E[p],c] += X[p,c] * W[E[p],c]": ("X 20 3", "W 4 3", "E 20 < 4", "size 4 3"),
+    "Y[b,I[p,q],m] += V[p,q] * X[b,J[p,q],c] * W[b,E[p],c,m]": (
+        *("V 7 2", "X 3 6 3", "W 3 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 2 < 6", "size 3 6 5"),
+    ),
+    "Y[I[p],m] += V[p,q] * X[J[p,q],c] * W[E[p],c,m]": (
+        *("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "I 7 < 6", "J 7 2 < 6", "size 6 5"),
+    ),
+    "Y[p,m] += V[p,q] * X[J[p,q],c] * W[E[p],c,m]": ("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[p,q,m] += V[p] * X[J[p,q],c] * W[E[p],c,m]": ("V 7", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[q,m,p] += V[q,p] * X[J[p,q],c] * W[E[p],c,m]": ("V 2 7", "X 6 3", "W 4 3 5", "E 7 < 4", "J 7 2 < 6"),
+    "Y[m] += V[p,q,r] * X[J[p,q,r],c] * G[p] * W[E[p],c,m]": (
+        *("V 5 2 3", "G 5", "X 6 3", "W 4 3 5", "E 5 < 4", "J 5 2 3 < 6"),
+    ),
+    "W[E[p],c,m] += X[J[p,q],c] * Y[p,m]": ("X 6 3", "Y 7 5", "E 7 < 4", "J 7 2 < 6", "size 4 3 5"),
+    "Y[I[p,q],m] += X[J[p],c] * W[E[p],c,m] * V[p,q]": (
+        *("V 7 2", "X 6 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "J 7 < 6", "size 6 5"),
+    ),
+    "Y[I[p,x],m] += X[p,x,c] * W[E[p],c,m] * V[x]": (
+        *("V 2", "X 7 2 3", "W 4 3 5", "E 7 < 4", "I 7 2 < 6", "size 6 5"),
+    ),
 }
 
 
@@ -311,7 +331,10 @@ def test_what_does_not_fall_apart_into_groups(expr: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [256, 257, 3000])
-def test_long_rows_are_summed_in_parts_and_rounded_once(count: int, dtype: torch.dtype) -> None:
+def test_long_rows_are_summed_in_parts_and_rounded_once(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INSUM_TUNE", "off")  # other ways err as torch's own sums do
     torch.manual_seed(0)
     X, index = torch.rand(count, 9, dtype=torch.float64).to(dtype), torch.ones(count, dtype=torch.int64)
     index[:3] = torch.tensor([3, 0, 3])

@@ -195,7 +195,9 @@ def runs_packages() -> bool:
         return subprocess.run(command, capture_output=True, timeout=SECONDS).returncode == 0
 
 
-NO_PACKAGES = "a package of torch's own operations does not run here either"
+NO_PACKAGES = (
+    "a package of torch's own operations does not run here either; CXX may name a compiler that links libstdc++ into it"
+)
 
 
 def aoti_on_gpu(case: EntryCase) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -15,6 +16,7 @@ from torch import Tensor
 from insum_ops import explain, insum
 
 from .case import DEVICE, LIMIT, OURS, PEER_FAILURES
+from .device_lock import device_lock
 from .harness import Times, check, enough, geomean, queued_in_turns, table, wall_in_turns
 from .results import ResultsError, Run
 from .roofs import floor_ms, roofs
@@ -166,30 +168,60 @@ def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tup
 
 def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     """Check every provider's result and time it; what fails, or is wrong, has its error in the place of a time."""
+    if DEVICE == "cuda" and device_lock.path is not None:
+        with device_lock.let_go("warming up"):
+            _load_kernels(workload, pass_, seed)
+    with device_lock.held("measuring"):
+        return _measured(workload, sizes, pass_, seed, scale)
+
+
+def _load_kernels(workload: Workload, pass_: str, seed: int) -> None:
+    """Have torch load what it uses of its own kernels, by calls of a few numbers, which takes nobody's time."""
+    with suppress(*PEER_FAILURES):
+        given = workload.make(workload.drawn(seed, HOST, "small"), seed, DEVICE)
+        reference, upstream = expected(workload, given, pass_)
+        options = {} if given.size is None else {"size": given.size}
+        own = {name: given.operands[name].clone().requires_grad_(pass_ == BACKWARD) for name in workload.gradients}
+        result = workload.plain(**{**given.operands, **own}, **options)
+        grads = torch.autograd.grad(result, tuple(own.values()), upstream) if pass_ == BACKWARD else result
+        check(grads, reference, float("inf"))
+        work(workload, given, pass_ == BACKWARD)
+
+
+def _measured(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     torch.manual_seed(seed)
     extents = workload.drawn(seed, sizes, scale)
-    given = workload.make(extents, seed, DEVICE)
-    reference, upstream = expected(workload, given, pass_)
-    pairs = calls(workload, given, pass_, upstream)
+    with device_lock.stage("operands"):
+        given = workload.make(extents, seed, DEVICE)
+        reference, upstream = expected(workload, given, pass_)
+        pairs = calls(workload, given, pass_, upstream)
     sound: dict[str, Call] = {}
     errors: dict[str, float] = {}
     failures: dict[str, Exception] = {}
     for provider in providers(workload):
         run, result = pairs[provider]
         try:
-            errors[provider] = check(result(), reference, LIMIT[workload.dtype])
-            run()
+            with device_lock.stage(f"first call, {provider}"):
+                found = result()
+            with device_lock.stage("checking"):
+                errors[provider] = check(found, reference, LIMIT[workload.dtype])
+                del found
+                run()
             sound[provider] = run
         except PEER_FAILURES as error:
             failures[provider] = error
     seconds = 0.005 if sizes == HOST or scale == "small" else 0.05
-    times = _times(sound, workload.is_changing, seconds)
-    least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
+    with device_lock.stage("timing"):
+        times = _times(sound, workload.is_changing, seconds)
+    with device_lock.stage("floor"):
+        least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
+    with device_lock.stage("explaining"):
+        route = _route(workload, given)
     # where the host counts, what is least disturbed by other work: with three times as many busy processes as cores
     # medians were about ten times that
     ms = {provider: own.median if timing == "graph" else own.p20 for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
-    return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures, seed)
+    return Measured(workload, pass_, sizes, extents, least, route, ms, errors, how, failures, seed)
 
 
 def measured_of(run: Run) -> list[Measured]:

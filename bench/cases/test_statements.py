@@ -40,6 +40,7 @@ def measured(workload_id: str, sizes: str, pass_: str, seed: int, scale: str) ->
     return measure_workload(workload, sizes, pass_, seed, scale)
 
 
+@pytest.mark.holds
 def test_statement(
     workload: Workload, sizes: str, pass_: str, provider: str, note: Note, request: pytest.FixtureRequest
 ) -> None:

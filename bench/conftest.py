@@ -248,7 +248,9 @@ class Measure(Protocol):
 
 
 class Note(Protocol):
-    def __call__(self, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None: ...
+    def __call__(
+        self, case: Case, provider: str, value: float, unit: str, timing: str = "", queued_ms: float | None = None
+    ) -> None: ...
 
 
 @pytest.fixture
@@ -300,10 +302,20 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
         pytest.skip(f"{provider} fails here: {type(error).__name__}: {error}")
 
 
-def noted(benchmark: Any, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None:
+def noted(
+    benchmark: Any,
+    case: Case,
+    provider: str,
+    value: float,
+    unit: str,
+    timing: str = "",
+    queued_ms: float | None = None,
+) -> None:
     """Leave a row for a figure that was measured otherwise: a first call, bytes, a time of the suite's."""
     _describe(benchmark, case, provider)
     benchmark.extra_info.update(value=value, unit=unit, **({"timing": timing} if timing else {}))
+    if queued_ms is not None:
+        benchmark.extra_info.update(queued_ms=queued_ms, queued_p20=queued_ms)
     benchmark.pedantic(lambda: None, rounds=1)
 
 

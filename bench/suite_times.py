@@ -18,7 +18,7 @@ from insum_ops import explain, insum
 from .case import DEVICE, LIMIT, OURS, PEER_FAILURES
 from .device_lock import device_lock
 from .harness import Times, check, enough, geomean, queued_in_turns, table, wall_in_turns
-from .results import ResultsError, Run
+from .results import ResultsError, Run, contradiction
 from .roofs import floor_ms, roofs
 from .statement_times import COMPILED, TORCH, timed
 from .suite import SUITE
@@ -61,16 +61,29 @@ class Measured:
     timing: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, Exception] = field(default_factory=dict)
     seed: int = 0  # of the sizes
+    queued: Mapping[str, float] = field(default_factory=dict)  # ms of a call among several, where one was not captured
+
+    @property
+    def rival(self) -> str:
+        """The best provider that is not ours; "" if none has a time."""
+        order = self.over if OURS in self.ms else self.ms.__getitem__
+        return min((provider for provider in self.ms if provider != OURS), key=order, default="")
 
     @property
     def best_other(self) -> float:
-        """The milliseconds of the fastest provider that is not ours."""
-        return min([ms for provider, ms in self.ms.items() if provider != OURS], default=float("nan"))
+        """The milliseconds of the best provider that is not ours."""
+        return self.ms.get(self.rival, float("nan"))
 
     @property
     def ratio(self) -> float:
         """How many times ours is as fast as the best other."""
-        return self.best_other / self.ms[OURS] if OURS in self.ms else float("nan")
+        return self.over(self.rival)
+
+    def over(self, provider: str) -> float:
+        """How many times ours is as fast as a provider: as both were timed, or as both are called."""
+        is_alike = self.timing.get(OURS) == self.timing.get(provider)
+        times = self.ms if is_alike or not {OURS, provider} <= self.queued.keys() else self.queued
+        return times[provider] / times[OURS] if {OURS, provider} <= times.keys() else float("nan")
 
     @property
     def is_of_host(self) -> bool:
@@ -221,7 +234,8 @@ def _measured(workload: Workload, sizes: str, pass_: str, seed: int, scale: str)
     # medians were about ten times that
     ms = {provider: own.median if timing == "graph" else own.p20 for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
-    return Measured(workload, pass_, sizes, extents, least, route, ms, errors, how, failures, seed)
+    queued = _queued(sound, ms, how)
+    return Measured(workload, pass_, sizes, extents, least, route, ms, errors, how, failures, seed, queued)
 
 
 def measured_of(run: Run) -> list[Measured]:
@@ -247,9 +261,20 @@ def measured_of(run: Run) -> list[Measured]:
                 {provider: float(str(row.facts["error"])) for provider, row in rows.items()},
                 {provider: row.timing for provider, row in rows.items()},
                 seed=int(str(first.facts["seed"])),
+                queued={provider: row.queued_ms for provider, row in rows.items() if row.queued_ms is not None},
             )
         )
     return found
+
+
+def _queued(sound: Mapping[str, Call], ms: Mapping[str, float], how: Mapping[str, str]) -> dict[str, float]:
+    """Times of calls in turns where one provider can't be captured and ours can: on that basis all can be compared."""
+    if how.get(OURS) != "graph" or "queue" not in how.values():
+        return {}
+    with device_lock.stage("timing"):
+        times = queued_in_turns(list(sound.values()), *enough(sum(ms.values()) / len(ms)), warm=1)
+    found = {provider: own.p20 for provider, own in zip(sound, times)}
+    return {provider: called for provider, called in found.items() if contradiction(ms[provider], called) is None}
 
 
 def _times(sound: Mapping[str, Call], is_changing: bool, seconds: float) -> dict[str, tuple[Times, str]]:

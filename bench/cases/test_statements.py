@@ -58,4 +58,4 @@ def test_statement(
     if provider == OURS:
         facts["route"] = found.route
     case = Case(EXPERIMENT, f"{workload.family}, {workload.name}, {pass_}, {sizes}: {words}", facts=facts)
-    note(case, provider, found.ms[provider], "ms", found.timing[provider])
+    note(case, provider, found.ms[provider], "ms", found.timing[provider], found.queued.get(provider))

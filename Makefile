@@ -112,7 +112,7 @@ mutants: $(MUTATION_INSTALLED)
 CASES ?= bench/cases
 RESULTS ?= build/bench/results.json
 BENCH_JOBS ?= 1
-BENCH = $(RUN) -m pytest $(CASES) -q -rs --benchmark-quiet $(BENCH_OPTIONS)
+BENCH = $(RUN) -m pytest $(CASES) -q -rs --benchmark-quiet$(if $(BENCH_OPTIONS), $(BENCH_OPTIONS))
 bench: $(if $(filter $(VENV)/%,$(RUN)),$(BENCH_INSTALLED))
 	@mkdir -p $(dir $(RESULTS))
 ifeq ($(BENCH_JOBS),1)

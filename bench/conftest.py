@@ -6,7 +6,9 @@ import gc
 import importlib
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -53,6 +55,9 @@ BEGUN: pytest.StashKey[str] = pytest.StashKey()  # the case whose rows are measu
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("statements", "bench/cases/test_statements.py")
     group.addoption("--seed", type=int, default=0, help="from which sizes and operands are drawn")
+    group.addoption(
+        "--in-order", nargs="+", metavar="PATTERN", help="rows by their names, in this order, and no others"
+    )
     group.addoption("--scale", choices=SCALES, help="of the sizes; by default full on a GPU and cpu on a CPU")
 
 
@@ -65,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)
     config.addinivalue_line("markers", "alone: times the host, and is left to a run of one process")
+    config.addinivalue_line("markers", "holds: takes the lock of the GPU itself, for as long as it needs it")
 
 
 def _share_the_device() -> None:
@@ -108,14 +114,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases whose rows the file of rows has, all of them, and beside others what times the host."""
+    """Leave out the cases whose rows the file of rows has, all of them, and beside others what times the host.
+
+    `--in-order` leaves out what none of its patterns is found in, and begins with what the first is found in.
+    """
     path = rows_path()
     known = set() if path is None else finished(path)
     is_beside = hasattr(config, "workerinput")
-    wanted = [item for item in items if not (is_beside and item.get_closest_marker("alone"))]
-    left = {case_of(item.nodeid) for item in wanted if item.nodeid not in known}
-    config.hook.pytest_deselected(items=[item for item in items if case_of(item.nodeid) not in left])
-    items[:] = [item for item in items if case_of(item.nodeid) in left]
+    patterns = config.getoption("--in-order") or [""]
+    wanted = {
+        item: next((at for at, pattern in enumerate(patterns) if re.search(pattern, item.nodeid)), None)
+        for item in items
+        if not (is_beside and item.get_closest_marker("alone"))
+    }
+    left = {case_of(item.nodeid) for item, at in wanted.items() if at is not None and item.nodeid not in known}
+    kept = [item for item in items if wanted.get(item) is not None and case_of(item.nodeid) in left]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = sorted(kept, key=wanted.__getitem__)  # type: ignore[arg-type]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -208,10 +223,12 @@ def skip_if_late() -> None:
 
 @pytest.fixture(autouse=True)
 def _with_the_device(_in_time: None, request: pytest.FixtureRequest) -> Iterator[None]:
-    with device_lock.held("measuring"):
+    is_its_own = request.node.get_closest_marker("holds") is not None
+    with nullcontext() if is_its_own else device_lock.held("measuring"):
         yield
         if device_lock.path is not None and DEVICE == "cuda" and torch.cuda.memory_allocated() > KEPT_BYTES:
             gc.collect()  # operands in cycles, which other processes have no room beside
+            torch.cuda.empty_cache()
     path = rows_path()
     if path is not None and device_lock.path is not None:
         append(path, {"of": case_of(request.node.nodeid), "spent": device_lock.taken()})
@@ -231,7 +248,9 @@ class Measure(Protocol):
 
 
 class Note(Protocol):
-    def __call__(self, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None: ...
+    def __call__(
+        self, case: Case, provider: str, value: float, unit: str, timing: str = "", queued_ms: float | None = None
+    ) -> None: ...
 
 
 @pytest.fixture
@@ -283,10 +302,20 @@ def measured(benchmark: Any, case: Case, provider: str, make: Callable[[], Call]
         pytest.skip(f"{provider} fails here: {type(error).__name__}: {error}")
 
 
-def noted(benchmark: Any, case: Case, provider: str, value: float, unit: str, timing: str = "") -> None:
+def noted(
+    benchmark: Any,
+    case: Case,
+    provider: str,
+    value: float,
+    unit: str,
+    timing: str = "",
+    queued_ms: float | None = None,
+) -> None:
     """Leave a row for a figure that was measured otherwise: a first call, bytes, a time of the suite's."""
     _describe(benchmark, case, provider)
     benchmark.extra_info.update(value=value, unit=unit, **({"timing": timing} if timing else {}))
+    if queued_ms is not None:
+        benchmark.extra_info.update(queued_ms=queued_ms, queued_p20=queued_ms)
     benchmark.pedantic(lambda: None, rounds=1)
 
 

@@ -25,6 +25,7 @@ __all__ = ["BUILDS", "LOCK", "TIMES", "DeviceLock", "device_lock", "let_go_in_co
 
 LOCK = "INSUM_BENCH_LOCK"  # the file; without it nothing is locked
 WAITING = "waiting"
+SPARE_BYTES = 2**30  # of the GPU's memory that a process keeps for later: to free it and ask again takes long, too
 T = TypeVar("T")
 # What only the host does, by module, class and name, and what runs on the GPU amid that: our tuning and torch's. Which
 # of them there are depends on torch's version.
@@ -74,6 +75,20 @@ class DeviceLock:
             yield
 
     @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the seconds inside as another stage, where the lock is held."""
+        with self._changing:
+            outer, is_counted = self._stage, self._is_held
+            if is_counted:
+                self._enter(name)
+        try:
+            yield
+        finally:
+            with self._changing:
+                if is_counted and self._is_held:
+                    self._enter(outer)
+
+    @contextmanager
     def _during(self, stage: str, is_held: bool) -> Iterator[None]:
         # Of several threads in one stage the first changes what is held and, once it is done, changes it back: builds
         # of the others then go on while the lock is held, which is harmless.
@@ -96,7 +111,8 @@ class DeviceLock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         elif torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # what this process does not use now is for the others
+            if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE_BYTES:
+                torch.cuda.empty_cache()  # what this process does not use now is for the others
         self._enter(stage)
         if not is_held:
             fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -18,7 +18,8 @@ __all__ = ["ROWS", "SUFFIX", "append", "as_results", "commit_of", "finished", "l
 
 ROWS = "INSUM_BENCH_ROWS"  # the file; rows that it has are not measured again
 SUFFIX = ".jsonl"
-USED = ("measuring", "tuning", "torch's tuning")  # stages with the GPU in hand
+# stages without the GPU in hand
+WITHOUT = ("waiting", "warming up", "building", "torch.compile", "reading")
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -71,7 +72,7 @@ def time_table(path: Path) -> list[str]:
     for line in lines(path):
         for stage, seconds in line.get("spent", {}).items():
             stages[stage] += seconds
-            cases[line["of"]] += seconds * (stage in USED)
+            cases[line["of"]] += seconds * (stage not in WITHOUT)
     if not cases:
         return []
     found = [f"seconds of all processes: {', '.join(f'{stage} {spent:.0f}' for stage, spent in stages.most_common())}"]

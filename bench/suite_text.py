@@ -30,7 +30,8 @@ def suite_lines(run: Run) -> str:
         f"{len(statements)} statements of {len(families)} families, written down before any work on their speed, at "
         f"sizes drawn from {drawn} (sets: {sets}), beside the best of plain torch, `torch.compile` "
         "(`max-autotune-no-cudagraphs`) and torch's routine for the purpose. Device times; with an index that is new "
-        "at each call, times of calls. The floor is what the machine's memory, cache and arithmetic need at least."
+        "at each call, and beside what can't be captured in a CUDA graph, times of calls. "
+        "The floor is what the machine's memory, cache and arithmetic need at least."
     )
     names = ("pass", "cases", "times as fast as the best other", "least", f"below {BEHIND}x", f"below {NEAR}", "floor")
     titles = {names[5]: f"where the best other is below {NEAR} of the floor", names[6]: "share of the floor"}
@@ -68,8 +69,7 @@ def suite_rows(run: Run) -> str:
         _line(["---"] * 6),
     ]
     for each in slower:
-        best = min((provider for provider in each.ms if provider != OURS), key=lambda provider: each.ms[provider])
-        name = "plain torch" if best == TORCH else best
+        name = "plain torch" if each.rival == TORCH else each.rival
         words = " ".join(f"{size}={extent}" for size, extent in each.extents.items())
         what = f"{each.workload.family}, {each.workload.name}, {each.pass_}"
         times = f"{each.ms[OURS]:.4g}", f"{each.best_other:.4g} ({name})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -15,8 +16,9 @@ from torch import Tensor
 from insum_ops import explain, insum
 
 from .case import DEVICE, LIMIT, OURS, PEER_FAILURES
+from .device_lock import device_lock
 from .harness import Times, check, enough, geomean, queued_in_turns, table, wall_in_turns
-from .results import ResultsError, Run
+from .results import ResultsError, Run, contradiction
 from .roofs import floor_ms, roofs
 from .statement_times import COMPILED, TORCH, timed
 from .suite import SUITE
@@ -59,16 +61,29 @@ class Measured:
     timing: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, Exception] = field(default_factory=dict)
     seed: int = 0  # of the sizes
+    queued: Mapping[str, float] = field(default_factory=dict)  # ms of a call among several, where one was not captured
+
+    @property
+    def rival(self) -> str:
+        """The best provider that is not ours; "" if none has a time."""
+        order = self.over if OURS in self.ms else self.ms.__getitem__
+        return min((provider for provider in self.ms if provider != OURS), key=order, default="")
 
     @property
     def best_other(self) -> float:
-        """The milliseconds of the fastest provider that is not ours."""
-        return min([ms for provider, ms in self.ms.items() if provider != OURS], default=float("nan"))
+        """The milliseconds of the best provider that is not ours."""
+        return self.ms.get(self.rival, float("nan"))
 
     @property
     def ratio(self) -> float:
         """How many times ours is as fast as the best other."""
-        return self.best_other / self.ms[OURS] if OURS in self.ms else float("nan")
+        return self.over(self.rival)
+
+    def over(self, provider: str) -> float:
+        """How many times ours is as fast as a provider: as both were timed, or as both are called."""
+        is_alike = self.timing.get(OURS) == self.timing.get(provider)
+        times = self.ms if is_alike or not {OURS, provider} <= self.queued.keys() else self.queued
+        return times[provider] / times[OURS] if {OURS, provider} <= times.keys() else float("nan")
 
     @property
     def is_of_host(self) -> bool:
@@ -166,30 +181,61 @@ def expected(workload: Workload, given: Given, pass_: str) -> tuple[Tensor | tup
 
 def measure_workload(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     """Check every provider's result and time it; what fails, or is wrong, has its error in the place of a time."""
+    if DEVICE == "cuda" and device_lock.path is not None:
+        with device_lock.let_go("warming up"):
+            _load_kernels(workload, pass_, seed)
+    with device_lock.held("measuring"):
+        return _measured(workload, sizes, pass_, seed, scale)
+
+
+def _load_kernels(workload: Workload, pass_: str, seed: int) -> None:
+    """Have torch load what it uses of its own kernels, by calls of a few numbers, which takes nobody's time."""
+    with suppress(*PEER_FAILURES):
+        given = workload.make(workload.drawn(seed, HOST, "small"), seed, DEVICE)
+        reference, upstream = expected(workload, given, pass_)
+        options = {} if given.size is None else {"size": given.size}
+        own = {name: given.operands[name].clone().requires_grad_(pass_ == BACKWARD) for name in workload.gradients}
+        result = workload.plain(**{**given.operands, **own}, **options)
+        grads = torch.autograd.grad(result, tuple(own.values()), upstream) if pass_ == BACKWARD else result
+        check(grads, reference, float("inf"))
+        work(workload, given, pass_ == BACKWARD)
+
+
+def _measured(workload: Workload, sizes: str, pass_: str, seed: int, scale: str) -> Measured:
     torch.manual_seed(seed)
     extents = workload.drawn(seed, sizes, scale)
-    given = workload.make(extents, seed, DEVICE)
-    reference, upstream = expected(workload, given, pass_)
-    pairs = calls(workload, given, pass_, upstream)
+    with device_lock.stage("operands"):
+        given = workload.make(extents, seed, DEVICE)
+        reference, upstream = expected(workload, given, pass_)
+        pairs = calls(workload, given, pass_, upstream)
     sound: dict[str, Call] = {}
     errors: dict[str, float] = {}
     failures: dict[str, Exception] = {}
     for provider in providers(workload):
         run, result = pairs[provider]
         try:
-            errors[provider] = check(result(), reference, LIMIT[workload.dtype])
-            run()
+            with device_lock.stage(f"first call, {provider}"):
+                found = result()
+            with device_lock.stage("checking"):
+                errors[provider] = check(found, reference, LIMIT[workload.dtype])
+                del found
+                run()
             sound[provider] = run
         except PEER_FAILURES as error:
             failures[provider] = error
     seconds = 0.005 if sizes == HOST or scale == "small" else 0.05
-    times = _times(sound, workload.is_changing, seconds)
-    least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
+    with device_lock.stage("timing"):
+        times = _times(sound, workload.is_changing, seconds)
+    with device_lock.stage("floor"):
+        least = floor_ms(work(workload, given, pass_ == BACKWARD), roofs(workload.dtype))
+    with device_lock.stage("explaining"):
+        route = _route(workload, given)
     # where the host counts, what is least disturbed by other work: with three times as many busy processes as cores
     # medians were about ten times that
     ms = {provider: own.median if timing == "graph" else own.p20 for provider, (own, timing) in times.items()}
     how = {provider: timing for provider, (_, timing) in times.items()}
-    return Measured(workload, pass_, sizes, extents, least, _route(workload, given), ms, errors, how, failures, seed)
+    queued = _queued(sound, ms, how)
+    return Measured(workload, pass_, sizes, extents, least, route, ms, errors, how, failures, seed, queued)
 
 
 def measured_of(run: Run) -> list[Measured]:
@@ -215,9 +261,20 @@ def measured_of(run: Run) -> list[Measured]:
                 {provider: float(str(row.facts["error"])) for provider, row in rows.items()},
                 {provider: row.timing for provider, row in rows.items()},
                 seed=int(str(first.facts["seed"])),
+                queued={provider: row.queued_ms for provider, row in rows.items() if row.queued_ms is not None},
             )
         )
     return found
+
+
+def _queued(sound: Mapping[str, Call], ms: Mapping[str, float], how: Mapping[str, str]) -> dict[str, float]:
+    """Times of calls in turns where one provider can't be captured and ours can: on that basis all can be compared."""
+    if how.get(OURS) != "graph" or "queue" not in how.values():
+        return {}
+    with device_lock.stage("timing"):
+        times = queued_in_turns(list(sound.values()), *enough(sum(ms.values()) / len(ms)), warm=1)
+    found = {provider: own.p20 for provider, own in zip(sound, times)}
+    return {provider: called for provider, called in found.items() if contradiction(ms[provider], called) is None}
 
 
 def _times(sound: Mapping[str, Call], is_changing: bool, seconds: float) -> dict[str, tuple[Times, str]]:

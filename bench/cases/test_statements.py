@@ -40,6 +40,7 @@ def measured(workload_id: str, sizes: str, pass_: str, seed: int, scale: str) ->
     return measure_workload(workload, sizes, pass_, seed, scale)
 
 
+@pytest.mark.holds
 def test_statement(
     workload: Workload, sizes: str, pass_: str, provider: str, note: Note, request: pytest.FixtureRequest
 ) -> None:
@@ -57,4 +58,4 @@ def test_statement(
     if provider == OURS:
         facts["route"] = found.route
     case = Case(EXPERIMENT, f"{workload.family}, {workload.name}, {pass_}, {sizes}: {words}", facts=facts)
-    note(case, provider, found.ms[provider], "ms", found.timing[provider])
+    note(case, provider, found.ms[provider], "ms", found.timing[provider], found.queued.get(provider))

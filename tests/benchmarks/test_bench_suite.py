@@ -17,7 +17,7 @@ from bench.harness import check, wall_in_turns
 from bench.roofs import Roofs, floor_ms
 from bench.statement_times import COMPILED, TORCH
 from bench.suite import FAMILIES, SUITE
-from bench.suite_times import BACKWARD, FORWARD, PASSES, Measured, calls, expected, measure_workload, summary
+from bench.suite_times import BACKWARD, FORWARD, LIBRARY, PASSES, Measured, calls, expected, measure_workload, summary
 from bench.workload import HOST, SCALES, SETS, Range, Work, Workload, work
 
 pytestmark = pytest.mark.cpu
@@ -152,6 +152,16 @@ def test_the_table_has_ratios_to_the_best_other_and_shares_of_the_floor():
         "15 us more than the best other as median, 15 most",
         "backward: 1 cases, 0.50x the best other as geometric mean, least 0.50x, 1 below 0.95x",
     ]
+
+
+def test_what_is_not_captured_is_compared_as_called():
+    times, how = {OURS: 0.2, TORCH: 0.6, LIBRARY: 0.3}, {OURS: "graph", TORCH: "graph", LIBRARY: "queue"}
+    given = by_id["histogram-numbers"], FORWARD, "odd", dict(p=9, g=3), 0.1, "kernel", times, {}, how
+    queued = Measured(*given, queued={OURS: 0.25, TORCH: 0.7, LIBRARY: 0.3})
+    assert (queued.rival, queued.ratio, queued.best_other) == (LIBRARY, 1.2, 0.3)
+    assert queued.over(TORCH) == pytest.approx(3.0)
+    assert Measured(*given).ratio == pytest.approx(1.5)  # nothing else is known
+    assert Measured(*given[:6], {TORCH: 0.6}).best_other == 0.6
 
 
 def test_a_wrong_provider_gets_no_time():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +14,11 @@ from torch import Tensor
 from ..binding import power_of_two
 from ..codegen import Config, Kernel, emit_joint
 from ..language import UnsupportedError
-from ..planning import Schedule, Strides, device_of, joint_schedules
+from ..planning import Schedule, Strides, device_of, in_turns, joint_schedules
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
 from .problem import Problem, digest
+from .space import run_lengths
 from .tuning_cache import Key
 
 __all__ = ["JointProblem", "joint_problem"]
@@ -26,19 +27,24 @@ __all__ = ["JointProblem", "joint_problem"]
 # (torch 2.11, triton 3.6): of 1 to 8 each, the fastest of 13 kinds of gradients along edges was among these.
 WARPS = (1, 2, 4)
 ELEMENTS = {True: (1, 2), False: (4, 8)}
+WARPS_OF_TURNS = (1, 2)
 REGISTERS = 255  # that a thread may have
 
 Item = TypeVar("Item")
 
 
-def joint_problem(problems: Sequence[Problem]) -> JointProblem | None:
+def joint_problem(problems: Sequence[Problem], in_order: Collection[int] = ()) -> JointProblem | None:
     """Return the problem of several statements in one kernel; None if they share none.
 
-    What a name stands for is the same tensor in all of them, but for constant tables.
+    What a name stands for is the same tensor in all of them, but for constant tables. The statements at the places
+    `in_order` scatter by a sorted index: where programs can take neighbours in turn, they hold their sums.
     """
     bounds, strides, facts = zip(*[(problem.bound, problem.strides, problem.fact) for problem in problems])
     schedules = joint_schedules(bounds, strides, facts, problems[0].deterministic)
-    return None if schedules is None else JointProblem(tuple(problems), schedules)
+    if schedules is None:
+        return None
+    turns = in_turns(schedules, in_order) if in_order else None
+    return JointProblem(tuple(problems), turns or schedules)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,10 @@ class JointProblem:
         """
         sizes = ELEMENTS[bool(self.schedules[0].tables)]
         ways = dict.fromkeys(self._config(warps, each) for each in sizes for warps in WARPS)
-        tiles = self.kernel(next(iter(ways))).source.count("tl.load(")
+        if any(schedule.run for schedule in self.schedules):
+            ways = dict.fromkeys(self._in_turns())
+        source = self.kernel(next(iter(ways))).source
+        tiles = source.count("tl.load(") + source.count("= tl.zeros(")
         width = device_of(self.schedules[0].bound.device).warp_width
         registers = {config: tiles * _elements(config) / (config.num_warps * width) for config in ways}
         fitting = [config for config in ways if registers[config] <= REGISTERS]
@@ -75,6 +84,17 @@ class JointProblem:
             blocks[name] = max(1, min(power_of_two(first.extents[name]), room))
             room //= blocks[name]
         return Config(tuple((name, blocks[name]) for name in first.names("tile", "step")), warps, 1)
+
+    def _in_turns(self) -> Iterator[Config]:
+        """Yield configs whose programs take neighbours in turn, of all columns, as many as leave each multiprocessor warps."""
+        first = self.schedules[0]
+        device = device_of(first.bound.device)
+        names = first.names("tile", "step")
+        (turn,) = {schedule.run for schedule in self.schedules if schedule.run}
+        blocks = tuple((name, 1 if name == turn else power_of_two(first.extents[name])) for name in names)
+        for warps in WARPS_OF_TURNS:
+            for run in run_lengths(power_of_two(first.extents[turn]), warps, device):
+                yield Config(blocks, warps, 1, run=run)
 
     @cached_property
     def strides(self) -> tuple[Strides, ...]:

@@ -66,7 +66,7 @@ MOST_COPIES = 256
 # Neighbours that a program takes in turn, whose sums of one position are added once; of a row each, or of tables, which
 # have many rows each, and as many sums as leave a thread registers for what it loads. So many warps of a multiprocessor
 # wait for rows at a time: 18,357 edges of 68 channels took 0.0150 ms in runs of 4, 0.0147 of 8, 0.0144 of 16 and 0.0202
-# of 32, 29,474 edges of 24 channels to 44 rows 0.0382, 0.0340, 0.0313 and 0.0298 (`python -m bench.products --seed 25`).
+# of 32, 29,474 edges of 24 channels to 44 rows 0.0382, 0.0340, 0.0313 and 0.0298 (`bench.products`, seed 25).
 RUNS, LEAST_RUN, MOST_RUN, MOST_SUMS = (64, 32, 128), 4, 32, 128
 WAITING_WARPS = 8
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
@@ -128,14 +128,14 @@ def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def run_lengths(programs: int, warps: int, device: Device) -> tuple[int, ...]:
+def run_lengths(programs: int, warps: int, device: Device) -> tuple[int, int]:
     """Return how many neighbours programs over tables take in turn, where one each would make so many `programs`.
 
     The longest leaves each multiprocessor its warps, the other one twice as many.
     """
     longest = programs * warps // (device.wave * WAITING_WARPS)
-    run = max(LEAST_RUN, min(MOST_RUN, power_of_two(longest)))
-    return tuple(dict.fromkeys((run, max(LEAST_RUN, run // 2))))
+    run = max(2 * LEAST_RUN, min(MOST_RUN, power_of_two(longest)))
+    return run, run // 2
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
     joints = {
         places: joint
-        for places in _groups(statements, calls)
-        if (joint := joint_problem([problems[at] for at in places])) is not None
+        for places, in_order in _groups(statements, calls).items()
+        if (joint := joint_problem([problems[at] for at in places], in_order)) is not None
     }
     if not joints:
         return _Choice(None)
@@ -117,18 +117,24 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     return _Choice(launcher, way.places)
 
 
-def _groups(statements: Sequence[PreparedStatement], calls: Sequence[JointCall]) -> list[tuple[int, ...]]:
+def _groups(
+    statements: Sequence[PreparedStatement], calls: Sequence[JointCall]
+) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Return which may share a kernel: all statements; all that do not scatter by a sorted index; all that store.
 
-    A scatter by itself may add up its neighbours of one place, which follow each other where its index is sorted, or
-    where it takes them in such an order. Programs of a kernel for several statements have one product of each.
+    With each group come those of it, by their numbers there, that scatter by a sorted index. A scatter adds up its
+    neighbours of one place, which follow each other then; by itself it may also take them in such an order.
     """
     everything = tuple(range(len(statements)))
     scatters = {at: own for at in everything if (own := statements[at].bound.statement.output.indirections)}
     in_order = {at for at, own in scatters.items() if all(_is_sorted(access, calls[at]) for access in own)}
     apart: list[set[int]] = [set(), in_order, {*scatters}]
     groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in apart)
-    return [places for places in groups if len(places) > 1]
+    return {
+        places: tuple(number for number, at in enumerate(places) if at in in_order)
+        for places in groups
+        if len(places) > 1
+    }
 
 
 def _is_sorted(access: Access, call: JointCall) -> bool:

@@ -58,7 +58,9 @@ def emit_joint(
     scopes = [replace(scope.child(indent=0), spec=spec) for spec in specs]
     for statement in scopes:
         load_available(statement)
-    if schedules[0].tables:
+    if config.run > 1:
+        write_runs(*scopes)
+    elif schedules[0].tables:
         write_unrolled(*scopes)
     else:
         for statement in scopes:

@@ -68,13 +68,13 @@ def _divide_program_id(scope: Scope, varying: list[tuple[str, int]]) -> None:
 
 def _is_in_turn(spec: KernelSpec, name: str) -> bool:
     """Whether a program has several values of this index and takes one after another."""
-    return name == spec.schedule.run or (spec.config.rows > 1 and name == spec.owner.row)
+    return name == spec.turn or (spec.config.rows > 1 and name == spec.owner.row)
 
 
 def _share(spec: KernelSpec, name: str) -> int:
     """Return how many values of an index of the grid one program takes."""
     if _is_in_turn(spec, name):
-        return spec.config.run if name == spec.schedule.run else spec.config.rows
+        return spec.config.run if name == spec.turn else spec.config.rows
     return spec.block(name) if spec.schedule.roles[name] == "tile" else 1
 
 
@@ -84,7 +84,7 @@ def _place(scope: Scope, name: str, block: int, place: str) -> None:
     If `place` is "", the program takes all values. Those in turn are from `first_row` to `past_row` - 1.
     """
     if _is_in_turn(scope.spec, name):
-        hidden = f"{_hidden_zero(scope, name)} + " if name == scope.spec.schedule.run else ""
+        hidden = f"{_hidden_zero(scope, name)} + " if name == scope.spec.turn else ""
         scope.line(f"first_row = {hidden}{f'({place}) * {block}' if place else 0}")
         scope.line(f"past_row = tl.minimum(first_row + {block}, {scope.extent(name)})")
     elif block == 1:

@@ -2,12 +2,14 @@
 
 Where G is sorted, most neighbours have one position: their sum stays in registers, and is added to memory once. It is
 right for any G, since a sum is added to memory as soon as the position changes. Over constant tables there is a sum for
-each row of the output that they name.
+each row of the output that they name, and several statements may share the neighbours: what one of them stores for each
+neighbour, or scatters by an index in no order, is written in its turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from .broadcast import Value
@@ -16,13 +18,21 @@ from .products import add_product, zeros
 from .scope import Scope
 from .spec import KernelSpec
 from .stores import add_to_output, entry_masks, finish_sum
-from .unrolled import Load, LoadKey, add_row, has_entries, output_rows, rows_of
+from .unrolled import Load, LoadKey, Row, add_row, has_entries, output_rows, rows_of, store_rows
 
 __all__ = ["write_runs"]
 
 LOADED = 32  # elements of each factor that a thread has on their way, as far as registers allow; not more than
 MOST, LEAST = 16, 4  # neighbours at once
 MOST_OF_TABLES = 1  # of which one has many tiles already
+
+
+class Held(NamedTuple):
+    """The sums of a statement that wait in registers, and the position in its output that they belong to."""
+
+    scope: Scope  # of the program
+    place: Value
+    sums: list[Value]
 
 
 class Neighbour(NamedTuple):
@@ -32,19 +42,27 @@ class Neighbour(NamedTuple):
     add: Callable[[], None]  # writes the addition of its products to the sums
 
 
-def write_runs(scope: Scope) -> None:
+def write_runs(*scopes: Scope) -> None:
     """Write the loops over a program's values of p: several at once, whose loads come first, and the last ones."""
-    spec, axes, count = scope.spec, scope.spec.result_axes, _at_once(scope.spec)
-    (place,) = spec.schedule.output.indirections
-    held, sums = Value("held"), [Value(name, axes) for name in _names_of_sums(scope)]
-    for acc in filter(_is_held, sums):
-        scope.line(f"{acc.text} = {zeros(spec, axes)}")
-    scope.line(f"held = tl.full((), -1, {position_type(spec, place)})")
+    scope, count = scopes[0], _at_once(scopes[0].spec)
+    held = [_start(statement) for statement in scopes if statement.spec.schedule.run]
     if count > 1:
         scope.line(f"whole = first_row + (past_row - first_row) // {count} * {count}")
-        _write_loop(scope, "start", f"first_row, whole, {count}", count, held, sums)
-    _write_loop(scope, "last", "whole, past_row" if count > 1 else "first_row, past_row", 1, held, sums)
-    _flush(scope, held, sums)
+        _write_loop(scopes, "start", f"first_row, whole, {count}", count, held)
+    _write_loop(scopes, "last", "whole, past_row" if count > 1 else "first_row, past_row", 1, held)
+    for own in held:
+        _flush(own.scope, own)
+
+
+def _start(scope: Scope) -> Held:
+    """Write the sums of a statement, which are 0 and belong nowhere yet."""
+    spec, number = scope.spec, f"_{scope.spec.output}" if scope.spec.output else ""
+    (place,) = spec.schedule.output.indirections
+    sums = [Value(f"{name}{number if name else ''}", spec.result_axes) for name in _names_of_sums(scope)]
+    for acc in filter(_is_held, sums):
+        scope.line(f"{acc.text} = {zeros(spec, acc.axes)}")
+    scope.line(f"held{number} = tl.full((), -1, {position_type(spec, place)})")
+    return Held(scope, Value(f"held{number}"), sums)
 
 
 def _names_of_sums(scope: Scope) -> list[str]:
@@ -66,59 +84,92 @@ def _at_once(spec: KernelSpec) -> int:
     return min(MOST, max(LEAST, LOADED * 32 * spec.config.num_warps // width), spec.config.run)
 
 
-def _write_loop(scope: Scope, variable: str, bounds: str, count: int, held: Value, sums: Sequence[Value]) -> None:
+def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int, held: Sequence[Held]) -> None:
     """Write a loop over values of p, so many in a turn."""
+    scope = scopes[0]
     scope.line(f"for {variable} in range({bounds}):")
-    body, loads = scope.child(), dict[LoadKey, Load]()
+    body = scope.child()
+    if scope.spec.schedule.tables:
+        _write_turn(body, scopes, variable, held)
+        return
+    (own,) = held
     places = [f"{variable} + {at}" for at in range(count)] if count > 1 else [variable]
-    for neighbour in [_neighbour(body, place, loads, sums) for place in places]:
-        _add(body, neighbour, held, sums)
+    for neighbour in [_neighbour(body, place, own) for place in places]:
+        _add(body, neighbour, own)
 
 
-def _neighbour(scope: Scope, at: str, loads: dict[LoadKey, Load], sums: Sequence[Value]) -> Neighbour:
-    """Write the loads of one value of p; its product comes later, in one instruction with the addition."""
-    spec, name = scope.spec, scope.spec.schedule.run
-    entry = scope.child(indent=0)
+def _entry(scope: Scope, at: str) -> Scope:
+    """Write one value of p, and return the scope in which it has this value."""
+    entry, name = scope.child(indent=0), scope.spec.turn
     entry.indices[name] = entry.let(at, (), entry.index(name))
+    return entry
+
+
+def _neighbour(scope: Scope, at: str, held: Held) -> Neighbour:
+    """Write the loads of one value of p, of a statement without tables.
+
+    Its product comes later, in one instruction with the addition.
+    """
+    entry = _entry(scope, at)
     load_available(entry)
+    (target,) = scope.spec.schedule.output.indirections
+    return Neighbour(entry.positions[target], lambda: add_product(entry, held.sums[0], True))
+
+
+def _write_turn(scope: Scope, scopes: Sequence[Scope], at: str, held: Sequence[Held]) -> None:
+    """Write the loads of one value of p for all statements over constant tables, then their sums."""
+    entry, loads, written = _entry(scope, at), dict[LoadKey, Load](), list[tuple[Scope, list[Row]]]()
+    shared = {} if len(scopes) > 1 else None
+    for statement in scopes:
+        own = replace(entry.child(indent=0), spec=statement.spec, loaded=shared)
+        load_available(own)
+        written.append((own, list(rows_of(own, loads))))
+    for load in loads.values():
+        entry.lines += load.lines
+    waiting = iter(held)
+    for own, rows in written:
+        if own.spec.schedule.run:
+            target = next(waiting)
+            _add(scope, _neighbour_of_tables(own, rows, target), target)
+        else:
+            store_rows(own, rows, None, own.spec.ordered({*own.spec.schedule.names("tile", "step")}))
+
+
+def _neighbour_of_tables(entry: Scope, rows: Sequence[Row], held: Held) -> Neighbour:
+    """Return one value of p of a statement over tables, whose loads are written."""
+    spec = entry.spec
     (target,) = spec.schedule.output.indirections
     place = entry.positions[target]
-    if not spec.schedule.tables:
-        return Neighbour(place, lambda: add_product(entry, sums[0], True))
-    known = len(loads)
-    rows = list(rows_of(entry, loads))
-    for load in list(loads.values())[known:]:
-        entry.lines += load.lines
     entries = [mask for mask in entry_masks(entry) if mask is not entry.valid.get(target)]
     if entries:  # what is multiplied with an absent entry may be NaN, so that its products belong nowhere
         place = entry.let(f"tl.where({conjunction(spec, entries, ())}, {place.text}, -1)", (), "place")
 
     def add() -> None:
-        for row, acc in zip(rows, sums):
+        for row, acc in zip(rows, held.sums):
             add_row(row, acc)
 
     return Neighbour(place, add)
 
 
-def _add(scope: Scope, neighbour: Neighbour, held: Value, sums: Sequence[Value]) -> None:
+def _add(scope: Scope, neighbour: Neighbour, held: Held) -> None:
     """Write the addition of products to the sums that are held, which are added to memory first if of another place."""
-    spec, at = scope.spec, neighbour.place.text
-    scope.line(f"if {at} != held:")
-    other = scope.child()
-    _flush(other, held, sums)
-    for acc in filter(_is_held, sums):
-        other.line(f"{acc.text} = {zeros(spec, acc.axes)}")
-    other.line(f"held = {at}")
+    at, place = neighbour.place.text, held.place.text
+    scope.line(f"if {at} != {place}:")
+    other = replace(scope.child(), spec=held.scope.spec)
+    _flush(other, held)
+    for acc in filter(_is_held, held.sums):
+        other.line(f"{acc.text} = {zeros(other.spec, acc.axes)}")
+    other.line(f"{place} = {at}")
     neighbour.add()
 
 
-def _flush(scope: Scope, held: Value, sums: Sequence[Value]) -> None:
+def _flush(scope: Scope, held: Held) -> None:
     """Write the addition of what is held to its place in memory, if it has one."""
     schedule = scope.spec.schedule
-    scope.positions[schedule.output.indirections[0]] = held
+    scope.positions[schedule.output.indirections[0]] = held.place
     masks = [scope.bounds[name] for name in schedule.free if name in scope.bounds]
-    masks.append(scope.let("held >= 0", (), "is_held"))
-    for row, acc in zip(output_rows(scope), sums):
+    masks.append(scope.let(f"{held.place.text} >= 0", (), "is_held"))
+    for row, acc in zip(output_rows(scope), held.sums):
         if _is_held(acc):
             finish_sum(row, acc)
             address = pointer(row, schedule.output, "output", acc.axes)

@@ -88,6 +88,13 @@ class KernelSpec:
         axes = self.ordered({*self.schedule.names("tile"), *(tree.axes if tree is not None else ())})
         return axes[::-1] if self.config.swap and len(axes) == 2 else axes
 
+    @cached_property
+    def turn(self) -> str:
+        """The index name whose values a program takes in turn, "" without such: that of runs, or of a joint kernel."""
+        if self.schedule.run or self.config.run == 1 or not self.output:
+            return self.schedule.run
+        return next(name for name in self.schedule.names("tile") if self.is_varying(name))
+
     def block(self, name: str) -> int:
         return self.config.block(name)
 

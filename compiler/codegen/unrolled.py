@@ -21,7 +21,7 @@ from .scope import Scope
 from .spec import Axes, KernelSpec
 from .stores import finish_sum, store_interleaved, store_sum
 
-__all__ = ["Load", "LoadKey", "Row", "add_row", "has_entries", "output_rows", "rows_of", "write_unrolled"]
+__all__ = ["Load", "LoadKey", "Row", "add_row", "has_entries", "output_rows", "rows_of", "store_rows", "write_unrolled"]
 
 
 class Term(NamedTuple):
@@ -64,7 +64,7 @@ def write_unrolled(*scopes: Scope) -> None:
     for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
         results = [totals.get(first + at, "") for at in range(len(own))] if is_summed else None
-        _store_rows(statement, own, results, axes)
+        store_rows(statement, own, results, axes)
         first += len(own)
 
 
@@ -83,7 +83,7 @@ def output_rows(scope: Scope) -> list[Scope]:
     return list(_entries(scope, [name for name in schedule.names("unrolled") if name in schedule.free]))
 
 
-def _store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, axes: Axes) -> None:
+def store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, axes: Axes) -> None:
     """Write the stores of a statement's rows: of the sums `totals`, or if that is None of what is summed up here."""
     spec, schedule = scope.spec, scope.spec.schedule
     acc_axes = axes if totals is None else spec.ordered(set(spec.kept(axes)))

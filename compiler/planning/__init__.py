@@ -21,7 +21,7 @@ from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings
-from .joint import holds_sums, joint_schedules
+from .joint import holds_sums, in_turns, joint_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
@@ -59,6 +59,7 @@ __all__ = [
     "dots",
     "groupings",
     "holds_sums",
+    "in_turns",
     "is_varying",
     "joint_schedules",
     "leaves",

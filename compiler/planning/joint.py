@@ -3,24 +3,26 @@
 The gradients of a statement are such: a factor and the output trade places, so that all of them run over the same index
 names and read the same tensors. Every program takes some values of the names that are in every output, and all values
 of the names that some statement sums over, so that each sum is complete where it is stored. What is scattered is added
-atomically, as it would be by a kernel of its own.
+atomically, as it would be by a kernel of its own. Over constant tables a program may take several values of the longest
+name in turn, and hold the sums of a scatter by a sorted index until the position changes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...formats.facts import ConstantTables, Fact
 from ..binding import Bound, power_of_two
+from ..language import Var
 from .contraction import multiply
 from .movement import contiguity
 from .scatter import Start, is_varying, strategies
 from .schedule import LARGEST_TILE, Schedule, Strides, unrolled_schedule
 
-__all__ = ["holds_sums", "joint_schedules"]
+__all__ = ["holds_sums", "in_turns", "joint_schedules"]
 
 
 def holds_sums(bound: Bound) -> bool:
@@ -53,6 +55,22 @@ def joint_schedules(
     roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
     unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]
     return tuple(replace(part, roles={**roles, **own_names}) for part, own_names in zip(parts, unrolled))
+
+
+def in_turns(schedules: Sequence[Schedule], in_order: Collection[int]) -> tuple[Schedule, ...] | None:
+    """Return schedules of a joint kernel whose programs take values of one name in turn; None if they can't.
+
+    The statements at the places `in_order` scatter by a sorted index, and hold their sums.
+    """
+    first = schedules[0]
+    names = [name for name in first.names("tile") if is_varying(first.bound, name)]
+    fixed = [name for name in first.names("tile", "step") if name not in names and first.extents[name] > 1]
+    if not first.tables or len(names) != 1 or len(fixed) > 1:
+        return None
+    scatters = [schedules[at].output.indirections for at in in_order]
+    if any(len(own) != 1 or own[0].indices != (Var(names[0]),) for own in scatters):
+        return None
+    return tuple(replace(own, form="runs") if at in in_order else own for at, own in enumerate(schedules))
 
 
 def _tile(extents: Mapping[str, int], names: Sequence[str]) -> int:

@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..compiler import OperandError, one_by_one
-from ..formats.torch_state import is_transformed, records_gradient
+from ..compiler import OperandError, has_kernels, one_by_one
+from ..formats.torch_state import is_free, is_transformed, records_gradient
+from ..functional import insum
 from .clebsch_gordan import Irreps
 from .constants import Constants
 
@@ -141,6 +142,17 @@ def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
     """`Y[b,i] = X[b,I[i]]` for a permutation I and its inverse."""
     if records_gradient([x]) and not is_transformed():
         return _Gather.apply(x, columns, inverse)  # type: ignore[no-any-return]
+    return _gathered(x, columns)
+
+
+def _gathered(x: Tensor, columns: Tensor) -> Tensor:
+    """Return what `gather` returns, without a graph; a tracer sees torch's operator, which it may fuse.
+
+    Of 917 rows of 748 columns torch's operator took an H200 5 to 7 us, more than a third of a product along 18,357
+    edges with its gather and its scatter.
+    """
+    if is_free() and has_kernels(x.device):
+        return insum("Y[b,i] = X[b,I[i]]", X=x, I=columns)
     return x.index_select(1, columns)
 
 
@@ -150,7 +162,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(columns, inverse)
-        return x.index_select(1, columns)
+        return _gathered(x, columns)
 
     @staticmethod
     @one_by_one

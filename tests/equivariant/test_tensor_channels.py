@@ -167,6 +167,28 @@ def test_gradients_in_one_kernel(monkeypatch, config, irreps):
         assert_matches(got, reference)
 
 
+@pytest.mark.parametrize("config", [0, 1, -1])
+@pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="no kernels here")
+def test_gradients_of_forces_hold_sums_of_sorted_edges_in_one_kernel(monkeypatch, config):
+    """Programs take edges in turn; the gradients of Z, X and W share them, and edges may be absent."""
+    outputs, ours = share_kernels(monkeypatch, config), product()
+    for src, dst in (([2, 0, 2, 1, 0], [0, 0, 1, 1, 3]), ([2, -1, 2, 1, 0], [-1, -1, 0, 0, 3])):
+        edges = {"src": torch.tensor(src, device=DEVICE), "dst": torch.tensor(dst, device=DEVICE)}
+        is_there = ((torch.tensor(src) >= 0) & (torch.tensor(dst) >= 0))[:, None]
+        tensors = operands(ours, 5, 3)
+        wide = doubles(tensors)
+        messages = dense_product(ours, wide[0][torch.tensor(src).clamp(min=0)], *wide[1:])
+        places = torch.tensor(dst).clamp(min=0)
+        exact = messages.new_zeros(4, messages.shape[1]).index_add(0, places, torch.where(is_there, messages, 0))
+        found = []
+        for z, leaves in ((ours(*[t / 2 for t in tensors], **edges, num_nodes=4), tensors), (exact / 8, wide)):
+            (force,) = torch.autograd.grad(z.square().sum(), leaves[1], create_graph=True)
+            found.append(torch.autograd.grad(force.square().sum(), leaves))
+        for got, reference in zip(*found, strict=True):
+            assert_matches(got, reference)
+    assert outputs[:2] == [("Z", "X", "W"), ("X", "Y", "W")]
+
+
 @pytest.mark.kernels
 def test_edges_in_the_order_of_their_sources(monkeypatch):
     """What tuning may choose: a gradient that adds to sources takes the edges sorted, of one graph after another."""

@@ -577,8 +577,8 @@ def test_neighbours_of_one_place_are_added_up_before_memory():
         body
         == """\
     pid = tl.program_id(0)
-    first_row = tl.minimum(extent_b, 0) + (pid) * 16
-    past_row = tl.minimum(first_row + 16, extent_b)
+    first_row = tl.minimum(extent_b, 0) + (pid) * 8
+    past_row = tl.minimum(first_row + 8, extent_b)
     i_u = tl.arange(0, 64)
     acc_0 = tl.zeros((64,), tl.float32)
     acc_1 = tl.zeros((64,), tl.float32)
@@ -607,7 +607,7 @@ def test_neighbours_of_one_place_are_added_up_before_memory():
     tl.atomic_add(ptr_of_output + held * stride__0 + 1 * stride__1 + i_u, acc_1, mask=is_held_9, sem="relaxed")
 """
     )
-    assert way.choices["run"] == 16
+    assert way.choices["run"] == 8
 
 
 def test_only_what_is_scattered_along_one_index_has_runs():

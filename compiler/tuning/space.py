@@ -40,7 +40,7 @@ BUSY = 4  # programs for each multiprocessor, so that none waits for the last; a
 # Turns of a loop for each program that shares it, so that atomic additions stay the smaller part; an estimate too.
 LEAST_TURNS = 4
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
-SORTED = 4  # configs that are tried with the longest rows first too
+SORTED = 6  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
 FEW_COLUMNS = 16  # fill a warp with several rows
 RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
@@ -199,7 +199,8 @@ class Space:
         if schedule.has_copies and not schedule.is_shared:
             return Traits("crowd", widest=min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024))
         if schedule.run:
-            return Traits("runs", widest=power_of_two(schedule.extents[axes[-1]]))
+            lengths = [power_of_two(schedule.extents[axis]) for axis in axes]
+            return Traits("runs", widest=lengths[-1], used=prod(lengths))
         if schedule.form == "rows":
             return self.rows_traits
         if schedule.form:

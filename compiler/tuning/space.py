@@ -95,6 +95,8 @@ def configs(
     space = Space(schedule, device or device_of(schedule.bound.device))
     listed = streams(schedule, space.device) if schedule.along else ()
     ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
+    if schedule.uses_dot:
+        ways = space.filling_first(ways)
     if full:
         ways = chain(ways, space.grid())
     if has_order:
@@ -415,6 +417,13 @@ class Space:
         listed = list(ways)
         yield from (replace(config, reverse=True) for config in listed)
         yield from listed if full else listed[:FORWARD]
+
+    def filling_first(self, ways: Iterable[Config]) -> Iterator[Config]:
+        """Yield first the configs that have a program for each multiprocessor, if there are any."""
+        listed = list(ways)
+        is_idle = [self.programs(self.tiles(config)) < self.device.wave for config in listed]
+        yield from (config for config, idle in zip(listed, is_idle) if not idle)
+        yield from (config for config, idle in zip(listed, is_idle) if idle)
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:
         """Yield the configs also with the longest rows first, where rows of whole blocks take long.

@@ -146,9 +146,9 @@ NARROW_COLUMNS_64 = (
     Point(64, 128, 4, 3, (2,)),
     Point(64, 64, 2, 2),
 )
-# A tile of 128 and more on both sides; rows in turn took 0.120 ms half dense, one row to a program 0.147. Of few columns
-# or tokens there are programs enough only in short tiles, which want many stages: 256 tokens by 128 x 128 blocks, 0.3
-# dense, took 0.0140 ms with the two of 6 stages, 0.0207 with 4 and 0.0188 in tiles of 128; a dense product took 0.0161.
+# A tile of 128 and more on both sides; rows in turn took 0.120 ms half dense, one row to a program 0.147. Of few
+# columns or tokens only short tiles have programs enough, and they want many stages: 256 tokens by 128 x 128 blocks,
+# 0.3 dense, took 0.0140 ms with the two of 6 stages, 0.0207 with 4 and 0.0188 in tiles of 128; a dense product 0.0161.
 FEW_ALONG_128 = (_rows(Point(128, 64, 4, 6)), _rows(Point(64, 64, 4, 6)))
 ROWS_128 = (
     _rows(Point(128, 128, 4, 3)),

@@ -298,3 +298,25 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)
         assert_matches(got, scattered(products, T, 9))
+
+
+@pytest.mark.parametrize("channels", [8, 24])
+def test_a_run_has_two_axes_where_a_factor_lacks_the_last(channels):
+    T, U = positions(9, 147).sort().values, positions(9, 147, low=-1)
+    A, X = draw(147, 5), draw(9, 5, channels)
+    want = messages(A * (U >= 0)[:, None], X, T, U.clamp(min=0), 9)
+    A[U < 0] = torch.nan
+    expr, tensors = "Y[T[e],h,d] += A[e,h] * X[U[e],h,d]", dict(A=A, X=X, T=T, U=U)
+    flags = Flags(padded=frozenset(["U"]), interpreted=IS_INTERPRETED)
+    tried = [way for way in candidates(problem(expr, tensors, (9, 5, channels), flags=flags)) if way.config.run > 1]
+    # 5 by 24 would be padded to 8 by 32, 120 to 128
+    assert {way.schedule.axes for way in tried} == {("h", "d") if channels == 8 else ("h_d",)}
+    for got in runs(expr, tensors, (9, 5, channels), ["U"]):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [8, 43])
+def test_a_scatter_starts_with_runs_if_its_rows_fill_a_warp(columns):
+    G = torch.empty(700_000, dtype=torch.int64, device="meta")
+    own = problem("Y[G[p],c] += X[p,c]", dict(X=values(700_000, columns), G=G), (40_000, columns))
+    assert (candidates(own)[0].schedule.form == "runs") == (columns > 32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from .broadcast import Value
@@ -80,7 +81,7 @@ def _at_once(spec: KernelSpec) -> int:
     """Return how many neighbours are loaded at once."""
     if spec.schedule.tables:
         return min(MOST_OF_TABLES, spec.config.run)
-    width = spec.block(spec.result_axes[-1]) if spec.result_axes else 1
+    width = prod(spec.block(axis) for axis in spec.result_axes)
     return min(MOST, max(LEAST, LOADED * 32 * spec.config.num_warps // width), spec.config.run)
 
 

@@ -122,8 +122,22 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
     is_wide = math.prod(start.extents[name] for name in group) >= LEAST_WIDTH
     # A row that fills a warp is as good in a run as alone, and better where its neighbours have the same place: 782,111
     # rows of 55 columns took an H200 0.057 ms and not 0.108 where sorted, 715,119 of 43 0.076 and 0.075 where not.
-    runs = [Tiling("runs", (group,))]
+    runs = [Tiling("runs", _beside(start, group))]
     return [*runs, *ways] if is_wide else [*ways, *runs]
+
+
+def _beside(start: Start, group: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the axes of a run: one for all names of a group, or two, if a factor that lacks the last is read less so.
+
+    In `Y[T[e],h,d] += A[e,h] * X[U[e],h,d]` a thread has neighbours along d, to be read at once, and of A one number
+    for them all; along one axis it would read that number for each. Where threads have no neighbours there is nothing
+    to share, and two axes must not be padded more than one.
+    """
+    extents, itemsize = [start.extents[name] for name in group], start.bound.dtype.itemsize
+    is_shared = len(group) == 2 and any(group[0] in f.names and group[1] not in f.names for f in start.factors)
+    is_aligned = extents[-1] * itemsize % VECTOR_BYTES == 0
+    is_close = math.prod(map(power_of_two, extents)) == power_of_two(math.prod(extents))
+    return tuple((name,) for name in group) if is_shared and is_aligned and is_close else (group,)
 
 
 def run_name(start: Start) -> str:

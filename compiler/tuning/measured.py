@@ -74,7 +74,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
         return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
     if traits.form == "runs":  # a warp to each program: a position is then one for all threads
-        return tuple(Point(1, traits.widest, max(1, traits.widest // each)) for each in RUN_LENGTHS)
+        return tuple(Point(traits.used, traits.widest, max(1, traits.used // each)) for each in RUN_LENGTHS)
     if traits.form == "rows":
         plain = [_moved_rows(each, warps, traits.widest, traits.used) for each, warps in MOVED_ROWS]
         wide = traits.widest_aligned
@@ -114,9 +114,9 @@ NARROW_COLUMNS_32 = (
     Point(32, 512, 4, 5, reverse=True),
     Point(32, 256, 4, 6, reverse=True),
     Point(32, 128, 4, 5, reverse=True),
+    Point(32, 128, 4, 7),
+    Point(32, 64, 4, 7),  # 256 tokens by 32 x 32 blocks, 0.3 dense: 0.0171 ms; tiles of 128 with 5 stages 0.0177
     Point(32, 256, 4, 5),
-    Point(32, 128, 4, 3),
-    Point(32, 64, 2, 3),
 )
 # Tiles of 64 are as wide as the rows of wgmma. The first fits every GPU.
 NARROW_ROWS_64 = (
@@ -146,10 +146,14 @@ NARROW_COLUMNS_64 = (
     Point(64, 128, 4, 3, (2,)),
     Point(64, 64, 2, 2),
 )
-# A tile of 128 and more on both sides; rows in turn took 0.120 ms half dense, one row to a program 0.147.
+# A tile of 128 and more on both sides; rows in turn took 0.120 ms half dense, one row to a program 0.147. Of few
+# columns or tokens only short tiles have programs enough, and they want many stages: 256 tokens by 128 x 128 blocks,
+# 0.3 dense, took 0.0140 ms with the two of 6 stages, 0.0207 with 4 and 0.0188 in tiles of 128; a dense product 0.0161.
+FEW_ALONG_128 = (_rows(Point(128, 64, 4, 6)), _rows(Point(64, 64, 4, 6)))
 ROWS_128 = (
     _rows(Point(128, 128, 4, 3)),
     _rows(Point(128, 256, 8, 5, reverse=True, is_in_turn=True)),
+    *FEW_ALONG_128,
     _rows(Point(128, 128, 4, 3, reverse=True)),
     _rows(Point(128, 128, 4, 5)),
     _rows(Point(128, 256, 8, 3, (2,))),
@@ -163,18 +167,17 @@ ROWS_128 = (
 COLUMNS_128 = (
     Point(128, 128, 4, 3),
     _rows(Point(128, 256, 8, 5, reverse=True, is_in_turn=True)),
+    *FEW_ALONG_128,
     Point(128, 128, 4, 3, reverse=True),
     Point(128, 128, 4, 5),
     Point(256, 128, 8, 3, (2,)),
-    Point(128, 64, 4, 3),
     Point(128, 128, 8, 3),
     Point(128, 128, 4, 3, (2,)),
     Point(256, 128, 8, 3),
     _rows(Point(256, 64, 4, 4)),
-    Point(64, 64, 2, 2),
 )
 # where the columns are one tile, the rows are worth a longer one
-LONG_BY_128 = (*COLUMNS_128[:4], _rows(Point(128, 256, 8, 5, is_else=True)), *COLUMNS_128[4:])
+LONG_BY_128 = (*COLUMNS_128[:6], _rows(Point(128, 256, 8, 5, is_else=True)), *COLUMNS_128[6:])
 # short rows, and chains of dots: small tiles, many programs, a few warps each
 SHORT = (
     *(_rows(Point(16, 64, warps, 2, (depth,))) for warps in (2, 1, 4) for depth in (1, 2)),

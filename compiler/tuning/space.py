@@ -40,7 +40,7 @@ BUSY = 4  # programs for each multiprocessor, so that none waits for the last; a
 # Turns of a loop for each program that shares it, so that atomic additions stay the smaller part; an estimate too.
 LEAST_TURNS = 4
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
-SORTED = 4  # configs that are tried with the longest rows first too
+SORTED = 6  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
 FEW_COLUMNS = 16  # fill a warp with several rows
 RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
@@ -98,6 +98,8 @@ def configs(
     space = Space(schedule, device or device_of(schedule.bound.device))
     listed = streams(schedule, space.device) if schedule.along else ()
     ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
+    if schedule.uses_dot:
+        ways = space.filling_first(ways)
     if full:
         ways = chain(ways, space.grid())
     if has_order:
@@ -212,7 +214,8 @@ class Space:
         if schedule.has_copies and not schedule.is_shared:
             return Traits("crowd", widest=min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024))
         if schedule.run:
-            return Traits("runs", widest=power_of_two(schedule.extents[axes[-1]]))
+            lengths = [power_of_two(schedule.extents[axis]) for axis in axes]
+            return Traits("runs", widest=lengths[-1], used=prod(lengths))
         if schedule.form == "rows":
             return self.rows_traits
         if schedule.form:
@@ -427,6 +430,13 @@ class Space:
         listed = list(ways)
         yield from (replace(config, reverse=True) for config in listed)
         yield from listed if full else listed[:FORWARD]
+
+    def filling_first(self, ways: Iterable[Config]) -> Iterator[Config]:
+        """Yield first the configs that have a program for each multiprocessor, if there are any."""
+        listed = list(ways)
+        is_idle = [self.programs(self.tiles(config)) < self.device.wave for config in listed]
+        yield from (config for config, idle in zip(listed, is_idle) if not idle)
+        yield from (config for config, idle in zip(listed, is_idle) if idle)
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:
         """Yield the configs also with the longest rows first, where rows of whole blocks take long.

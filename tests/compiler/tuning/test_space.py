@@ -235,3 +235,13 @@ def test_a_tables_axes_are_as_short_as_they_are() -> None:
     (outer,) = schedules(own.bound, own.strides, "store")
     for config in configs(outer):
         assert sorted(config.block(name) for name in "ijk") == [8, 8, 16]
+
+
+@pytest.mark.parametrize(("tokens", "tile"), [(256, 64), (4096, 128)])
+def test_few_tokens_have_short_tiles_first_which_give_every_core_a_program(tokens: int, tile: int) -> None:
+    tensors = {"WO": positions(300), "WI": positions(300), "WV": values(300, 128, 128), "X": values(tokens, 32, 128)}
+    expr = "Y[t,WO[p],bo] += X[t,WI[p],bi] * WV[p,bo,bi]"
+    own = problem(expr, tensors, (tokens, 32, 128), OwnedRows("WO", "", is_whole=True))
+    assert candidates(own)[0].config.block("t") == tile
+    # a program that held one row of blocks on chip would read the blocks of all rows
+    assert {way.schedule.strategy for way in candidates(own)} == {"owner", "atomic"}

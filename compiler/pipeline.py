@@ -2,7 +2,7 @@
 
 A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way:
     insum(expr, **operands)
-      evaluate           warm: a call like an earlier one is replayed from its launch plan
+      evaluate           warm: a call like an earlier one is replayed from its launch plan, its gradients recorded
         evaluate_anew    cold: autocast applied, formats rewritten away, autograd functions around statements
           run            one statement over plain tensors:
             prepare        parse, bind

@@ -39,13 +39,14 @@ class Arranged:
     def write(self, values: Tensor) -> Tensor:
         """Return values [E, *block_size] over the format's slots; padding holds any value, which no statement reads."""
         if self.source is None:
-            return values
+            return values if values.shape == self.pattern.values.shape else values.view(self.pattern.values.shape)
         return values.index_select(0, self.source).view(self.pattern.values.shape)
 
     def read(self, values: Tensor) -> Tensor:
         """Return values over the format's slots in the order of the source, [E, *block_size]; differentiable."""
-        slots = self.slots
-        return values if slots is None else values.flatten(0, len(self.pattern.value_axes) - 1).index_select(0, slots)
+        axes, slots = len(self.pattern.value_axes), self.slots
+        entries = values if axes == 1 else values.flatten(0, axes - 1)
+        return entries if slots is None else entries.index_select(0, slots)
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -107,7 +108,9 @@ def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Ar
     layout = lay_out_groups(in_order, grid, 0, None)
     assert layout.gather is not None
     gather = layout.gather if order is None else layout.gather.after(order)
-    return Arranged(GroupCOO(layout.coords, nothing.expand(gather.source.shape), shape), gather.source.flatten())
+    pattern = GroupCOO(layout.coords, nothing.expand(gather.source.shape), shape)
+    is_in_place = order is None and gather.source.numel() == coords.shape[1]  # every group is full
+    return Arranged(pattern, None if is_in_place else gather.source.flatten())
 
 
 def merge_map(coords: Tensor, shape: Sizes) -> tuple[Tensor, Tensor] | None:

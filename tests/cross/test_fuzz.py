@@ -1,17 +1,17 @@
-"""A hundred kernels of random statements are built in processes of their own; `make fuzz` builds thousands."""
+"""Fifty kernels of random statements are built in a process of their own; `make fuzz` builds thousands."""
 
 from __future__ import annotations
 
 import pytest
 from fuzz import Job, Sample, Tensor, jobs, run
-from statements import IS_INTERPRETED
+from statements import IS_INTERPRETED, IS_THOROUGH
 
 pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2] if IS_THOROUGH else [0])
 def test_kernels_of_random_statements_are_built(seed):
     report = run(jobs(seed, kernels=50, most=3), workers=1)
     assert report.is_sound, "\n".join((*report.dead, *report.left_without))

@@ -193,10 +193,12 @@ def test_a_sparse_tensor_that_is_trained_is_read_again_when_it_changes(kind, cha
         assert_matches(part, right)
 
 
-def test_what_is_kept_for_a_sparse_tensor_that_is_trained_dies_with_it():
-    A, B = csr(random_matrix(6, 4)).requires_grad_(), random_dense(4, 3).requires_grad_()
+@pytest.mark.parametrize("dense", [random_matrix(6, 4), torch.eye(6, 4)], ids=["values are moved", "values stay"])
+@pytest.mark.parametrize("kind", TENSORS)
+def test_what_is_kept_for_a_sparse_tensor_that_is_trained_dies_with_it(kind, dense):
+    A, B = TENSORS[kind](dense.to(DEVICE)).requires_grad_(), random_dense(4, 3).to(dense.dtype).requires_grad_()
     for _ in range(5):
-        taught(A, B)
+        assert_matches(taught(A, B)[0], A.detach().to_dense().double() @ B.detach().double())
     alive = ref(A)
     del A
     assert alive() is None

@@ -1,5 +1,7 @@
 """What only a GPU can show: capture, determinism, streams, huge tensors, what is compiled how often."""
 
+import time
+
 import pytest
 import torch
 
@@ -209,6 +211,16 @@ def test_a_capture_that_fails_leaves_torch_as_it_was(is_interrupt):
     assert float(x.sum()) == 1000
     assert torch.isfinite(torch.randn(8, device="cuda")).all()  # and the random numbers go on
     assert autotune._time(lambda: x.mul(2), float("inf")) > 0
+
+
+def test_a_busy_host_does_not_end_a_timing():
+    x = torch.ones(1000, device="cuda")
+
+    def call():
+        time.sleep(2e-3)
+        return x.mul(2)
+
+    assert autotune._time(call, hopeless=0.01) < 0.05
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

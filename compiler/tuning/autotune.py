@@ -43,6 +43,7 @@ __all__ = [
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of replays per candidate
 LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
+LAUNCH = 0.02  # milliseconds, more than a kernel needs to begin after the host has asked for it
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
@@ -451,11 +452,13 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 def _time(call: Callable[[], object], hopeless: float) -> float:
     """Return the milliseconds of one call on the device, by replaying a graph of several.
 
-    A call that takes longer than `hopeless` is timed once, without a graph, and one that takes long twice.
+    A call that takes longer than `hopeless` is timed once, without a graph, and one that takes long twice. While the
+    host prepares a lone call the device waits, so only what the call takes beyond that is surely the device's.
     """
     call()
-    single = _elapsed(call)
-    if single > hopeless + 0.1:  # a lone call also waits about this long for its launch
+    torch.cuda.synchronize()
+    single, host = _elapsed_with_host(call)
+    if single - host > hopeless + LAUNCH:
         return single
     if single > LONG_CALL:
         return min(single, _elapsed(call))
@@ -485,9 +488,16 @@ def _waited(call: Callable[[], object], hopeless: float) -> float:
 
 def _elapsed(call: Callable[[], object]) -> float:
     """Return the milliseconds between two events around a call."""
+    return _elapsed_with_host(call)[0]
+
+
+def _elapsed_with_host(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the milliseconds between two events around a call, and those that the host was busy with it."""
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = perf_counter()
     before.record()
     call()
     after.record()
+    host = 1e3 * (perf_counter() - start)
     after.synchronize()
-    return float(before.elapsed_time(after))
+    return float(before.elapsed_time(after)), host

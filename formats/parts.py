@@ -72,7 +72,8 @@ class FormatParts:
         return self.values.device
 
     def with_values(self, values: Tensor) -> FormatParts:
-        return replace(self, values=values)
+        # not `dataclasses.replace`, of which a tracer guards each field in every compiled call
+        return FormatParts(self.text, self.shape, values, self.coords)
 
     def parsed(self) -> tuple[str, tuple[Tensor | None, ...], int, Sizes | None]:
         """Return the kind, all coordinates, the group dimension and the block size."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from tolerances import TOLERANCE
 from torch._dynamo.backends.common import aot_autograd
 
 from insum_ops import nn
@@ -10,7 +11,6 @@ from insum_ops.compiler.autograd import format_operators
 from insum_ops.conv import operators as conv_operators
 from insum_ops.formats import GroupCOO
 from insum_ops.formats.parts import parts_of
-from tolerances import TOLERANCE
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"
 CLOSE = TOLERANCE[torch.float64]

@@ -72,7 +72,8 @@ class FormatParts:
         return self.values.device
 
     def with_values(self, values: Tensor) -> FormatParts:
-        return replace(self, values=values)
+        # not `dataclasses.replace`, of which a tracer guards each field in every compiled call
+        return FormatParts(self.text, self.shape, values, self.coords)
 
     def parsed(self) -> tuple[str, tuple[Tensor | None, ...], int, Sizes | None]:
         """Return the kind, all coordinates, the group dimension and the block size."""
@@ -138,9 +139,9 @@ def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor])
         guard, form = (_stacked.get(owner) or {}).get((text, shape, dtype), (None, None))
         # not `form.memory`, which asks whether coordinates have changed that nobody else has
         return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None  # type: ignore[no-any-return]
-    key = (text, shape, *map(id, coords))
+    key = text, shape, *map(id, coords)
     cache = _caches.get(key) or _lost.get(key)
-    if cache is None or not all(map(is_, cache.guard.tensors, coords)) or not cache.guard.hold():
+    if cache is None or not _is_over(cache, coords) or not cache.guard.hold():
         return None
     return cache.memory
 
@@ -161,15 +162,19 @@ def _key(parts: FormatParts) -> tuple[Any, ...]:
     return (parts.text, parts.shape, *map(id, parts.coords))
 
 
+def _is_over(cache: PatternCache, coords: list[Tensor]) -> bool:
+    """Return whether a cache is that of these coordinates: others may have their addresses by now."""
+    tensors = cache.guard.tensors
+    return len(tensors) == len(coords) and all(map(is_, tensors, coords))
+
+
 def _format(kind: Any, parts: FormatParts) -> Any:
     """Return a format with what is cached about its coordinates."""
     _, coords, group_dim, block_size = parts.parsed()
     key = _key(parts)
     cache = _caches.get(key) or _lost.get(key)
-    if cache is not None:
-        tensors = cache.guard.tensors
-        if len(tensors) == len(parts.coords) and all(map(is_, tensors, parts.coords)):
-            return kind._of_parts(coords, parts.values, parts.shape, group_dim, block_size, cache)
+    if cache is not None and _is_over(cache, parts.coords):
+        return kind._of_parts(coords, parts.values, parts.shape, group_dim, block_size, cache)
     form = kind(coords, parts.values, parts.shape, group_dim, block_size)
     _lost[key] = form._pattern_cache
     return form

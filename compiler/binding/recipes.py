@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import is_compiling, is_dynamo
+from ...formats.torch_state import is_compiling, is_dynamo, modes
 from ..language import parse
 from .bind import Meta, TensorLike, bind
 from .rewrite import sparse_factor
@@ -59,7 +59,7 @@ _cached_recipe = lru_cache(maxsize=256)(_new_recipe)
 
 def _recipe(*key: Any) -> tuple[Any, ...]:
     """Return what `_cached_recipe` does, as a plain function that a tracer can be told to call."""
-    return _new_recipe(*key) if is_compiling() else _cached_recipe(*key)  # a tracer's sizes are no keys
+    return _new_recipe(*key) if is_compiling() or modes() else _cached_recipe(*key)  # a tracer's sizes are no keys
 
 
 @lru_cache(maxsize=256)

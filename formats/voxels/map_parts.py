@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -66,7 +66,8 @@ class MapParts:
     @property
     def inverse(self) -> MapParts:
         """The same pairs with inputs and outputs swapped."""
-        return replace(self, side=1 - self.side)
+        # not `dataclasses.replace`, of which a tracer guards each field in every compiled call
+        return MapParts(self.source, self.target, self.geometry, self.sizes, self.kernel_size, 1 - self.side)
 
     @property
     def neighbours(self) -> Tensor:

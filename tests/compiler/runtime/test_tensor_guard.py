@@ -105,9 +105,9 @@ def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
     original = tensor_guard._guard
     for miss in (lambda *given: True, lambda *given: False):
         monkeypatch.setattr(tensor_guard, "_guard", lambda tensors, miss=miss: miss)
-        assert not tensor_guard._tells_apart.__wrapped__()
+        assert not tensor_guard._tells_apart()
     monkeypatch.setattr(tensor_guard, "_guard", original)
-    assert tensor_guard._tells_apart.__wrapped__()
+    assert tensor_guard._tells_apart()
 
 
 @pytest.mark.parametrize("kind", [TypeError, RuntimeError])
@@ -116,23 +116,33 @@ def test_a_torch_whose_guards_are_made_otherwise_is_not_asked(monkeypatch, kind)
         raise kind("other arguments")
 
     monkeypatch.setattr(tensor_guard, "_guard", refuse)
-    assert not tensor_guard._tells_apart.__wrapped__()
+    assert not tensor_guard._tells_apart()
 
 
 def test_a_torch_without_guards_is_not_asked(monkeypatch):
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    assert not tensor_guard._tells_apart.__wrapped__()
+    assert not tensor_guard._tells_apart()
     monkeypatch.setattr(tensor_guard, "_tells_apart", lambda: False)
+    monkeypatch.setattr(tensor_guard._Trial, "has_passed", False)
     assert layout_guard([drawn(2)]) is None
 
 
 def test_the_first_question_may_come_in_any_mode():
     with torch.inference_mode(), torch.no_grad():
-        assert tensor_guard._tells_apart.__wrapped__()
+        assert tensor_guard._tells_apart()
     before = torch.get_default_dtype()
     try:
         for dtype in (torch.float64, torch.float16):
             torch.set_default_dtype(dtype)
-            assert tensor_guard._tells_apart.__wrapped__()
+            assert tensor_guard._tells_apart()
     finally:
         torch.set_default_dtype(before)
+
+
+def test_guards_that_failed_a_trial_are_tried_again(monkeypatch):
+    monkeypatch.setattr(tensor_guard._Trial, "has_passed", False)
+    monkeypatch.setattr(tensor_guard._Trial, "count", 0)
+    answers = iter([False, True])
+    monkeypatch.setattr(tensor_guard, "_tells_apart", lambda: next(answers))
+    found = [tensor_guard.layout_guard([torch.zeros(2)]) is not None for _ in range(3)]
+    assert found == [False, True, True]

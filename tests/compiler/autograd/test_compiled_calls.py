@@ -1,0 +1,139 @@
+"""What a compiled graph calls for a statement with a format in it: few operators, which replay launch plans."""
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from tolerances import TOLERANCE
+from torch._dynamo.backends.common import aot_autograd
+
+from insum_ops import nn
+from insum_ops.compiler.autograd import format_operators
+from insum_ops.conv import operators as conv_operators
+from insum_ops.formats import GroupCOO
+from insum_ops.formats.parts import parts_of
+
+EXPR = "C[m,n] += A[m,k] * B[k,n]"
+CLOSE = TOLERANCE[torch.float64]
+
+
+def matrix():
+    dense = torch.randn(5, 7, dtype=torch.float64) * (torch.rand(5, 7) < 0.5)
+    dense[0, 0] = 2.0
+    return GroupCOO.from_dense(dense, group_size=2)
+
+
+def arguments(A, B, values=None):
+    parts = parts_of(A)
+    values = parts.values if values is None else values
+    return EXPR, "B", None, [B], "A", parts.text, list(parts.shape), values, parts.coords
+
+
+def test_torch_finds_nothing_wrong_with_the_operators_of_formats():
+    A, B = matrix(), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    given = arguments(A, B, A.values.clone().requires_grad_())
+    torch.library.opcheck(torch.ops.insum_ops.format_value.default, given)
+    for wanted in ([True, True], [True, False], [False, True]):
+        upstream = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        torch.library.opcheck(torch.ops.insum_ops.format_gradients.default, (*given, upstream, wanted))
+
+
+def test_the_operator_of_a_format_has_gradients_of_gradients():
+    A, B = matrix(), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    values = A.values.clone().requires_grad_()
+
+    def second(value):
+        first = torch.autograd.grad(value.sin().sum(), [values, B], create_graph=True)
+        return *first, *torch.autograd.grad(sum([grad.square().sum() for grad in first]), [values, B])
+
+    operator = second(torch.ops.insum_ops.format_value.default(*arguments(A, B, values)))
+    expected = second(A.with_values(values).to_dense() @ B)
+    for actual, reference in zip(operator, expected):
+        torch.testing.assert_close(actual, reference, **CLOSE)
+
+
+def test_a_warm_operator_follows_coordinates_that_change_in_place():
+    A, B = matrix(), torch.randn(7, 3, dtype=torch.float64)
+    call = torch.ops.insum_ops.format_value.default
+    with torch.no_grad():
+        for _ in range(5):
+            torch.testing.assert_close(call(*arguments(A, B)), A.to_dense() @ B, **CLOSE)
+        A.AK.copy_(torch.where(A.AK < 0, A.AK, 6 - A.AK))
+        for _ in range(5):
+            dense = torch.zeros(5, 7, dtype=torch.float64)
+            rows = A.AM[:, None].expand(A.AK.shape)[A.AK >= 0].long()
+            dense.index_put_((rows, A.AK[A.AK >= 0].long()), A.values[A.AK >= 0], accumulate=True)
+            torch.testing.assert_close(call(*arguments(A, B)), dense @ B, **CLOSE)
+
+
+def compiled(function):
+    """Return the compiled function, and its graphs: forward, then backward."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)), graphs
+
+
+def calls(graph):
+    return [str(node.target) for node in graph.graph.nodes if "insum_ops" in str(node.target)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_both_gradients_of_a_layer_are_one_operator_which_reads_no_bias():
+    layer = nn.BlockSparseLinear(16, 16, block_size=8, density=0.5)
+    run, graphs = compiled(lambda x: layer(x).square().sum())
+    run(torch.randn(3, 16, requires_grad=True)).backward()
+    forward, backward = graphs
+    assert calls(forward) == ["insum_ops.format_value.default"]
+    assert calls(backward) == ["insum_ops.format_gradients.default"]
+    (node,) = [node for node in backward.graph.nodes if "format_gradients" in str(node.target)]
+    assert (node.args[1], len(node.args[3])) == ("X", 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_gradient_of_a_product_with_a_constant_matrix_keeps_nothing_of_what_it_multiplied():
+    layer, last = nn.SpMM(torch.eye(4).to_sparse()), torch.nn.Linear(3, 3)
+    run, graphs = compiled(lambda x: layer(last(x)).sum())
+    run(torch.randn(4, 3)).backward()
+    saved = next(iter(reversed(graphs[0].graph.nodes))).args[0]
+    assert not [node for node in saved if node.op == "call_function" and "addmm" in str(node.target)]
+    assert calls(graphs[1]) == ["insum_ops.format_value.default"]
+
+
+def _layers():
+    voxels = nn.SparseConvTensor(torch.randn(2, 4), torch.tensor([[0, 0], [0, 1]]), [3], batch_size=1)
+    down = nn.SparseSequential(nn.SparseConv1d(4, 4, 2, 2), nn.SubMConv1d(4, 4, 3))
+    trained = nn.SpMM(torch.eye(4).to_sparse(), trainable=True)
+    features = lambda layer: lambda x: layer(voxels.replace_feature(x)).features
+    return {
+        "SpMM": (trained, trained, torch.randn(4, 3)),
+        "BlockSparseLinear": (layer := nn.BlockSparseLinear(16, 16, 8, 0.5), layer, torch.randn(3, 16)),
+        "SubMConv1d": (layer := nn.SubMConv1d(4, 4, 3), features(layer), torch.randn(2, 4)),
+        "SparseConv1d": (down, features(down), torch.randn(2, 4)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["SpMM", "BlockSparseLinear", "SubMConv1d", "SparseConv1d"])
+def test_a_warm_compiled_step_replays_launch_plans_alone(name, monkeypatch):
+    layer, function, x = _layers()[name]
+    x.requires_grad_()
+    run, _ = compiled(lambda x: function(x).square().sum())
+    results = []
+    for step in range(44):  # a convolution's map is used 32 times before its form is settled
+        if step == 43:
+            for module, road in (
+                (format_operators, "from_parts"),
+                (conv_operators, "_run"),
+                (conv_operators, "_run_gradients"),
+            ):
+                monkeypatch.setattr(module, road, None)  # no other road is taken
+        layer.zero_grad()
+        x.grad = None
+        run(x).backward()
+        results.append([x.grad.clone(), *[weight.grad.clone() for weight in layer.parameters()]])
+    for first, last in zip(results[0], results[-1]):
+        torch.testing.assert_close(last, first, **TOLERANCE[torch.float32])

@@ -57,7 +57,7 @@ def program_for(
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), orders_of(bound), index_of_groups(bound)
-    sizes += (short_names(bound),)
+    sizes += short_names(bound), index_of_groups(bound, is_timed=True)
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)

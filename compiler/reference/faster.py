@@ -30,6 +30,7 @@ class Way(NamedTuple):
     """
 
     by_rows: bool = True  # sums by row offsets, products by groups; else rows are gathered and added as they come
+    in_groups: bool = False  # products by groups where an estimate does not say that it saves time
     by_entries: bool = False  # batches of vectors or small matrices as products of entries; else as a batched product
     in_half: bool = False  # half precision is left to one product of torch's, which sums in float32 by itself
     puts: bool = False  # slices are added up by `index_put_`; else by `index_add_`, which waits for memory more often

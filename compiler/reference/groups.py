@@ -32,6 +32,7 @@ __all__ = ["Grouped", "index_of_groups"]
 # Numbers that are copied or made in the time of one group's operations: on two cores of a Xeon at 1 ns for each, and 25
 # us for a slice, a gather and a product. A statement goes by groups if it saves more than that for each of them.
 NUMBERS_FOR_A_GROUP = 25_000
+FEWEST_NUMBERS = NUMBERS_FOR_A_GROUP // 16  # from which on groups are timed
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,20 @@ class _Grouping:
         return Access(access.name, tuple(index for index in inside if str(index) not in self.entry[1:]))
 
 
-def index_of_groups(bound: Bound) -> str | None:
-    """Return the text of the index by whose values a statement is contracted; None if it is not worth it."""
-    grouping = _grouping(bound)
+def index_of_groups(bound: Bound, is_timed: bool = False) -> str | None:
+    """Return the text of the index by whose values a statement is contracted; None if it is not worth it.
+
+    If `is_timed`, it may be worth it.
+    """
+    grouping = _grouping(bound, FEWEST_NUMBERS if is_timed else NUMBERS_FOR_A_GROUP)
     return None if grouping is None else str(grouping.index)
 
 
-def _grouping(bound: Bound) -> _Grouping | None:
-    """Return how a statement falls apart into groups, by the index that saves the most; None if by none."""
+def _grouping(bound: Bound, least: int) -> _Grouping | None:
+    """Return how a statement falls apart into groups, by the index that saves the most; None if by none.
+
+    Groups of which each saves fewer than `least` numbers are not worth it.
+    """
     statement = bound.statement
     if bound.device.type != "cpu" or not statement.is_sum or bound.is_empty or not statement.accesses:
         return None
@@ -74,7 +81,7 @@ def _grouping(bound: Bound) -> _Grouping | None:
         if grouping is not None:
             users = [access for access in (*statement.accesses, statement.output) if index in access.indices]
             numbers = max(math.prod(bound.extents[name] for name in access.names) for access in users)
-            if numbers > NUMBERS_FOR_A_GROUP * grouping.count:
+            if numbers > least * grouping.count:
                 found.append((numbers / grouping.count, grouping))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -149,8 +156,10 @@ class Grouped(Faster):
     @cached_property
     def grouping(self) -> _Grouping | None:
         """How the statement falls apart into groups; None if it does not, or its way is another."""
-        grouping = _grouping(self.bound)
-        return grouping if grouping is not None and self.takes("by_rows") else None
+        grouping, few = (_grouping(self.bound, least) for least in (NUMBERS_FOR_A_GROUP, FEWEST_NUMBERS))
+        if (grouping is None and few is None) or not self.takes("by_rows"):
+            return None
+        return few if grouping is None and self.takes("in_groups") else grouping
 
     def total(self) -> fx.Node:
         """Return the statement's sums; those of one output slice at a time if groups choose the slices."""

@@ -56,8 +56,9 @@ def program_for(
     contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
     """
     winner_dtype = bound.winner_dtype if wants_winners else None
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), path_of(bound), orders_of(bound), index_of_groups(bound)
-    sizes += (short_names(bound),)
+    groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
+    orders = path_of(bound), orders_of(bound), short_names(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), *orders, *groups
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)

@@ -1,6 +1,7 @@
 """The choice of the fastest form of a convolution over a map that lasts, and of the size of its groups or tiles.
 
 The forms are timed once for each layer shape, over the map at hand, and the choice is remembered as tuned configs are.
+On a CPU the table is timed against groups of one size.
 The form that the rules name comes first, and the others are not tried where the device needs no longer for it than the
 host for the call: over the 3,500 voxels of `examples/unet.py` other forms took half of the time before its first steps
 and no part of any step. Until a map has proved that it lasts, and where nothing may be timed, the rules of forms.py
@@ -73,8 +74,8 @@ class Way(NamedTuple):
 
 
 def may_choose(features: Tensor) -> bool:
-    """Whether convolutions of such features may be timed: on a GPU, unless tuning is off or a result must not vary."""
-    if INTERPRETED or not features.is_cuda or is_deterministic():
+    """Whether convolutions of such features may be timed: unless tuning is off or a result must not vary."""
+    if INTERPRETED or not (features.is_cuda or features.is_cpu) or is_deterministic():
         return False
     return tuning_mode() != "off"
 
@@ -89,7 +90,7 @@ def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, s
     if cached is not None or not _may_time(features, kernel_map):
         return cached
     first = [Way(STATIONARY), Way(GROUPED, GROUP_SIZE)]
-    if kernel_map.volume <= MOST_TAPS:
+    if kernel_map.volume <= MOST_TAPS and not _is_cpu(features.device):  # which has no kernel that keeps a tile on chip
         first.insert(1, Way(TILED, TILE_SIZE))
     channels = 1 if Weight.ndim == 2 else max(Weight.shape[-2:])
     likely = form_of(kernel_map, channels, features.dtype, features.device)
@@ -103,7 +104,7 @@ def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, sha
     """Return the size of the groups that a weight's gradient of `shape` sums, timed if it may be."""
     mark = _mark("sums", In, shape)
     way: Way | None = kernel_map.memory.get(mark)
-    if way is None and _may_time(In, kernel_map):
+    if way is None and not _is_cpu(In.device) and _may_time(In, kernel_map):
         ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
         tensors = {"In": In.detach(), "dOut": dOut.detach()}
         way = _fastest(ways, tensors, kernel_map, kind, shape, mark)
@@ -113,6 +114,11 @@ def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, sha
 def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:
     """Return the key under which a map keeps the fastest way for a layer shape."""
     return word, *settings_of(features.dtype), *shape
+
+
+def _is_cpu(device: torch.device) -> bool:
+    """Whether a call is done when it returns, and the size of groups says nothing: entries are taken one by one."""
+    return device.type == "cpu"
 
 
 def _may_time(features: Tensor, kernel_map: KernelMap) -> bool:
@@ -134,26 +140,27 @@ def _fastest(
 
     Groups and tiles that were made for timing alone are dropped.
     """
-    sizes = FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
+    device = kernel_map.indices.device
+    is_cpu = _is_cpu(device)
+    sizes = {} if is_cpu else FULL_SIZES if tuning_mode() == "full" else OTHER_SIZES
     others = {way.name: [Way(way.form, size).name for size in sizes.get(way.form, ())] for way in first}
     candidates = [*first, *[Way(way.form, size) for way in first for size in FULL_SIZES.get(way.form, ())]]
     ways = {way.name: way for way in candidates}
     present = {way for way in ways.values() if has(kernel_map, *way)}
 
-    device = kernel_map.indices.device
-    enough = 0.0 if tuning_mode() == "full" else host_milliseconds(device, "")
+    enough = 0.0 if is_cpu or tuning_mode() == "full" else host_milliseconds(device, "")
 
     def start(name: str) -> tuple[Callable[[], object], float]:
         form, size = ways[name]
         operands, fact = operands_of(kernel_map, form, size)
         memory: dict[Any, Any] = {}
         adds = fact is None and form not in (STATIONARY, TILED)
-        host = host_milliseconds(device, "zero" if adds else "")
+        host = 0.0 if is_cpu else host_milliseconds(device, "zero" if adds else "")
         return lambda: insum_pinned(memory, form[kind], operands, shape, fact, **tensors), host
 
     key = _key(first, tensors, kernel_map, kind, mark)
     with on_device(device), paused():  # a launch plan of the caller must not record the timed launches
-        name = fastest(key, ways, [way.name for way in first], others, start, enough=enough)
+        name = fastest(key, ways, [way.name for way in first], others, start, is_waited_for=is_cpu, enough=enough)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():
         if way != best and way not in present:

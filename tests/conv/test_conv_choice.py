@@ -178,7 +178,8 @@ class Contests(list):
 
     winner = "table"
 
-    def __call__(self, key, ways, first, others, start, enough):
+    def __call__(self, key, ways, first, others, start, enough, is_waited_for):
+        self.is_waited_for = is_waited_for
         names = [*first, *[name for added in others.values() for name in added]]
         assert {*names} <= {*ways}
         self.append((key, names))
@@ -193,6 +194,7 @@ def contests(monkeypatch):
     """A map lasts from its second use on, and is small: tiles and groups of 4, 8 and 16."""
     made = Contests()
     monkeypatch.setattr(conv_choice, "fastest", made)
+    monkeypatch.setattr(conv_choice, "_is_cpu", lambda device: False)  # all forms, whatever runs them
     monkeypatch.setattr(conv_choice, "may_choose", lambda features: not torch.are_deterministic_algorithms_enabled())
     monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2)
     monkeypatch.setattr(conv_choice, "TILE_SIZE", 8)
@@ -340,6 +342,39 @@ def test_the_form_of_the_rules_comes_first_and_may_be_enough(contests, monkeypat
     assert (names[0], contests.enough) == (name, enough)
 
 
+@by_host
+@pytest.mark.parametrize("winner", ["table", "groups of 8"])
+def test_a_cpu_waits_for_the_table_and_for_groups_of_one_size(contests, monkeypatch, winner):
+    monkeypatch.setattr(conv_choice, "_is_cpu", lambda device: True)
+    contests.winner = winner
+    layer, x = submanifold(), cloud()
+    for _ in range(4):
+        found = step(layer, x)
+    assert contests.is_waited_for
+    assert contests.enough == 0
+    assert [{*names} for _, names in contests] == [{"table", "groups of 8"}] * 2  # features and their gradients
+    assert statement_of(layer, found) in (STATIONARY if winner == "table" else GROUPED)
+
+
+@by_host
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", LAYERS)
+def test_forms_are_timed_on_a_cpu(monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(conv_forms, "PAYS_AFTER", 2)
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
+    make, options = LAYERS[kind]
+    layer, x = make(**options), cloud()
+    for _ in range(4):
+        step(layer, x)
+    stored = [json.loads(path.read_text()) for path in (tmp_path / "tuning").glob("*.json")]
+    forms = [
+        entry["times"] for entry in stored if "NBR" in entry["key"]["statement"] and ";" in entry["key"]["statement"]
+    ]
+    assert forms
+    assert all({way["way"] for way, _ in times} == {"table", "groups of 128"} for times in forms)
+
+
 def test_a_large_kernel_has_no_tiles(contests):
     layer, x = nn.SubMConv3d(2, 2, 5, indice_key="own").double().to(DEVICE), cloud(2)
     indices = torch.nn.functional.pad(x.indices, (0, 2))
@@ -373,17 +408,15 @@ def test_nothing_is_timed_where_it_must_not_be(contests, monkeypatch, why):
 
 
 @by_host
-def test_calls_on_a_cpu_or_with_tuning_off_choose_nothing(monkeypatch):
-    features = torch.empty(1, 1)
-    assert not conv_choice.may_choose(features)
-
+def test_calls_with_tuning_off_choose_nothing(monkeypatch):
     class OnGPU:
         is_cuda = True
 
     monkeypatch.setattr(conv_choice, "INTERPRETED", False)
     for mode, expected in (("default", True), ("full", True), ("off", False)):
         monkeypatch.setenv("INSUM_TUNE", mode)
-        assert conv_choice.may_choose(OnGPU()) is expected
+        assert conv_choice.may_choose(OnGPU()) is conv_choice.may_choose(torch.empty(1, 1, device="cpu")) is expected
+        assert not conv_choice.may_choose(torch.empty(1, 1, device="meta"))
     monkeypatch.setenv("INSUM_TUNE", "default")
     torch.use_deterministic_algorithms(True)
     try:

@@ -312,6 +312,17 @@ def test_groups_give_what_the_graph_means(
     assert_program_means(expr, kind, tensors, size)
 
 
+@pytest.mark.parametrize("kind", ["unsorted", "padded"])
+@pytest.mark.parametrize("expr", list(GROUPS)[::3])
+def test_groups_that_may_be_worth_it_are_a_way(expr: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "FEWEST_NUMBERS", 0)
+    tensors, size = drawn(GROUPS[expr], kind, torch.float64)
+    bound = bind(parse(expr), tensors, size)
+    assert groups.index_of_groups(bound) is None
+    assert any(way.in_groups for way in ways_for(bound, frozenset()).values())
+    assert_program_means(expr, kind, tensors, size)
+
+
 def test_groups_that_are_all_hidden_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
     tensors, _ = drawn(GROUPS["Y[p,m] += X[p,c] * W[E[p],c,m]"], "sorted", torch.float32)

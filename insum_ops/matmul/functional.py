@@ -43,6 +43,7 @@ from ..formats.torch_state import (
     is_traced,
     is_transformed,
     may_autocast,
+    uncompiled,
     wants_gradient,
 )
 from ..functional import insum
@@ -159,6 +160,8 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
         _leave_graph("A")
+        if is_dynamo():
+            return _eager_spmm(A, B, reduce)  # type: ignore[no-any-return]
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
@@ -283,10 +286,14 @@ def _learn(C: Tensor, tensors: Sequence[Tensor], given: tuple[Tensor, SparseSour
     return _apply((source, SUM[B.ndim - 1], source.filled.values, C), A, B)  # type: ignore[union-attr]
 
 
+_eager_spmm = uncompiled(_spmm)
+
+
 def _leave_graph(name: str) -> None:
     """Break the graph of `torch.compile` at a matrix that is neither a format nor a graph of edges.
 
-    Its format is found by identity and version counter, which a tracer would take for constants.
+    Its format is found by identity and version counter, which a tracer would take for constants. What follows is not
+    compiled: of our functions after a break torch makes graphs one by one, and its statistics fail for sparse tensors.
 
     Raises:
         UnsupportedError: torch.export traces the call, which has no breaks.
@@ -403,6 +410,8 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
         sources, targets = traced.coords[0].unbind(0)  # each within its own range
         return insum("V[e] += X[targets[e],d] * Y[sources[e],d]", X=X, Y=Y, sources=sources, targets=targets)
     _leave_graph("pattern")
+    if is_dynamo():
+        return _eager_sddmm(pattern, X, Y)
     if isinstance(pattern, Tensor):
         if pattern.layout not in (torch.sparse_coo, torch.strided) and is_traced([X, Y]):
             raise UnsupportedError(
@@ -420,6 +429,9 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     if hasattr(pattern, "tocoo"):
         remedy = "insum_ops.formats.GroupCOO.from_scipy(pattern)"
     raise OperandError(f"pattern is of type {type(pattern).__name__}; pass {remedy}")
+
+
+_eager_sddmm = uncompiled(_sddmm)
 
 
 def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:

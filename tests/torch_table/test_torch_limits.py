@@ -156,3 +156,10 @@ def test_a_compiled_statement_has_gradients_of_gradients():
     index = torch.tensor([[0, 2], [1, -1], [2, 2]])
     product = lambda X, W: insum("Y[i,c] += X[I[i,k],c] * W[k,i]", X=X, W=W[:2], I=index)
     assert torch.autograd.gradgradcheck(torch.compile(product, fullgraph=True, backend="eager"), (X, W))
+
+
+def test_sampling_a_csr_tensor_breaks_the_graph():
+    """Where a graph may break nothing is refused: the product runs uncompiled."""
+    pattern, X = torch.tensor([[0.0, 5.0], [6.0, 7.0]]).to_sparse_csr(), torch.randn(2, 3)
+    sampled = torch.compile(lambda X: sddmm(pattern, X, 2 * X), backend="eager")(X)
+    torch.testing.assert_close(sampled.to_dense(), (X @ (2 * X).T) * (pattern.to_dense() != 0))

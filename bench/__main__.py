@@ -1,4 +1,4 @@
-"""`python -m bench report|readme|compare|merge|statements|time-statements|rank`: what to make of results files."""
+"""`python -m bench COMMAND`: what to make of results files; `--help` lists the commands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from .compare import compare
 from .rank import rank_statements, table_of
 from .readme import TARGETS, write, write_pictures
 from .results import ResultsError, load, merge
+from .row_file import time_table
 from .statement_page import statement_page
 from .statement_times import time_statements
+from .suite_times import EXPERIMENT, measured_of, summary
 
 try:
     from .report import report
@@ -50,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     ranked.add_argument("--out", type=Path, default=Path("build/bench/rank.json"), help="predicted and measured times")
     ranked.add_argument("--seed", type=int, default=1, help="of the sizes")
     ranked.add_argument("--match", default="", help="a part of the statements' names")
+    suite = commands.add_parser("suite", help="the table of the suite of statements, and the seconds of its stages")
+    suite.add_argument("results", type=Path)
     given = parser.parse_args(arguments)
     try:
         if given.command == "statements":
@@ -67,6 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
         if given.command == "compare":
             return compare(given.results, given.stored, given.threshold, given.stored_peers)
         run = load(given.results)
+        if given.command == "suite":
+            seeds = " and ".join(map(str, sorted({row.facts["seed"] for row in run.of(EXPERIMENT)})))  # type: ignore[type-var]
+            print("\n".join([*summary(measured_of(run), seeds), *time_table(given.results)]))
+            return 0
         if given.command == "readme":
             if given.readme:
                 return write(given.results, given.readme, run, given.check)

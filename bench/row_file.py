@@ -69,7 +69,7 @@ def time_table(path: Path) -> list[str]:
     """How long the GPU was waited for and used, by stage, and the cases that took most of it."""
     stages: Counter[str] = Counter()
     cases: Counter[str] = Counter()
-    for line in lines(path):
+    for line in lines(path) if path.suffix == SUFFIX else ():
         for stage, seconds in line.get("spent", {}).items():
             stages[stage] += seconds
             cases[line["of"]] += seconds * (stage not in WITHOUT)

@@ -298,7 +298,7 @@ def _route(workload: Workload, given: Given) -> str:
     return "FX graph" if DEVICE != "cuda" else explain(workload.expr, size=size, **operands).route
 
 
-def summary(found: Sequence[Measured], seed: int) -> list[str]:
+def summary(found: Sequence[Measured], seed: int | str) -> list[str]:
     """The lines of a table of all that was measured, in the suite's order, and of what it comes to."""
     header = ("family", "statement", "pass", "sizes", "ours", "torch", "compiled", "routine", "ratio", "floor", "route")
     rows = [

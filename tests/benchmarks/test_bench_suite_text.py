@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bench_results import noted, write
 
+from bench.__main__ import main
 from bench.readme import block, rewrite
 from bench.results import ResultsError, load
 from bench.suite_text import NONE, suite_lines, suite_rows
@@ -74,6 +75,14 @@ def test_a_file_says_so_where_nothing_was_measured(tmp_path):
 
 def test_other_tables_leave_the_suite_out(run):
     assert "sum, columns" not in block(run, "results.json")
+
+
+def test_the_table_is_printed_of_a_file(tmp_path, capsys):
+    path = write(tmp_path / "results.json", rows("sum, rows, forward, odd", 7, 0.5, insum_ops=1.0, torch=4.0))
+    assert main(["suite", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("== statements, seed 7, milliseconds on ")
+    assert "forward: 1 cases, 4.00x the best other as geometric mean" in told
 
 
 def test_rows_of_a_statement_that_is_no_more_are_refused(tmp_path):

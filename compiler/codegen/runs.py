@@ -120,7 +120,7 @@ def _neighbour(scope: Scope, at: str, held: Held) -> Neighbour:
 def _write_turn(scope: Scope, scopes: Sequence[Scope], at: str, held: Sequence[Held]) -> None:
     """Write the loads of one value of p for all statements over constant tables, then their sums."""
     entry, loads, written = _entry(scope, at), dict[LoadKey, Load](), list[tuple[Scope, list[Row]]]()
-    shared = {} if len(scopes) > 1 else None
+    shared: dict[str, Value] | None = {} if len(scopes) > 1 else None
     for statement in scopes:
         own = replace(entry.child(indent=0), spec=statement.spec, loaded=shared)
         load_available(own)

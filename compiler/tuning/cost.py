@@ -157,7 +157,7 @@ class Cost:
             return 1
         shape = schedule.bound.shapes[held[0].name]
         places = product(*map(range, shape))
-        return max(1, sum(number_at(schedule.tables[held[0].name], place) != 0 for place in places))
+        return max(1, sum(bool(number_at(schedule.tables[held[0].name], place)) for place in places))
 
     @cached_property
     def held(self) -> float:

@@ -161,7 +161,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     else:
         _leave_graph("A")
         if is_dynamo():
-            return _eager_spmm(A, B, reduce)  # type: ignore[no-any-return]
+            return _eager_spmm(A, B, reduce)
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:

@@ -74,7 +74,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
         return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
     if traits.form == "runs":  # a warp to each program: a position is then one for all threads
-        return tuple(Point(traits.used, traits.widest, max(1, traits.used // each)) for each in RUN_LENGTHS)
+        return (Point(traits.used, traits.widest, max(1, traits.used // 128)),)
     if traits.form == "rows":
         plain = [_moved_rows(each, warps, traits.widest, traits.used) for each, warps in MOVED_ROWS]
         wide = traits.widest_aligned
@@ -287,8 +287,6 @@ MOVED_ROWS = ((64, 1), (96, 1), (32, 1), (32, 2), (16, 4), (8, 4))
 # Rows of 2,241 numbers, of which each begins at another place of its line, took 0.019 ms to be written as they lie and
 # 0.017 if a warp stores whole sectors; what fills that memory takes 0.016.
 ALIGNED_ROWS = ((32, 1), (64, 1), (16, 4))
-# Columns to a warp of a run. The second halve the instructions of wide rows; estimated, not measured.
-RUN_LENGTHS = (128, 256)
 OTHERS = {
     # contiguous stretches of the output
     "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),

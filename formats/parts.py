@@ -138,7 +138,7 @@ def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor])
         owner = coords[0]
         guard, form = (_stacked.get(owner) or {}).get((text, shape, dtype), (None, None))
         # not `form.memory`, which asks whether coordinates have changed that nobody else has
-        return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None  # type: ignore[no-any-return]
+        return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None
     key = text, shape, *map(id, coords)
     cache = _caches.get(key) or _lost.get(key)
     if cache is None or not _is_over(cache, coords) or not cache.guard.hold():

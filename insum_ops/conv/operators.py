@@ -236,15 +236,15 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
     key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
-    grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
-    if grads is not None:
-        return _owned(grads)
+    replayed_grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
+    if replayed_grads is not None:
+        return _owned(replayed_grads)
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
-    grads = []
+    grads = list[Tensor]()
     if wanted[0]:
         grads.append(_convolve(dOut, weight, None, *over.backwards, not is_swapped).to(features.dtype))
     if wanted[1] and is_swapped:  # the features have the weight's output channels
@@ -292,4 +292,5 @@ def _flops(features: Tensor, weight: Tensor, bias: Any, *rest: Any, **_: Any) ->
 
 @register_flop_formula(_gradients.overloadpacket, get_raw=True)
 def _gradient_flops(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
-    return sum(rest[7]) * 2 * _Over(*rest[:6]).rows * weight.numel()
+    gradients: int = sum(rest[7])
+    return gradients * 2 * _Over(*rest[:6]).rows * weight.numel()

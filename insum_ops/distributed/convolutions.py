@@ -57,10 +57,10 @@ def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapp
 
 def _gradients(
     cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> list[DTensor]:
+) -> list[Tensor]:
     """Evaluate `insum_ops::convolution_gradients` over DTensors: each gradient is placed by its own statement."""
     dOut, features, weight, source, target, geometry, sizes, groups, side, is_swapped, wanted = args
-    grads, over = list[DTensor](), (source, target, geometry, sizes, groups)
+    grads, over = list[Tensor](), (source, target, geometry, sizes, groups)
     if wanted[0]:
         inverse = dOut, weight, None, *over, 1 - side, not is_swapped
         grads.append(_convolve(cls, torch.ops.insum_ops.convolution.default, types, inverse).to(features.dtype))

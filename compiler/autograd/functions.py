@@ -96,7 +96,8 @@ def differentiable(
     function = _Sum if plan is not None or is_sum(expr) else _Extremum
     call = _Call(evaluate, expr, names, shape, fact, forward)
     if plan is not None:
-        call = call._replace(graph=graph_of(expr, operands, shape, plan, partial(_Sum.apply, call)))
+        summed = lambda graph, *tensors: _Sum.apply(call if graph is None else call._replace(graph=graph), *tensors)
+        return summed(graph_of(expr, operands, shape, plan, summed), *operands.values())  # type: ignore[no-any-return]
     return function.apply(call, *operands.values())  # type: ignore[no-any-return]
 
 

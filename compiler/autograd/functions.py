@@ -111,10 +111,10 @@ def _learned(
         learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
     else:
         plan = cache, key, run, tensors, numbers, varies, pattern
-        as_statements = lambda *leaves: _Sum.apply((call, None), *leaves)
-        graph = graph_of(call.expr, operands, call.size, plan, as_statements)
+        summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
+        graph = graph_of(call.expr, operands, call.size, plan, summed)
         if graph is not None:
-            return _Sum.apply((call._replace(graph=graph), None), *tensors)  # type: ignore[no-any-return]
+            return summed(graph, *tensors)  # type: ignore[no-any-return]
     if place is None and may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)

@@ -21,7 +21,7 @@ from ..language import InsumError, parse
 from ..prepared import PreparedStatement, prepare
 from ..reference import numbers_held
 from ..routes import grad_like
-from ..runtime import INTERPRETED, paused, planned, remembered_ranges
+from ..runtime import INTERPRETED, active, planned, remembered_ranges
 from ..tuning import choice_key, fastest, tuning_mode
 from .operators import run_plain
 
@@ -35,7 +35,7 @@ BY_TORCH, AS_STATEMENTS = "by torch", "as statements"
 _choices: LRUCache[str] = LRUCache(CHOICES)
 
 Graph = Callable[[list[Tensor]], Tensor]  # of detached tensors: a value that torch can differentiate
-Statements = Callable[..., Tensor]  # of tensors: the same value, with gradients that are statements
+Summed = Callable[..., Tensor]  # of a graph or None, and tensors: the value, with gradients by torch or as statements
 
 
 def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
@@ -49,14 +49,14 @@ def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None)
 
 
 def graph_of(
-    expr: str, operands: Mapping[str, Any], size: tuple[int, ...] | None, plan: tuple[Any, ...], statements: Statements
+    expr: str, operands: Mapping[str, Any], size: tuple[int, ...] | None, plan: tuple[Any, ...], summed: Summed
 ) -> Graph | None:
     """Return what evaluates a sum with index tensors for torch to differentiate, where that was timed to be faster.
 
-    Else, and where nothing may be timed, the result is None: gradients are statements, as `statements` has them. They
-    are so too where hooks are told of what is saved, as those of checkpoints, which count it, and where an index holds
-    -1: a gradient of torch's multiplies what that hides by 0, and 0 times NaN is NaN. `plan` holds the arguments of
-    `planned` for this call.
+    Else, and where nothing may be timed, the result is None: gradients are statements. They are so too where hooks are
+    told of what is saved, as those of checkpoints, which count it, and where an index holds -1: a gradient of torch's
+    multiplies what that hides by 0, and 0 times NaN is NaN. `plan` holds the arguments of `planned` for this call, and
+    `summed` evaluates it either way.
     """
     if tuning_mode() == "off" or is_deterministic() or has_saving_hooks() or not _may_be_torchs(expr, operands, size):
         return None
@@ -67,7 +67,7 @@ def graph_of(
     key = expr, tuple(operands), size, tuning_mode(), *layouts
     choice = _choices.get(key)
     if choice is None:
-        choice = _chosen(expr, operands, size, graph, statements)
+        choice = _chosen(expr, operands, size, graph, summed)
         if choice:
             _choices[key] = choice
     return graph if choice == BY_TORCH and not _hides(expr, operands) else None
@@ -120,13 +120,14 @@ def _has_index(expr: str) -> bool:
     return bool(parse(expr).index_accesses)
 
 
-def _chosen(
-    expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None, graph: Graph, statements: Statements
-) -> str:
+def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None, graph: Graph, summed: Summed) -> str:
     """Return the way that takes the least, measured now unless it is remembered; "" if that is for another call.
 
-    A wrong call is for its evaluation to refuse.
+    What is timed makes plans, as calls do, and so never inside a call that is recorded. A wrong call is for its
+    evaluation to refuse.
     """
+    if active() is not None:
+        return ""
     values = list(operands.values())
     try:
         statement = prepare(expr, ",".join(operands), size, values, None)
@@ -136,7 +137,7 @@ def _chosen(
         return ""
     if not _may_be_kept(statement):
         return AS_STATEMENTS
-    bound, needs_grads = statement.bound, [tensor.requires_grad for tensor in values]
+    bound = statement.bound
     leaves = {
         name: tensor.detach().requires_grad_() if tensor.requires_grad else tensor for name, tensor in operands.items()
     }
@@ -144,18 +145,15 @@ def _chosen(
     upstream = grad_like(bound.size, bound.dtype)
 
     def start(way: str) -> tuple[Callable[[], object], float]:
-        if way == AS_STATEMENTS:  # of equals it wins: it holds less
-            return lambda: torch.autograd.grad(statements(*leaves.values()), wanted, upstream), 0.0
-        kept = lambda: differentiated(graph, values, needs_grads)
-        return lambda: gradients_by_torch(kept(), needs_grads, upstream), 1.0
+        chosen, holds = (graph, 1.0) if way == BY_TORCH else (None, 0.0)  # of equals the one that holds less wins
+        return lambda: torch.autograd.grad(summed(chosen, *leaves.values()), wanted, upstream), holds
 
     lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
     lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     learning = ",".join(name for name, tensor in leaves.items() if tensor.requires_grad)
     key = choice_key(f"gradients of {expr}", leaves, lengths, f"for {learning}", False, torch.__version__)
     ways = [BY_TORCH, AS_STATEMENTS]
-    with paused():  # none of it is a part of the call
-        return fastest(key, ways, ways, {}, start, is_waited_for=True)
+    return fastest(key, ways, ways, {}, start, is_waited_for=True)
 
 
 def _may_be_kept(statement: PreparedStatement) -> bool:

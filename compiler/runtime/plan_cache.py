@@ -58,6 +58,9 @@ POSTPONED = 64  # runs of one kind that were recorded too early: a map is used 3
 _guards = None if INTERPRETED else getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
+_is_unseen = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)  # while recordings are paused
+
+
 def _empty_on(device: torch.device) -> Callable[..., Tensor]:
     """Return a function that allocates uninitialised memory on `device`, given size, strides and dtype."""
     allocate = getattr(_guards, f"_empty_strided_{device.type}", None)
@@ -316,7 +319,7 @@ def _recorded(
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
         return function(*tensors)
-    if tensors[0].is_cuda and is_capturing():  # when nothing is tuned, nor read
+    if (tensors[0].is_cuda and is_capturing()) or _is_unseen():  # when nothing is tuned, nor read
         return function(*tensors)
     with Recording(tensors) as recording:
         result = function(*tensors)

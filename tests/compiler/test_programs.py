@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from insum_ops import insum
-from insum_ops.compiler import routes
+from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.autograd import torch_gradients
 
 pytestmark = pytest.mark.cpu
@@ -211,6 +211,19 @@ def test_a_value_may_be_changed_in_place_and_an_operand_may_not() -> None:
             tensors["Q"].add_(0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(result.sum(), leaves)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("choice", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
+def test_what_is_timed_leaves_plans_to_be_made(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = torch_gradients.fastest
+    monkeypatch.setattr(torch_gradients, "fastest", lambda *given, **named: (timed(*given, **named), choice)[1])
+    tensors = scores()
+    step = lambda: torch.autograd.grad(insum(SCORES, **tensors).sum(), (tensors["Q"], tensors["K"]))
+    for _ in range(4):
+        wanted = step()
+    monkeypatch.setattr(pipeline, "runner_of", lambda *_: pytest.fail("worked out anew"))
+    torch.testing.assert_close(step(), wanted)
 
 
 @pytest.mark.usefixtures("chosen")

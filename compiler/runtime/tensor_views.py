@@ -8,14 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import (
-    as_autocast,
-    autocast_dtype,
-    is_autocast_enabled,
-    is_compiling,
-    may_autocast,
-    transform_kinds,
-)
+from ...formats.torch_state import as_autocast, autocast_dtype, is_autocast_enabled, is_compiling, may_autocast
 from ..binding import is_sparse
 from .tracing import followed
 
@@ -46,8 +39,6 @@ def _cast(operand: Any, dtype: torch.dtype) -> Any:
 
 def as_traced(operands: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the operands as a tracer follows them."""
-    if not transform_kinds():
-        return operands
     return {
         name: operand.with_values(followed(operand.values)) if is_sparse(operand) else followed(operand)
         for name, operand in operands.items()

@@ -43,7 +43,7 @@ from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
-from .reference import numbers_held, sums_in_float32
+from .reference import USUAL, numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
 from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
@@ -171,15 +171,17 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
     Where nothing may be timed, or results must not depend on it, that is the likeliest way. What torch differentiates
     is of its own operations alone.
     """
-    learns, ways = wants_gradient(tensors), statement.ways(variant)
+    bound, learns = statement.bound, wants_gradient(tensors)
+    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
+    is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted
+    may_choose = bound.device.type == "cpu" and not bound.is_empty and not is_fixed
+    ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
     if learns:
-        has_index = bool(statement.bound.statement.index_accesses)
+        has_index = bool(bound.statement.index_accesses)
         by_torch = [way._replace(by_rows=False, widens=has_index) for way in ways.values()]
         by_torch = [way for way in by_torch if not (way.in_half and has_index)]  # gradients would be summed in half
         ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
-    has_choice = len(ways) > 1 and statement.bound.device.type == "cpu" and not statement.bound.is_empty
-    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
-    if not has_choice or tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted:
+    if not may_choose or len(ways) == 1:
         return statement.graph(variant, way=next(iter(ways.values())))
     runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}
     operands = [tensor.detach().requires_grad_(learns and tensor.requires_grad) for tensor in tensors]

@@ -69,7 +69,6 @@ def pytest_configure(config: pytest.Config) -> None:
         _share_the_device()
     for line in ("default", "ignore:Sparse CSR tensor", "ignore:Sparse invariant", "ignore:index_reduce"):
         config.addinivalue_line("filterwarnings", line)
-    config.addinivalue_line("markers", "alone: times the host, and is left to a run of one process")
     config.addinivalue_line("markers", "holds: takes the lock of the GPU itself, for as long as it needs it")
 
 

@@ -146,7 +146,7 @@ def _replayed_value(call: _Call) -> Tensor | None:
 
 
 def _replayed_gradients(call: _Call, grad_output: Tensor, wanted: list[bool]) -> list[Tensor] | None:
-    """Return the gradients by the plan that the autograd function of ordinary calls shares."""
+    """Return the gradients by the plan that `_run_gradients` has made; ordinary calls have their own."""
     grads = _replayed(call, _gradients_key(call, wanted), (grad_output, call.values, *call.tensors))
     return None if grads is None else _owned_gradients(grads)
 

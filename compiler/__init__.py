@@ -2,8 +2,10 @@
 
 from .autograd import (
     direct_apply,
+    gradients_key,
     gradients_of,
     one_by_one,
+    planned_backward,
     refuse_transforms,
     run_plain,
     run_plain_with_winners,
@@ -131,6 +133,7 @@ __all__ = [
     "fastest",
     "followed",
     "generator_version",
+    "gradients_key",
     "gradients_of",
     "has_kernels",
     "host_milliseconds",
@@ -146,6 +149,7 @@ __all__ = [
     "pattern_of",
     "paused",
     "planned",
+    "planned_backward",
     "power_of_two",
     "refuse_freed",
     "refuse_transforms",

@@ -24,6 +24,7 @@ from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradie
 from .operators import call as call_plain
 from .operators import implement as implement_plain
 from .operators import library, refuse_transforms, run_plain, runs_at_once
+from .planned_backward import format_key, gradients_key
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -142,21 +143,21 @@ def _replayed_value(call: _Call) -> Tensor | None:
     """Return the value by the plan that ordinary calls of `evaluate` share."""
     key = call.expr, call.size is None, 0, call.name, *call.keys
     value: Tensor | None = _replayed(call, key, (call.values, *call.tensors), call.size or ())
-    return value if value is None or value._base is None else owned(value)
+    return None if value is None else owned(value)
 
 
 def _replayed_gradients(call: _Call, grad_output: Tensor, wanted: list[bool]) -> list[Tensor] | None:
-    """Return the gradients by the plan that `_run_gradients` has made; ordinary calls have their own."""
+    """Return the gradients by the plan that ordinary calls share."""
     grads = _replayed(call, _gradients_key(call, wanted), (grad_output, call.values, *call.tensors))
     return None if grads is None else _owned_gradients(grads)
 
 
 def _gradients_key(call: _Call, wanted: list[bool]) -> tuple[Any, ...]:
-    return "gradients", call.expr, call.name, *call.keys, *wanted
+    return gradients_key(format_key(call.expr, call.name, call.keys), (False, *wanted))
 
 
 def _owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
-    return [grad if grad._base is None else owned(grad) for grad in grads if grad is not None]
+    return [owned(grad) for grad in grads if grad is not None]
 
 
 def _run(*arguments: Any) -> Tensor:
@@ -175,11 +176,11 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
 
         def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
             own, dense = form if form.values is values else form.with_values(values), dict(zip(call.keys, tensors))
-            return tuple(gradients_of(_evaluate, call.expr, call.name, own, dense, grad_output, tuple(wanted)))
+            return None, *gradients_of(_evaluate, call.expr, call.name, own, dense, grad_output, tuple(wanted))
 
         tensors = grad_output, form.values, *call.tensors
         key = _gradients_key(call, wanted)
-        d_values, *grads = planned(form.memory, key, gradients, tensors, owned=form.coords)
+        _, d_values, *grads = planned(form.memory, key, gradients, tensors, owned=form.coords)
         return _owned_gradients([None if d_values is None else listed(call.parts, form, d_values), *grads])
 
 

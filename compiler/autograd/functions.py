@@ -16,7 +16,6 @@ from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
     is_compiling,
-    is_dynamo,
     is_exporting,
     is_free,
     is_grad_enabled,
@@ -27,13 +26,14 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, keep_learning, owned, planned, replayed
+from ..runtime import PLAIN_CALLS, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .planned_backward import Plans, format_key, planned_backward
 from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 
@@ -52,6 +52,7 @@ class _Call(NamedTuple):
     fact: Fact | None
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
+    dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
     graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
@@ -86,8 +87,9 @@ def differentiable(
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            dense = [operand for key, operand in operands.items() if key != name]
-            return _SparseSum.apply((call._replace(form=form, name=name), None), form.values, *dense)  # type: ignore[no-any-return]
+            dense = {key: operand for key, operand in operands.items() if key != name}
+            call = call._replace(form=form, name=name, dense=tuple(dense))
+            return _SparseSum.apply((call, None), form.values, *dense.values())  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply((call, None), *operands.values())  # type: ignore[no-any-return]
 
@@ -108,7 +110,8 @@ def _learned(
     learn: Callable[..., Tensor] = partial(_learn, call)
     apply, plan_key = _Sum.apply, key
     if place is not None:
-        learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
+        name, dense = call.names[place], call.names[:place] + call.names[place + 1 :]
+        learn, apply = partial(_learn_sparse, call._replace(name=name, dense=dense), place), _SparseSum.apply
     else:
         plan = cache, key, run, tensors, numbers, varies, pattern
         summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
@@ -142,7 +145,7 @@ def _learn_sparse(
 ) -> Any:
     """Return the value of a sum with a format, whose values are at a place among the tensors, and its gradients."""
     operands, cache = given  # not in `call`: the cache is a part of the format
-    filled = _Call(*call[:5], operands[call.name], call.name, cache)
+    filled = _Call(*call[:5], operands[call.name], call.name, call.dense, cache)
     return (apply or _apply_sparse_sum)((filled, value), tensors[place], *tensors[:place], *tensors[place + 1 :])
 
 
@@ -160,6 +163,22 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     if is_exporting():
         return run_plain(expr, ",".join(operands), size, list(operands.values()), None)
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
+
+
+def _plans_of_sum(ctx: Any, saved: tuple[Any, ...]) -> Plans:
+    call = ctx.call
+    # what torch differentiates is in a graph of its own
+    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, (), True, ()
+
+
+def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
+    evaluate, expr, names, *_ = ctx.call
+    tensors, kept = dict(zip(names, saved)), saved[len(names) :]
+    if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+        kept = ()
+    elif ctx.call.graph is not None:
+        return None, *gradients_by_torch(kept, ctx.needs_input_grad[1:], grad_output)
+    return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, ctx.rounds)
 
 
 class _Sum(torch.autograd.Function):
@@ -186,18 +205,9 @@ class _Sum(torch.autograd.Function):
             ctx.save_for_backward(*tensors, *kept)
         else:
             ctx.save_for_backward(*tensors)
-        return value if value._base is None else owned(value)
+        return owned(value)
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
-        call = ctx.call
-        if call.graph is None and not is_dynamo():
-            key = "gradients", call.expr, call.names, wanted, ctx.rounds
-            grads = replayed(PLAIN_CALLS, key, (grad_output, *saved))
-            if grads is not None:
-                return grads
-        return _gradients_of_sum(ctx, grad_output, saved, wanted)
+    backward = staticmethod(planned_backward(_plans_of_sum, _gradients_of_sum))
 
 
 def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
@@ -206,24 +216,6 @@ def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
     if fact is not None or is_watched():
         return run_plain(expr, ",".join(names), size, list(tensors), fact)
     return evaluate(expr, dict(zip(names, tensors)), size)
-
-
-@one_by_one
-def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
-    """Return what `_Sum.backward` does, where it has no plan."""
-    evaluate, expr, names, *_ = ctx.call
-    rounds = ctx.rounds
-
-    def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = dict(zip(names, saved)), saved[len(names) :]
-        return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, rounds)
-
-    if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
-        return run(grad_output, *saved[: len(names)])
-    if ctx.call.graph is not None:
-        return None, *gradients_by_torch(saved[len(names) :], ctx.needs_input_grad[1:], grad_output)
-    call_key = "gradients", expr, names, wanted, rounds
-    return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
 
 
 _apply_sum = direct_apply(_Sum)
@@ -280,6 +272,22 @@ def _gradients(
     return tuple([grads.get(name) for name in names])
 
 
+def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...]) -> Plans:
+    call = ctx.call
+    memory = check_pattern(call.form, ctx.pattern, call.name)
+    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form.coords
+
+
+def _gradients_of_sparse_sum(
+    ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, values: Tensor, *dense: Tensor
+) -> Any:
+    """Return None, then the gradients of a format's values and of the dense tensors, None for those not wanted."""
+    call, form = ctx.call, ctx.call.form
+    current = form if form.values is values else form.with_values(values)
+    tensors = dict(zip(call.dense, dense))
+    return None, *gradients_of(call.evaluate, call.expr, call.name, current, tensors, grad_output, wanted[1:])
+
+
 class _SparseSum(torch.autograd.Function):
     """A sum with a format in it, differentiated before the format is rewritten away, so that gradients regroup it."""
 
@@ -289,61 +297,13 @@ class _SparseSum(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         if value is not None:
             ctx.call, ctx.pattern = call, call.pattern
-            return value if value._base is None else owned(value)
+            return owned(value)
         assert call.form is not None
         ctx.call, ctx.pattern = call, pattern_of(call.form)
-        dense = dict(zip(_dense_names(call), tensors[1:]))
+        dense = dict(zip(call.dense, tensors[1:]))
         return owned(call.evaluate(call.expr, {name: dense.get(name, call.form) for name in call.names}, call.size))
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        call, saved, wanted = ctx.call, ctx.saved_tensors, wanted_gradients(ctx)
-        if not is_dynamo() and ctx.pattern is not None:
-            memory = check_pattern(call.form, ctx.pattern, call.name)
-            key = "gradients", call.expr, call.name, call.names, wanted
-            grads = None if memory is None else replayed(memory, key, (grad_output, *saved))
-            if grads is not None:
-                return grads
-        return _gradients_of_sparse_sum(ctx, grad_output, saved, wanted)
-
-
-@one_by_one
-def _gradients_of_sparse_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
-    """Return what `_SparseSum.backward` does, where it has no plan."""
-    call = ctx.call
-    memory = check_pattern(call.form, ctx.pattern, call.name)
-    return _sparse_gradients(call, saved, grad_output, wanted, memory)
-
-
-def _dense_names(call: _Call) -> list[str]:
-    return [name for name in call.names if name != call.name]
+    backward = staticmethod(planned_backward(_plans_of_sparse_sum, _gradients_of_sparse_sum))
 
 
 _apply_sparse_sum = direct_apply(_SparseSum)
-
-
-def _sparse_gradients(
-    call: _Call,
-    saved: Sequence[Tensor],
-    grad_output: Tensor,
-    needs_grads: tuple[bool, ...],
-    memory: dict[Any, Any] | None,
-) -> Sequence[Tensor | None]:
-    """Return None, then the gradients of a format's values and of the dense tensors, None for those that need none.
-
-    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan,
-    which is in `memory`, or in the format's own if that is None.
-    """
-    form, names = call.form, _dense_names(call)
-    assert form is not None
-
-    def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
-        current = form if form.values is values else form.with_values(values)
-        tensors = dict(zip(names, dense))
-        return None, *gradients_of(call.evaluate, call.expr, call.name, current, tensors, grad_output, needs_grads[1:])
-
-    if is_compiling() or is_grad_enabled():
-        return run(grad_output, *saved)
-    call_key = "gradients", call.expr, call.name, call.names, needs_grads
-    cache = form.memory if memory is None else memory
-    return planned(cache, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

@@ -79,7 +79,7 @@ def _replayed(expr: str, names: str, size: Sequence[int] | None, tensors: list[T
         return None
     key, lengths = _plan_key(expr, names, size)
     value: Tensor | None = replayed(PLAIN_CALLS, key, tensors, lengths)
-    return value if value is None or value._base is None else owned(value)
+    return None if value is None else owned(value)
 
 
 def implement(run: Run) -> Run:

@@ -26,6 +26,7 @@ from ..compiler import (
     owned,
     pattern_of,
     planned,
+    planned_backward,
     replayed,
     shortened,
 )
@@ -234,6 +235,27 @@ def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
     return result  # type: ignore[no-any-return]
 
 
+def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor]) -> Any:
+    (listed, slots, B), source = saved, ctx.source
+    pattern = source.arranged.pattern
+    tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed
+    return pattern.memory, ("trained", ctx.statement), tensors, (), False, pattern.coords
+
+
+def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, slots: Tensor, B: Tensor) -> Any:
+    """Return None, d_entries, in the order in which they are listed, and d_B, those that are wanted."""
+    arranged = ctx.source.arranged
+    form = arranged.pattern.with_values(slots)
+    d_slots, d_B = gradients_of(evaluate, ctx.statement, "A", form, {"B": B}, upstream, wanted[1:])
+    return None, None if d_slots is None else arranged.read(d_slots), d_B
+
+
+def _as_listed(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], grads: tuple[Any, ...]) -> Any:
+    """Return the gradients with that of the entries as one of the tensor that lists them."""
+    _, d_entries, d_B = grads
+    return None, None if d_entries is None else ctx.source.like(saved[0], d_entries), d_B
+
+
 class _Trained(torch.autograd.Function):
     """A product with a matrix whose values its source lists in another order, in which gradients come back."""
 
@@ -243,38 +265,9 @@ class _Trained(torch.autograd.Function):
     ) -> Tensor:
         ctx.source, ctx.statement, slots, C = planned_product
         ctx.save_for_backward(listed, slots, B)
-        return C if C._base is None else owned(C)
+        return owned(C)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        listed, slots, B = saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
-        if not is_dynamo():
-            source, marks = ctx.source, ("gradients", ctx.statement, ctx.needs_input_grad)
-            grads = replayed(source.arranged.pattern.memory, marks, (upstream, slots, B))
-            if grads is not None:
-                d_entries, d_B = grads
-                return None, None if d_entries is None else source.like(listed, d_entries), d_B
-        return _gradients(ctx, upstream, saved)
-
-
-@one_by_one
-def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Return what `_Trained.backward` does, where it has no plan."""
-    (listed, slots, B), source, statement, wanted = saved, ctx.source, ctx.statement, ctx.needs_input_grad
-    arranged = source.arranged
-
-    def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
-        form = arranged.pattern.with_values(slots)
-        d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted[1:])
-        return None if d_slots is None else arranged.read(d_slots), d_B
-
-    if is_grad_enabled():  # the gradients will be differentiated
-        listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
-    else:
-        pattern, marks = arranged.pattern, ("gradients", statement, wanted)
-        d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
-    return None, None if d_entries is None else source.like(listed, d_entries), d_B
+    backward = staticmethod(planned_backward(_plans, _gradients, _as_listed))
 
 
 _apply = direct_apply(_Trained)

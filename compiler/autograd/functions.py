@@ -165,7 +165,7 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
 
 
-def _plans_of_sum(ctx: Any, saved: tuple[Any, ...]) -> Plans:
+def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     # what torch differentiates is in a graph of its own
     return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, (), True, ()
@@ -272,7 +272,7 @@ def _gradients(
     return tuple([grads.get(name) for name in names])
 
 
-def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...]) -> Plans:
+def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     memory = check_pattern(call.form, ctx.pattern, call.name)
     return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form.coords

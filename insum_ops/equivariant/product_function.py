@@ -96,7 +96,7 @@ def _in_place_product(composition: Composition, inputs: Sequence[Any], num_rows:
     return InPlaceProduct((first, second, out), work, steps, inputs, num_rows)  # type: ignore[arg-type]
 
 
-def _plans(ctx: Any, saved: tuple[Tensor | None, ...]) -> Any:
+def _plans(ctx: Any, saved: tuple[Tensor | None, ...], _: Tensor) -> Any:
     present = [tensor for tensor in saved if tensor is not None]
     return ctx.composition.memory, ("product", ctx.absent), present, (ctx.num_rows,), True, ()
 

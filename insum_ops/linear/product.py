@@ -65,7 +65,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
 
-def _plans(ctx: Any, saved: tuple[Tensor, ...]) -> Any:
+def _plans(ctx: Any, saved: tuple[Tensor, ...], _: Tensor) -> Any:
     W = ctx.W
     return W.memory, EXPR, saved, (), False, W.coords
 

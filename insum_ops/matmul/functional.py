@@ -235,7 +235,7 @@ def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
     return result  # type: ignore[no-any-return]
 
 
-def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor]) -> Any:
+def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
     (listed, slots, B), source = saved, ctx.source
     pattern = source.arranged.pattern
     tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed

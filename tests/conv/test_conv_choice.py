@@ -17,7 +17,6 @@ from insum_ops.conv import choice as conv_choice
 from insum_ops.conv import forms as conv_forms
 from insum_ops.conv import functional as sparse_conv
 from insum_ops.conv.forms import GROUPED, STATIONARY, TILED
-from insum_ops.conv.weight_views import statement_weight
 from insum_ops.formats import KernelMap
 from insum_ops.formats.voxels import kernel_map as kernel_map_module
 
@@ -219,8 +218,8 @@ def step(layer, x):
 
 
 def call_of(layer, found):
-    shape = statement_weight(layer.weight, layer.groups).shape
-    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
+    kind = layer.weight.shape, layer.groups, False
+    return found.memory[("statement", *kind, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def statement_of(layer, found):

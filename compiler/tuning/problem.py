@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby
 from math import prod
+from pathlib import Path
 from platform import machine
 
 import torch
 from torch import Tensor
 
+from ...formats import facts
 from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access, Var
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
-from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
+from ..runtime import TRITON_VERSION, Launcher, cache_dir, launcher, replace_file, sum_of_copies
 from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
@@ -34,6 +37,7 @@ __all__ = [
     "choice_key",
     "device_name",
     "digest",
+    "emitted_version",
     "generator_version",
     "is_uneven",
     "resize",
@@ -41,6 +45,7 @@ __all__ = [
 
 PREDICTED = 4  # configs of a schedule that the cost model adds to those of the measured tables
 EVICTING = 3  # configs that are also tried with results that leave the cache first
+GENERATOR = Path(__file__).parents[1], Path(facts.__file__).parent  # all that a kernel's text depends on
 EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
@@ -339,10 +344,27 @@ def _place(device: torch.device) -> str:
 def generator_version() -> str:
     """Return the version of the code generator, to which tuned configs belong.
 
-    It is a digest of the kernels and candidates of the `EXEMPLARS`, not of our files, which may change without a change
-    to any kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
-    candidates are in its key as well. Code that no exemplar reaches would not count, so a test compares the functions
-    that exemplars call with those that the kernels of all other tests do.
+    Working it out takes a quarter of a second, so that the cache folder has it by the text of our own files.
+    """
+    files = sorted(path for folder in GENERATOR for path in folder.rglob("*.py"))
+    known = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
+    with suppress(OSError, ValueError):
+        version = known.read_text("ascii")
+        if len(version) == len(known.stem):
+            return version
+    version = emitted_version()
+    with suppress(OSError):
+        replace_file(known, version.encode())
+    return version
+
+
+def emitted_version() -> str:
+    """Return a digest of the kernels and candidates of the `EXEMPLARS`: that of the code generator.
+
+    It is none of our files, which may change without a change to any kernel. Of candidates that differ in sizes alone
+    the first is emitted: a millisecond each. A problem's own candidates are in its key as well. Code that no exemplar
+    reaches would not count, so a test compares the functions that exemplars call with those that the kernels of all
+    other tests do.
     """
     return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 

@@ -1,4 +1,4 @@
-"""Training over clouds that are new at every step: right whatever the plans of earlier ones, and soon by these plans."""
+"""Training over clouds that are new at every step: right whatever earlier plans were for, and soon by those plans."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from ..compiler import (
     direct_apply,
     followed,
     keep_learning,
+    one_by_one,
     owned,
     planned,
-    planned_backward,
     refuse_freed,
     replayed,
     run_plain,
@@ -30,9 +30,11 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_deterministic,
+    is_dynamo,
     is_exporting,
     is_followed,
     is_free,
+    is_grad_enabled,
     is_traced,
     is_transformed,
     is_watched,
@@ -45,7 +47,7 @@ from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import gradients_call_key, implement, plans_of, traced_convolution, value_key
+from .operators import gradients_key, implement, plans_of, traced_convolution, value_key
 from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
@@ -236,20 +238,6 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
     return _Call(way.form[kind], shape, operands, fact, awaits)
 
 
-def _plans(ctx: Any, saved: tuple[Tensor, ...]) -> Any:
-    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-    return plans_of(kernel_map), gradients_call_key(groups, is_swapped, bias_dtype), saved, (), False, ()
-
-
-def _planned_gradients(
-    ctx: Any, wanted: tuple[bool, ...], dOut: Tensor, features: Tensor, weight: Tensor
-) -> tuple[Tensor | None, ...]:
-    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-    wants = *wanted[1:3], wanted[3:] == (True,)
-    grads = _gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, bias_dtype)
-    return None, *grads[: len(wanted) - 1]
-
-
 class _Convolution(torch.autograd.Function):
     """A convolution. The gradient of its input is a convolution over the inverse map, so that it gathers as well."""
 
@@ -264,9 +252,36 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(features, weight)
         kernel_map, groups, is_swapped, value = planned_call
         ctx.rest = kernel_map, groups, is_swapped, None if bias is None else bias.dtype
-        return owned(value)
+        return value if value._base is None else owned(value)
 
-    backward = staticmethod(planned_backward(_plans, _planned_gradients))
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
+        if not is_dynamo():
+            kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+            marks = gradients_key(groups, is_swapped, ctx.needs_input_grad, bias_dtype)
+            grads = replayed(plans_of(kernel_map), marks, (upstream, *saved))
+            if grads is not None:
+                return grads
+        return _gradients_of_convolution(ctx, upstream, saved)
+
+
+@one_by_one
+def _gradients_of_convolution(ctx: Any, upstream: Tensor, saved: tuple[Tensor, ...]) -> Any:
+    """Return what `_Convolution.backward` does, where it has no plan."""
+    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+    wanted, tensors = ctx.needs_input_grad, (upstream, *saved)
+
+    def run(dOut: Tensor, features: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        wants_bias = wanted[3:] == (True,)
+        grads = _gradients(
+            dOut, features, weight, kernel_map, groups, is_swapped, (*wanted[1:3], wants_bias), bias_dtype
+        )
+        return None, *grads[: len(wanted) - 1]
+
+    if is_grad_enabled():
+        return run(*tensors)
+    return planned(plans_of(kernel_map), gradients_key(groups, is_swapped, wanted, bias_dtype), run, tensors)
 
 
 _apply = direct_apply(_Convolution)

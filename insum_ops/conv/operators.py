@@ -13,17 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..compiler import (
-    OperandError,
-    bind,
-    gradients_key,
-    owned,
-    parse,
-    planned,
-    refuse_transforms,
-    replayed,
-    runs_at_once,
-)
+from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed, runs_at_once
 from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
@@ -110,9 +100,14 @@ def value_key(groups: int, is_swapped: bool) -> tuple[Any, ...]:
     return "convolution", groups, is_swapped
 
 
-def gradients_call_key(groups: int, is_swapped: bool, bias_dtype: torch.dtype | None = None) -> tuple[Any, ...]:
-    """Return what tells the plans of convolutions' gradients over one map apart, beside those that are wanted."""
-    return groups, is_swapped, bias_dtype
+def gradients_key(
+    groups: int, is_swapped: bool, wanted: Sequence[bool], bias_dtype: torch.dtype | None
+) -> tuple[Any, ...]:
+    """Return what tells the plans of gradients over one map apart.
+
+    `wanted` is as autograd asks: of something that is no tensor, the features, the weight and, if there is one, a bias.
+    """
+    return "gradients", groups, is_swapped, tuple(wanted), bias_dtype
 
 
 def _replayed(over: _Over, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Any:
@@ -127,7 +122,7 @@ def _replayed(over: _Over, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> A
 
 
 def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [owned(tensor) for tensor in tensors if tensor is not None]
+    return [tensor if tensor._base is None else owned(tensor) for tensor in tensors if tensor is not None]
 
 
 @uncompiled
@@ -149,7 +144,7 @@ def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
         return None, *grads[:2]
 
     with torch.no_grad():
-        key = gradients_key(gradients_call_key(groups, is_swapped), (False, *wanted))
+        key = gradients_key(groups, is_swapped, (False, *wanted), None)
         return _owned(planned(plans_of(kernel_map), key, gradients, (dOut, features, weight)))
 
 
@@ -227,7 +222,7 @@ def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest
     over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
     value = _replayed(over, value_key(over.groups, is_swapped), tensors)
     if value is not None:
-        return owned(value)
+        return _owned([value])[0]
     if not refuse_transforms("a convolution", tensors):
         if runs_at_once(tensors):
             return _run(features, weight, bias, *rest)
@@ -240,7 +235,7 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    key = gradients_key(gradients_call_key(over.groups, is_swapped), (False, *wanted))
+    key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
     replayed_grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
     if replayed_grads is not None:
         return _owned(replayed_grads)

@@ -7,6 +7,7 @@ host waits for the answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class SparseSource:
     guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
-    positions: tuple[Tensor, Tensor] | None = None  # the two index tensors of a compressed tensor, not copied
+    shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor of the pattern and layout of entries
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -76,20 +77,27 @@ class SparseSource:
 
     def like(self, A: Tensor, entries: Tensor) -> Tensor:
         """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
-        if self.positions is not None and not modes():
-            return _compressed(A, self.positions, entries)
-        if A.layout is not torch.sparse_coo:
-            with outside_modes(A):
-                positions = _positions(A)
-            if may_keep(*positions):
-                self.positions = positions
-            return _compressed(A, positions, entries)
+        if self.shaped is not None and not (modes() or is_grad_enabled()):
+            shaped = self.shaped(entries)
+            if shaped is not None:  # in a pass for named tensors it has no gradient for those that are not named
+                return shaped
         with outside_modes(A):
-            indices = A._indices() if self.merged is None else self.merged[0]
-            is_coalesced = self.merged is not None or A.is_coalesced()
-        # else it goes to the default device
-        place: Any = {"device": entries.device, "check_invariants": False}
-        return torch.sparse_coo_tensor(indices, entries, A.shape, is_coalesced=is_coalesced or None, **place)
+            indices = self.indices or _indices(A)
+            if self.merged is not None:
+                indices = self.merged[:1]
+            is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
+        if is_coalesced and self.shaped is None and may_keep(*indices, entries):
+            self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
+        return _sparse(A, indices, entries, is_coalesced)
+
+
+def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
+    """Return torch's own gradient of `values()`: a function that makes a sparse tensor like an example of values.
+
+    It takes the host two thirds of the time of torch's constructors, which look at each of their arguments.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        return example.requires_grad_().values().grad_fn
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -140,7 +148,7 @@ def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSourc
     A = A.detach()  # here: inside a transform torch has no detached compressed tensors
     before = cached if cached is not None and _is_alike(cached.arranged, A) else None
     if before is not None and before.indices and all(map(torch.equal, before.indices, _indices(A))):
-        return SparseSource(before.arranged, before.merged, indices=before.indices)
+        return SparseSource(before.arranged, before.merged, indices=before.indices, shaped=before.shaped)
     coords, values, is_sorted = _listed(A, name)
     indices = () if cached is None else tuple([part.clone() for part in _indices(A)])  # it may be written to again
     if before is not None and before.merged is None and torch.equal(before.arranged.coords, coords):
@@ -228,11 +236,12 @@ def _positions(A: Tensor) -> tuple[Tensor, Tensor]:
     return A.ccol_indices(), A.row_indices()
 
 
-def _compressed(A: Tensor, positions: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
-    """Return a compressed tensor of A's layout, on the device of its values."""
-    return torch.sparse_compressed_tensor(
-        *positions, values, A.shape, layout=A.layout, device=values.device, check_invariants=False
-    )
+def _sparse(A: Tensor, indices: tuple[Tensor, ...], values: Tensor, is_coalesced: bool) -> Tensor:
+    """Return a sparse tensor of A's layout and shape, on the device of its values, else it goes to the default one."""
+    place: Any = {"device": values.device, "check_invariants": False}
+    if A.layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*indices, values, A.shape, is_coalesced=is_coalesced or None, **place)
+    return torch.sparse_compressed_tensor(*indices, values, A.shape, layout=A.layout, **place)
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

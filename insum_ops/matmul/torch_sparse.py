@@ -47,7 +47,7 @@ class SparseSource:
     guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
-    shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor of the pattern and layout of entries
+    shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -97,7 +97,7 @@ def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
     It takes the host two thirds of the time of torch's constructors, which look at each of their arguments.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        return example.requires_grad_().values().grad_fn
+        return example.requires_grad_().values().grad_fn  # type: ignore[return-value]
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -240,8 +240,9 @@ def _sparse(A: Tensor, indices: tuple[Tensor, ...], values: Tensor, is_coalesced
     """Return a sparse tensor of A's layout and shape, on the device of its values, else it goes to the default one."""
     place: Any = {"device": values.device, "check_invariants": False}
     if A.layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(*indices, values, A.shape, is_coalesced=is_coalesced or None, **place)
-    return torch.sparse_compressed_tensor(*indices, values, A.shape, layout=A.layout, **place)
+        return torch.sparse_coo_tensor(indices[0], values, A.shape, is_coalesced=is_coalesced or None, **place)
+    compressed, plain = indices
+    return torch.sparse_compressed_tensor(compressed, plain, values, A.shape, layout=A.layout, **place)
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

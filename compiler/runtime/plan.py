@@ -97,7 +97,7 @@ class Steps:
     def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
         """Return the steps of a recorded run that its result, with Slots for tensors, depends on."""
         count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
-        steps, result = _in_final_shape(_needed(recording.steps, result), result)
+        steps, result = _in_final_shape(_needed(_without_expansion(recording.steps), result), result)
         read = {slot.number for step in steps for slot in _reads(step)}
         pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
         ranges = tuple(
@@ -151,6 +151,21 @@ def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
         needed |= reads
         needed_steps.append(step)
     return needed_steps[::-1]
+
+
+def _without_expansion(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps, new memory filled with a tensor as it is where that was expanded first: `copy_` does that."""
+    rewritten = list(steps)
+    for at, step in enumerate(steps):
+        if isinstance(step, Launch) or step.function is not Tensor.copy_ or len(step.args) != 2:
+            continue
+        memory, expansion = (_maker(steps, slot) for slot in step.args)
+        if memory is None or memory.function is not ALLOCATE or expansion is None:
+            continue
+        view = expansion.view(step.args[1]) if expansion.function is Tensor.expand else None
+        if view is not None and view.size == tuple(memory.args[0]):
+            rewritten[at] = replace(step, args=(step.args[0], view.base))
+    return rewritten
 
 
 def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...], Any]:

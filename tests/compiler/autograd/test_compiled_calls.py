@@ -6,7 +6,7 @@ from functorch.compile import make_boxed_func
 from tolerances import TOLERANCE
 from torch._dynamo.backends.common import aot_autograd
 
-from insum_ops import nn
+from insum_ops import insum, nn
 from insum_ops.compiler.autograd import format_operators
 from insum_ops.conv import operators as conv_operators
 from insum_ops.formats import GroupCOO
@@ -63,6 +63,20 @@ def test_a_warm_operator_follows_coordinates_that_change_in_place():
             rows = A.AM[:, None].expand(A.AK.shape)[A.AK >= 0].long()
             dense.index_put_((rows, A.AK[A.AK >= 0].long()), A.values[A.AK >= 0], accumulate=True)
             torch.testing.assert_close(call(*arguments(A, B)), dense @ B, **CLOSE)
+
+
+def test_the_operators_of_gradients_replay_the_plans_of_ordinary_calls(monkeypatch):
+    A, B = matrix(), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    A = A.with_values(A.values.clone().requires_grad_())
+    upstream = torch.randn(5, 3, dtype=torch.float64)
+    for _ in range(4):
+        expected = torch.autograd.grad(insum(EXPR, A=A, B=B), [A.values, B], upstream)
+    monkeypatch.setattr(format_operators, "from_parts", None)  # no other road is taken
+    with torch.no_grad():
+        grads = torch.ops.insum_ops.format_gradients.default(*arguments(A, B), upstream, [True, True])
+    for actual, reference in zip(grads, expected, strict=True):
+        torch.testing.assert_close(actual, reference, **CLOSE)
+    torch.testing.assert_close(grads[1], A.to_dense().detach().T @ upstream, **CLOSE)
 
 
 def compiled(function):

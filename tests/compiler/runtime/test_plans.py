@@ -223,6 +223,27 @@ def test_a_strided_view_begins_where_its_tensor_begins():
             assert_same(plan.replay(x), view(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_new_memory_is_filled_with_a_row_that_is_not_expanded_first(dtype):
+    def function(x: Tensor) -> Tensor:
+        memory = torch.empty_strided((4, 3), (3, 1), dtype=dtype, device="cpu")
+        return memory.copy_(x.expand(4, 3))
+
+    plan = plan_for(function, torch.randn(3))
+    assert Tensor.expand not in [step.function for step in plan.steps]
+    for x in (torch.randn(3), torch.randn(3)):
+        assert_same(plan.replay(x), x.to(dtype).expand(4, 3).clone())
+
+
+def test_what_is_expanded_to_another_shape_than_the_memory_stays_so():
+    def function(x: Tensor) -> Tensor:
+        memory = torch.empty_strided((2, 4, 3), (12, 3, 1), dtype=torch.float32, device="cpu")
+        return memory.copy_(x.expand(4, 3))
+
+    x = torch.randn(3)
+    assert_same(plan_for(function, x).replay(x), x.expand(2, 4, 3).clone())
+
+
 def test_one_tensor_in_two_places():
     cache = dict[Any, Any]()
 

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from insum_ops import nn
+from insum_ops import nn, sddmm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning"),
+]
 
 WARM, REPLAYS = 3, 4
 Inputs = tuple[Tensor, ...]  # the last one is what the output is compared with
@@ -29,6 +32,18 @@ class Graph(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.spmm(self.first(x)).relu())
+
+
+class Scores(torch.nn.Module):
+    """Attention's scores along a graph given as a CSR tensor; the result's `to_dense` is what torch can't capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = (torch.rand(300, 300, device="cuda") < 0.05).float().to_sparse_csr()
+        self.queries, self.keys = torch.nn.Linear(24, 32), torch.nn.Linear(24, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sddmm(self.pattern, self.queries(x), self.keys(x)).values()
 
 
 class Blocks(torch.nn.Sequential):
@@ -76,6 +91,7 @@ def _random(*shape: int) -> Tensor:
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[torch.nn.Module], Inputs]]] = {
     "SpMM": (Graph, lambda model: (_random(300, 24), _random(300, 8))),
+    "sddmm of a CSR tensor": (Scores, lambda model: (_random(300, 24), _random(model.pattern.values().numel()))),
     "BlockSparseLinear": (Blocks, lambda model: (_random(200, 128), _random(200, 64))),
     "convolutions": (
         Voxels,

@@ -29,6 +29,7 @@ from ...formats.torch_state import (
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..runtime import PLAIN_CALLS, keep_learning, owned, planned, replayed
 from .direct_apply import direct_apply
+from .gradient_operator import traced_gradients
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
@@ -219,11 +220,25 @@ def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], 
         return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, rounds)
 
     if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
-        return run(grad_output, *saved[: len(names)])
+        if evaluate is not _as_operators:
+            return run(grad_output, *saved[: len(names)])
+        return None, *_traced_gradients(expr, names, wanted[1:], dict(zip(names, saved)), grad_output)
     if ctx.call.graph is not None:
         return None, *gradients_by_torch(saved[len(names) :], ctx.needs_input_grad[1:], grad_output)
     call_key = "gradients", expr, names, wanted, rounds
     return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
+
+
+def _traced_gradients(
+    expr: str, names: Sequence[str], needs_grads: Sequence[bool], operands: Mapping[str, Tensor], grad_output: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return what `_gradients` does, for a tracer."""
+    wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
+    grads: dict[str, Tensor] = traced_gradients(expr, wanted, operands, grad_output)
+    for name in wanted:
+        if name not in grads:
+            grads[name] = gradient_of(_as_operators, expr, name, operands, grad_output)
+    return tuple([grads.get(name) for name in names])
 
 
 _apply_sum = direct_apply(_Sum)

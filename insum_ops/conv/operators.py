@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replay_first, replayed, runs_at_once
-from ..formats.torch_state import PLAIN, is_exporting, uncompiled
+from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed, runs_at_once
+from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
 from ..formats.voxels.map_parts import MapParts, known_map
@@ -111,25 +111,14 @@ def gradients_key(
 
 
 def _replayed(over: _Over, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Any:
-    """Return the result of a call by the launch plan that ordinary calls share; None if there is none yet."""
-    kernel_map = over.known_map if type(over.source) in PLAIN else None
+    """Return the result of a call by the launch plan that ordinary calls share; None if there is none yet.
+
+    This is all that a warm call of a compiled graph does, in which no gradient is recorded.
+    """
+    if is_grad_enabled() or modes() or type(over.source) not in PLAIN:
+        return None
+    kernel_map = over.known_map
     return None if kernel_map is None else replayed(plans_of(kernel_map), key, tensors)
-
-
-def _replayed_value(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor | None:
-    """Return a convolution by its launch plan, which is all that a warm call of a compiled graph does; None without."""
-    *parts, is_swapped = rest
-    over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
-    value: Tensor | None = _replayed(over, value_key(over.groups, is_swapped), tensors)
-    return value if value is None or value._base is None else owned(value)
-
-
-def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor] | None:
-    *parts, is_swapped, wanted = rest
-    over = _Over(*parts)
-    key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
-    grads = _replayed(over, key, (dOut, features, weight))
-    return None if grads is None else _owned(grads)
 
 
 def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -231,6 +220,9 @@ class _WeightGradient(torch.autograd.Function):
 def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
+    value = _replayed(over, value_key(over.groups, is_swapped), tensors)
+    if value is not None:
+        return _owned([value])[0]
     if not refuse_transforms("a convolution", tensors):
         if runs_at_once(tensors):
             return _run(features, weight, bias, *rest)
@@ -243,6 +235,10 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
+    key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
+    replayed_grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
+    if replayed_grads is not None:
+        return _owned(replayed_grads)
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)
@@ -286,8 +282,6 @@ for _key in ("CPU", "CUDA"):
     voxel_library.impl("same_rows", uncompiled(_same), _key)
 voxel_library.impl("convolution", _differentiable, "Autograd")
 voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")
-replay_first(_convolve, _replayed_value)
-replay_first(_gradients, _replayed_gradients)
 
 
 @register_flop_formula(_convolve.overloadpacket, get_raw=True)

@@ -68,18 +68,20 @@ _run: Run
 _run_value: Callable[..., Tensor]  # what the operator does below autograd
 
 
-def _plan_key(expr: str, names: str, size: Sequence[int] | None) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """Return (key, numbers) of the launch plan of a call, which ordinary calls share."""
-    operands = names.split(",") if names else ()
-    return (expr, size is None, default_dtype(), *operands), () if size is None else tuple(size)
+def _plan_key(
+    expr: str, names: str, size: Sequence[int] | None, fact: str
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Return (key, numbers) of the launch plan of a call, which ordinary calls share if there is no fact."""
+    operands, known = names.split(",") if names else (), (fact,) if fact else ()
+    return (expr, size is None, default_dtype(), *operands, *known), () if size is None else tuple(size)
 
 
 def _replayed(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor | None:
-    if fact:
+    if facts:
         return None
-    key, lengths = _plan_key(expr, names, size)
+    key, lengths = _plan_key(expr, names, size, fact)
     value: Tensor | None = replayed(PLAIN_CALLS, key, tensors, lengths)
     return value if value is None or value._base is None else owned(value)
 
@@ -106,10 +108,11 @@ def implement(run: Run) -> Run:
     """Make `run` the implementation of both operators, and return it; a decorator."""
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        if fact:
-            return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
-        key, lengths = _plan_key(expr, names, size)
-        anew = lambda *tensors: run(expr, names, size, list(tensors), None, False)
+        known = Fact.from_text(fact, facts)
+        if facts:  # a plan is for any tensors of one layout, and these are known to hold certain numbers
+            return run(expr, names, size, tensors, known, False)
+        key, lengths = _plan_key(expr, names, size, fact)
+        anew = lambda *tensors: run(expr, names, size, list(tensors), known, False)
         return owned(planned(PLAIN_CALLS, key, anew, tensors, lengths, True))
 
     def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:

@@ -8,7 +8,7 @@ A file imports only from those above it.
     direct_apply      `apply` of an autograd function for calls that a plan has served
     legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
-    gradient_operator one opaque torch operator for several gradients of a sum over plain tensors
+    run_gradients     one opaque torch operator for several gradients of a sum over plain tensors
     in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
     torch_gradients   whether torch differentiates the operations of a call on a CPU
     functions         autograd functions of statements
@@ -21,10 +21,10 @@ from .flop_formula import flops
 from .format_operators import followed_sparse, implement
 from .functions import differentiable, unchecked
 from .functorch_rules import transformed
-from .gradient_operator import gradients_one_by_one
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
 from .operators import refuse_transforms, replay_first, run_plain, run_plain_with_winners, run_several, runs_at_once
+from .run_gradients import gradients_one_by_one
 from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 

@@ -20,11 +20,11 @@ from ..language import parse
 from ..runtime import owned, planned, replayed
 from .flop_formula import flops
 from .functorch_rules import transformed_sparse
-from .gradient_operator import implement_gradients
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
 from .operators import library, refuse_transforms, replay_first, run_plain, runs_at_once
+from .run_gradients import implement_gradients
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -155,7 +155,7 @@ def _replayed_value(
 
 
 def _value_key(expr: str, names: str, size: Sequence[int] | None, name: str, form: str) -> tuple[Any, ...]:
-    """Return the key of the plan of a value, which ordinary calls share unless a gather of the values is in the plan."""
+    """Return the key of the plan of a value, which ordinary calls share unless the plan gathers the values."""
     operands = names.split(",") if names else ()
     return expr, size is None, form if form.endswith(STACKED) else 0, name, *operands
 

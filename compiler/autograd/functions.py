@@ -29,12 +29,12 @@ from ...formats.torch_state import (
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..runtime import PLAIN_CALLS, keep_learning, owned, planned, replayed
 from .direct_apply import direct_apply
-from .gradient_operator import traced_gradients
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .run_gradients import traced_gradients
 from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 

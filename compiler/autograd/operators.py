@@ -68,9 +68,7 @@ _run: Run
 _run_value: Callable[..., Tensor]  # what the operator does below autograd
 
 
-def _plan_key(
-    expr: str, names: str, size: Sequence[int] | None, fact: str
-) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+def _plan_key(expr: str, names: str, size: Sequence[int] | None, fact: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """Return (key, numbers) of the launch plan of a call, which ordinary calls share if there is no fact."""
     operands, known = names.split(",") if names else (), (fact,) if fact else ()
     return (expr, size is None, default_dtype(), *operands, *known), () if size is None else tuple(size)

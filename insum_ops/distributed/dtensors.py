@@ -142,7 +142,7 @@ def _whole_along(tensor: Tensor, dim: int) -> Tensor:
 def _run_gradients(
     cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Tensor]:
-    """Evaluate `insum_ops::run_gradients` over DTensors: each gradient is a statement, which is split by its own rule."""
+    """Evaluate `insum_ops::run_gradients` over DTensors: each gradient is a statement, split by its own rule."""
     return gradients_one_by_one(*args)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, is_exporting, is_traced, is_transformed
+from ...formats.torch_state import PLAIN, is_capturing, is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -179,10 +179,26 @@ def _owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
     return [grad if grad._base is None else owned(grad) for grad in grads if grad is not None]
 
 
+def _is_unread(call: _Call) -> bool:
+    """Return whether nothing is known of a format's coordinates, and nothing can be read while a graph is captured.
+
+    `mode="reduce-overhead"` copies all that a function is given into a graph's own memory, before each replay: such
+    coordinates may change, so that the statement takes them as they are, and leaves out what lies outside.
+    """
+    return _is_captured(call.values) and _plans_over(call.form, call.shape, call.values, call.coords) is None
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and is_capturing()
+
+
 def _run(*arguments: Any) -> Tensor:
     """Compute the value of a call without a plan, of which one may be made."""
     call = _Call(*arguments)
     with torch.no_grad():
+        if _is_unread(call):
+            form = traced_from_parts(call.parts)
+            return owned(_rewritten(call.expr, call.size, call.name, form, call.dense, _run_unfactual))
         form, kind = from_parts(call.parts)
 
         def value(values: Tensor, *tensors: Tensor) -> Tensor:
@@ -202,6 +218,8 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
     *parts, grad_output, wanted = arguments
     call = _Call(*parts)
     with torch.no_grad():
+        if _is_unread(call):
+            return _owned_gradients(_one_by_one(call, grad_output, wanted))
         form, kind = from_parts(call.parts)
 
         def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -299,10 +317,15 @@ def _differentiable_gradients(*arguments: Any) -> list[Tensor]:
             return _run_gradients(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradients(*arguments)  # type: ignore[no-any-return]
+    return _one_by_one(call, grad_output, wanted)
+
+
+def _one_by_one(call: _Call, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    """Return the gradients, each as a statement of its own, which reads no coordinates before it runs."""
     grads = list[Tensor]()
     if wanted[0]:
         form = traced_from_parts(call.parts)
-        grads.append(values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output))
+        grads.append(values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output, may_read=False))
     for key, is_wanted in zip(call.dense, wanted[1:]):
         if is_wanted:
             grads.append(gradient_of(_evaluate_parts, call.expr, key, call.over(call.parts), grad_output))

@@ -9,8 +9,8 @@ from torch._dynamo.backends.common import aot_autograd
 from insum_ops import insum, nn, spmm
 from insum_ops.compiler.autograd import format_operators, operators, run_gradients
 from insum_ops.conv import operators as conv_operators
-from insum_ops.formats import GroupCOO
-from insum_ops.formats.parts import parts_of
+from insum_ops.formats import BlockCOO, GroupCOO
+from insum_ops.formats.parts import FormatParts, parts_of
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"
 CLOSE = TOLERANCE[torch.float64]
@@ -127,6 +127,32 @@ def test_a_warm_operator_follows_coordinates_that_change_in_place():
             rows = A.AM[:, None].expand(A.AK.shape)[A.AK >= 0].long()
             dense.index_put_((rows, A.AK[A.AK >= 0].long()), A.values[A.AK >= 0], accumulate=True)
             torch.testing.assert_close(call(*arguments(A, B)), dense @ B, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["GroupCOO", "BlockCOO", "edges"])
+def test_coordinates_that_a_capture_brings_are_taken_as_they_are(kind, monkeypatch):
+    """As in `mode="reduce-overhead"`: nothing can be read, and a replay may find others in their place."""
+    B, upstream = torch.randn(8, 3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    dense = torch.randn(6, 8, dtype=torch.float64) * (torch.rand(6, 8) < 0.4)
+    dense[0, 0] = 1.0
+    if kind == "edges":
+        rows, columns = dense.nonzero().T
+        parts = FormatParts("Edges;0;;*", (6, 8), dense[rows, columns], [torch.stack([columns, rows])])
+    elif kind == "GroupCOO":
+        parts = parts_of(GroupCOO.from_dense(dense, group_size=2))
+    else:
+        parts = parts_of(BlockCOO.from_dense(dense, block_size=(2, 2)))
+    captured = [coord.clone() for coord in parts.coords]  # no format has these
+    given = EXPR, "B", None, [B], "A", parts.text, list(parts.shape), parts.values, captured
+    monkeypatch.setattr(format_operators, "_is_captured", lambda tensor: True)
+    monkeypatch.setattr(format_operators, "from_parts", None)
+    with torch.no_grad():
+        value = torch.ops.insum_ops.format_value.default(*given)
+        d_values, d_B = torch.ops.insum_ops.format_gradients.default(*given, upstream, [True, True])
+    torch.testing.assert_close(value, dense @ B, **CLOSE)
+    torch.testing.assert_close(d_B, dense.T @ upstream, **CLOSE)
+    expected = (parts.values * d_values).sum()  # of the values that are stored
+    torch.testing.assert_close(expected, (dense * (upstream @ B.T)).sum(), **CLOSE)
 
 
 def compiled(function):

@@ -34,6 +34,7 @@ from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
+from .run_gradients import traced_gradients
 from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 
@@ -175,6 +176,8 @@ def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *
     evaluate, expr, names, *_ = ctx.call
     tensors, kept = dict(zip(names, saved)), saved[len(names) :]
     if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+        if evaluate is _as_operators:
+            return None, *_traced_gradients(expr, names, wanted[1:], tensors, grad_output)
         kept = ()
     elif ctx.call.graph is not None:
         return None, *gradients_by_torch(kept, ctx.needs_input_grad[1:], grad_output)
@@ -216,6 +219,18 @@ def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
     if fact is not None or is_watched():
         return run_plain(expr, ",".join(names), size, list(tensors), fact)
     return evaluate(expr, dict(zip(names, tensors)), size)
+
+
+def _traced_gradients(
+    expr: str, names: Sequence[str], needs_grads: Sequence[bool], operands: Mapping[str, Tensor], grad_output: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return what `_gradients` does, for a tracer."""
+    wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
+    grads: dict[str, Tensor] = traced_gradients(expr, wanted, operands, grad_output)
+    for name in wanted:
+        if name not in grads:
+            grads[name] = gradient_of(_as_operators, expr, name, operands, grad_output)
+    return tuple([grads.get(name) for name in names])
 
 
 _apply_sum = direct_apply(_Sum)

@@ -22,6 +22,7 @@ __all__ = ["Aligned", "AlignedCopy", "aligned"]
 # The most times longer that a product takes over rows that are not aligned, measured for float16 with 2,041 and 5,255
 # numbers to a row on an H200, by torch and by kernels of ours (dense-matmul of `make suite`).
 MOST_LOSS = 4
+DIVISOR = 16  # of rows and strides in elements, which is what Triton knows about the numbers that kernels are given
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,11 @@ def _padded(bound: Bound, strides: Mapping[str, tuple[int, ...]]) -> dict[str, i
         along |= {str(index) for index, step in zip(access.indices, steps) if step == 1 and isinstance(index, Var)}
     lengths = dict[str, int]()
     for name in sorted(along & {*bound.extents} - inside):
-        length = -(-bound.extents[name] // vector) * vector
+        extent = bound.extents[name]
         factors = [name in _direct(access) for access in statement.accesses]
         may_pad = all(factors) if name in statement.summed else any(factors) and name in _direct(statement.output)
-        if may_pad and length != bound.extents[name]:
-            lengths[name] = length
+        if may_pad and extent % vector:
+            lengths[name] = -(-extent // DIVISOR) * DIVISOR
     return lengths
 
 

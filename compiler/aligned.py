@@ -87,9 +87,10 @@ def _positions(count: int, length: int, device: torch.device) -> Tensor:
     key = count, length, device
     table = _tables.get(key)
     if table is None:
-        with paused():  # it is no part of a call
-            table = torch.arange(length, dtype=torch.int32, device=device)
-            table[count:] = -1
+        with paused(), torch.inference_mode(False):  # it is no part of a call, and serves those to come
+            positions = torch.arange(length, dtype=torch.int32, device="cpu")
+            positions[count:] = -1
+            table = positions.to(device)  # which waits for it: other streams read it too
             remember_range(table, -1 if count < length else 0, count - 1)
         if device.type != "cuda" or not is_capturing():
             _tables[key] = table

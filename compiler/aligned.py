@@ -52,6 +52,11 @@ class AlignedRunner:
         device = self.statement.bound.device
         self.tables = {name: _positions(*lengths, device) for name, lengths in self.way.tables.items()}
 
+    @property
+    def launches(self) -> int:
+        """How many operations are put on the stream, if the product is one."""
+        return len(self.way.copies) + 1 + (self.way.last is not None)
+
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Tensor:
         way, named = self.way, dict(zip(self.statement.names, tensors))
         product = way.product

@@ -320,8 +320,9 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
         runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
-        else:
-            host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
+        else:  # an operation for each factor, about
+            own = runner.launches if isinstance(runner, AlignedRunner) else len(bound.statement.accesses)
+            host = device.host_milliseconds(own)
         if isinstance(runner, GroupedRunner):
             if what == NEW_INDEX:
                 return lambda: runner.anew(call.tensors, fact), host

@@ -81,7 +81,7 @@ def test_a_tensor_gets_one_term_for_each_place_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    "expr, expected",
+    ("expr", "expected"),
     [
         ("Y[()] += X[i,j] * X[i,j]", ["dX[i,j] += dY[()] * X[i,j] * 2"]),
         ("Y[()] += X[i,j] * X[j,i]", ["dX[i,j] += dY[()] * X[j,i] * 2"]),
@@ -96,7 +96,6 @@ def test_gradients_that_are_equal_are_one_statement(expr, expected):
 
 def test_tangents_that_are_equal_are_one_statement():
     assert tangent_terms("Y[i] += X[i,k] * X[i,k]", "X") == (("tY[i] += tX[i,k] * X[i,k] * 2", "tX", ("X",)),)
-
 
 
 def test_a_terms_text_can_be_read_again() -> None:

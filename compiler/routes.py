@@ -1,4 +1,4 @@
-"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, or one kernel.
+"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, copies, one kernel.
 
 Where tuning is on, the routes that a statement has are timed against each other and the choice is kept as tuned configs
 are, so that no statement is slower than plain torch. Where nothing may be timed, an estimate of work and bytes decides
@@ -39,6 +39,7 @@ from ..formats.torch_state import (
     wants_gradient,
 )
 from ..lru_cache import LRUCache
+from .aligned import AlignedRunner, aligned_of
 from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
@@ -49,6 +50,7 @@ from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = [
+    "ALIGNED",
     "CLEAR",
     "GROUPED",
     "KERNEL",
@@ -61,7 +63,7 @@ __all__ = [
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
-GROUPED = "tiles of equal index"
+GROUPED, ALIGNED = "tiles of equal index", "aligned copies"
 NEW_INDEX = "route until the result with a new index of"
 CAPTURED = "route in a captured graph of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
@@ -242,6 +244,14 @@ def _grouped(call: _Call) -> Maker | None:
     return (lambda _: _fastest_groups(call)) if call.ways else None
 
 
+def _aligned(call: _Call) -> Maker | None:
+    statement = call.statement
+    way = aligned_of(statement, call.tensors) if call.fact is None and statement.is_sum else None
+    if way is None or not _has_room(statement.bound.device, way.numbers_held * statement.bound.dtype.itemsize):
+        return None
+    return lambda _: AlignedRunner(statement, way, call.run, call.kernel_of)
+
+
 def _kernel(call: _Call) -> Maker | None:
     return None if max(_gains(call).values(), default=0.0) > CLEAR else call.kernel
 
@@ -251,6 +261,7 @@ ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {
     TORCH: _torch,
     STATEMENTS: _statements,
     GROUPED: _grouped,
+    ALIGNED: _aligned,
     KERNEL: _kernel,
 }
 
@@ -309,8 +320,9 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
         runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
-        else:
-            host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
+        else:  # an operation for each factor, about
+            own = runner.launches if isinstance(runner, AlignedRunner) else len(bound.statement.accesses)
+            host = device.host_milliseconds(own)
         if isinstance(runner, GroupedRunner):
             if what == NEW_INDEX:
                 return lambda: runner.anew(call.tensors, fact), host

@@ -32,6 +32,7 @@ ELEMENTS = {True: (1, 2), False: (4, 8)}
 VECTOR = 4
 MOST_TURNS = 4  # configs that are tried of programs that take neighbours in turn
 REGISTERS = 255  # that a thread may have
+EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too long for few warps; not measured
 
 Item = TypeVar("Item")
 
@@ -66,7 +67,11 @@ class JointProblem:
         """
         first = self.schedules[0]
         width = device_of(first.bound.device).warp_width
-        ways = [self._config(warps, each) for each in ELEMENTS[bool(first.tables)] for warps in WARPS]
+        summed = prod(power_of_two(first.extents[name]) for name in first.names("step"))
+        most = min(summed // (EACH_OF_A_SUM * width), MOST_WARPS)
+        more = [warps for warps in (most, most // 2) if warps > max(WARPS)]
+        ways = [self._config(warps, each) for each in ELEMENTS[bool(first.tables)] for warps in (*more, *WARPS)]
+        ways = list(dict.fromkeys(ways))
         if first.tables:
             row = power_of_two(first.extents[first.names("tile", "step")[-1]])
             ways.insert(0, self._config(1, max(1, min(VECTOR, row // width))))

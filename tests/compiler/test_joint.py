@@ -106,6 +106,13 @@ CASES = {
         lambda A, B: (A.diagonal(dim1=1, dim2=2) * B).sum(1),
         ("A", "B"),
     ),
+    "a row longer than a tile": Case(
+        "Y[e,c] += D[e] * X[e,c]",
+        {"D": (EDGES,), "X": (EDGES, 4500)},
+        (EDGES, 4500),
+        lambda D, X: D[:, None] * X,
+        ("D", "X"),
+    ),
 }
 
 

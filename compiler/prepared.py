@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.facts import Fact, OwnedRows
+from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import is_freed
 from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
@@ -19,7 +19,16 @@ from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shap
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import USUAL, Way, placeholders, program_for, ways_for
-from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_ranges, segment_lengths
+from .runtime import (
+    INTERPRETED,
+    TRITON_VERSION,
+    active,
+    ascends,
+    check_ranges,
+    paused,
+    remembered_ranges,
+    segment_lengths,
+)
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
@@ -54,7 +63,8 @@ class ShapeClass:
 class PreparedStatement:
     """A statement bound to tensors of one layout, and what runs it, by variant: an FX graph or a launcher.
 
-    A variant says which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
+    A variant says which index tensors hold a -1, which of those that scatter ascend and, in half precision, whether
+    sums may be rounded on the way.
     """
 
     bound: Bound
@@ -69,11 +79,18 @@ class PreparedStatement:
         self.pointed = tuple(
             [(at, (size if into < 0 else shapes[names[into]])[dim]) for at, into, dim in self.shape_class.pointed]
         )
+        # places in `pointed` of the tensors by whose order kernels are chosen; a fact about rows knows their order
+        is_asked = INTERPRETED or self.bound.device.type == "cuda"
+        is_asked &= self.fact is None or isinstance(self.fact, ConstantTables)
+        scattered = {access.name for access in self.bound.statement.output.indirections if len(access.indices) == 1}
+        self.scattering = tuple(
+            [place for place, (at, _) in enumerate(self.pointed) if is_asked and names[at] in scattered]
+        )
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
     def variant(self, tensors: list[Tensor]) -> object:
-        """Return which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
+        """Return which index tensors hold a -1, which of those that scatter ascend, and how half precision is summed.
 
         Raises:
             IndexRangeError: if an index is out of range.
@@ -81,21 +98,25 @@ class PreparedStatement:
         """
         for name, tensor in zip(self.names, tensors):
             refuse_freed(name, tensor)
-        return self.with_rounding(self.padded(tensors)) if self.is_half else self.padded(tensors)
+        return self.with_rounding(self.index_facts(tensors)) if self.is_half else self.index_facts(tensors)
 
-    def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
-        """Return which index tensors hold a -1; raise IndexRangeError if one is out of range."""
-        flags: tuple[bool, ...] = ()
-        ranges = remembered_ranges(*[tensors[number] for number, _ in self.pointed])
+    def index_facts(self, tensors: list[Tensor]) -> tuple[bool, ...]:
+        """Return which index tensors hold a -1, then which of those at `scattering` ascend.
+
+        Raises IndexRangeError if one is out of range.
+        """
+        padded: tuple[bool, ...] = ()
+        ranges = remembered_ranges(*[tensors[number] for number, _ in self.pointed], ordered=self.scattering)
         for (_, extent), (low, high) in zip(self.pointed, ranges):
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
-            flags += (low < 0,)
+            padded += (low < 0,)
+        in_order = {place: ascends(tensors[self.pointed[place][0]]) for place in self.scattering}
         recording = active()
         if recording is not None:
-            for (number, extent), is_padded in zip(self.pointed, flags):
-                recording.ranged(tensors[number], extent, is_padded)
-        return flags
+            for place, ((number, extent), is_padded) in enumerate(zip(self.pointed, padded)):
+                recording.ranged(tensors[number], extent, is_padded, in_order.get(place))
+        return padded + tuple(in_order.values())
 
     def with_rounding(self, padded: tuple[bool, ...]) -> object:
         """Return a variant in half precision."""
@@ -105,7 +126,9 @@ class PreparedStatement:
         """Return the tuning problem of the statement on these tensors; raise IndexRangeError if one is out of range."""
         named = dict(zip(self.names, tensors))
         padded = check_ranges(self.bound, named)
-        return problem_for(self.bound, named, fact, padded, self.wants_winners)
+        scattered = dict.fromkeys([self.names[self.pointed[place][0]] for place in self.scattering])
+        in_order = tuple([name for name in scattered if ascends(named[name])])
+        return problem_for(self.bound, named, fact, padded, self.wants_winners, in_order)
 
     def kernel_key(self, key: object, fact: Fact | None) -> tuple[object, ...]:
         """Return a key that is equal only for statements which the same kernel runs, whatever their lengths.
@@ -290,6 +313,7 @@ def problem_for(
     fact: Fact | None = None,
     padded: frozenset[str] | None = None,
     wants_winners: bool = False,
+    in_order: tuple[str, ...] = (),
 ) -> Problem:
     """Return the tuning problem of this statement on these tensors, under torch's current settings."""
     is_half = bound.dtype in HALF
@@ -307,7 +331,7 @@ def problem_for(
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = is_deterministic()
     fact_kind = None if fact is None else fact.without_tensors()
-    return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact))
+    return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact), in_order)
 
 
 def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:

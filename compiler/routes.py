@@ -195,7 +195,7 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
 
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         names = list(runners)
-        return runners[fastest(_program_key(statement, variant, operands), names, names, {}, start, is_waited_for=True)]
+        return runners[fastest(_program_key(statement, variant, operands), names, names, start, is_waited_for=True)]
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -323,7 +323,7 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     problem = statement.problem(call.tensors, fact)
     key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        return fastest(key, list(makers), list(makers), {}, start, times, is_new, what == NEW_INDEX)
+        return fastest(key, list(makers), list(makers), start, times, is_new, what == NEW_INDEX)
 
 
 def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:

@@ -20,7 +20,7 @@ from insum_ops.compiler.joint import JointCall, run_jointly
 from insum_ops.compiler.language import terms
 from insum_ops.compiler.pipeline import run
 from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.tuning import joint_problem
+from insum_ops.compiler.tuning import joint_problem, search
 from insum_ops.lru_cache import LRUCache
 
 pytestmark = pytest.mark.kernels
@@ -268,9 +268,9 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
     """Timing is pretended: the first config, or a kernel for each statement, takes the least."""
     asked = []
 
-    def fastest(key, ways, first, others, start):
+    def fastest(key, ways, first, start, others):
         asked.append(key)
-        name = [*ways][int(is_faster)]
+        name = first[0] if is_faster else joint.APART
         started = start(name)
         assert started is not None
         started[0]()
@@ -292,13 +292,15 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
 
 
 def test_statements_that_store_may_share_a_kernel_without_those_that_scatter(monkeypatch):
-    """Timing is pretended: the last way takes the least."""
+    """Timing is pretended: the last of the joint kernels takes the least."""
 
-    def fastest(key, ways, first, others, start):
-        started = start(ways[-1])
+    def fastest(key, ways, first, start, others):
+        *_, name, apart = ways
+        assert apart == joint.APART
+        started = start(name)
         assert started is not None
         assert len(started[0]()) == 3
-        return ways[-1]
+        return name
 
     monkeypatch.setenv("INSUM_TUNE", "default")
     monkeypatch.setattr(joint, "fastest", fastest)
@@ -321,7 +323,34 @@ def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
     for sorted_ones, groups in (("", {(0, 1, 2): ()}), ("T", by_itself), ("TU", together)):
         given = {name: t.sort().values if name in sorted_ones else t for name, t in operands.items()}
         calls = [*calls_of(case, given), *calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())[:1]]
-        assert joint._groups([prepare(*call) for call in calls], calls) == groups
+        assert joint._groups([prepare(*call).problem(call.tensors, call.fact) for call in calls]) == groups
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_few_joint_kernels_are_built_and_none_for_each_statement_where_they_win(monkeypatch, cores):
+    """Timing is pretended: joint kernels take about as long, by the prediction less than a kernel for each or more."""
+    started, alone = list[str](), 0.0
+
+    def fastest(key, ways, first, start, others):
+        times, names = {}, [*first]
+        while names:
+            for name in names:
+                started.append(name)
+                times[name] = 3.0 + 0.01 * len(times)
+            names = [*others(min(times, key=times.__getitem__), times)]
+        return min(times, key=times.__getitem__)
+
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(search, "_cores", lambda: cores)
+    monkeypatch.setattr(joint, "fastest", fastest)
+    monkeypatch.setattr(joint, "INTERPRETED", False)
+    monkeypatch.setattr(joint, "_predicted", lambda joints, problems, ways: [*[1.0 for _ in ways], alone])
+    for alone in (1.5, 0.9):
+        monkeypatch.setattr(joint, "_choices", LRUCache(8))
+        started.clear()
+        joint._choice(calls_of(CASES["weighted sum"], CASES["weighted sum"].operands(edges=67)), run)
+        assert 0 < len(started) <= 8
+        assert (joint.APART in started) == (alone < 1)
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")

@@ -52,19 +52,25 @@ LINE_BYTES, AT_A_LINE = 128, 2.6e-9
 MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a multiprocessor
 
 
-def floor_milliseconds(bound: Bound, device: Device, uses_tensor_cores: bool) -> float:
+def floor_milliseconds(
+    bound: Bound, device: Device, uses_tensor_cores: bool, between: Sequence[Sequence[int]] = ()
+) -> float:
     """Return the least time of a statement: to launch it, to move each number once, or to make each product.
 
-    Products of three or more factors may be made in fewer steps, so that they have no such floor.
+    Products of three or more factors may be made in fewer steps, so that they have no such floor. Steps with tensors of
+    the sizes `between` are launches of their own, which write and read these, at best in the cache.
     """
     statement, extents = bound.statement, bound.extents
     bytes_moved = prod(bound.size) * bound.dtype.itemsize
     for access in statement.reads:
         numbers = min(prod(extents[name] for name in access.names), prod(bound.shapes[access.name]))
         bytes_moved += numbers * bound.dtypes[access.name].itemsize
-    flops = 2 * prod(extents[name] for name in statement.names) if len(statement.accesses) == 2 else 0
+    cached = 2 * sum(map(prod, between)) * bound.dtype.itemsize / L2_SPEED
+    is_product = len(statement.accesses) == 2 and not between
+    flops = 2 * prod(extents[name] for name in statement.names) if is_product else 0
     rate = device.flops(bound.dtype.itemsize) if uses_tensor_cores else device.multiprocessors * device.vector_flops
-    return 1e3 * max(device.launch_gap, bytes_moved / (REACHED * device.bandwidth), flops / rate)
+    launches = (1 + len(between)) * device.launch_gap
+    return 1e3 * max(launches, (bytes_moved + cached) / (REACHED * device.bandwidth), flops / rate)
 
 
 def predicted_milliseconds(

@@ -326,6 +326,21 @@ def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
         assert joint._groups([prepare(*call).problem(call.tensors, call.fact) for call in calls]) == groups
 
 
+@pytest.mark.parametrize(
+    "expr, size, is_told", [("Y[T[e],c] += X[e,c]", (NODES, 5), True), ("Y[e,c] += X[T[e],c]", (EDGES, 5), False)]
+)
+def test_what_was_tuned_for_an_index_that_ascends_is_not_taken_for_another(expr, size, is_told):
+    """A gather costs the same in any order, but for what caches hold."""
+    X = torch.randn(EDGES, 5).to(DEVICE)
+    indices = [torch.tensor([*range(4), *[4] * (EDGES - 5), last]).to(DEVICE) for last in (5, 0)]
+    statement = prepare(expr, "T,X", size, [indices[0], X], None)
+    variants = [statement.variant([index, X]) for index in indices]
+    keys = [statement.problem([index, X], None).key for index in indices]
+    signatures = [statement.problem([index, X], None).signature for index in indices]
+    for first, second in (variants, keys, signatures, [statement.kernel_key(own, None) for own in variants]):
+        assert (first != second) == is_told
+
+
 @pytest.mark.parametrize("cores", [2, 16])
 def test_few_joint_kernels_are_built_and_none_for_each_statement_where_they_win(monkeypatch, cores):
     """Timing is pretended: joint kernels take about as long, by the prediction less than a kernel for each or more."""

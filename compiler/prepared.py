@@ -79,13 +79,8 @@ class PreparedStatement:
         self.pointed = tuple(
             [(at, (size if into < 0 else shapes[names[into]])[dim]) for at, into, dim in self.shape_class.pointed]
         )
-        # places in `pointed` of the tensors by whose order kernels are chosen; a fact about rows knows their order
-        is_asked = INTERPRETED or self.bound.device.type == "cuda"
-        is_asked &= self.fact is None or isinstance(self.fact, ConstantTables)
-        scattered = {access.name for access in self.bound.statement.output.indirections if len(access.indices) == 1}
-        self.scattering = tuple(
-            [place for place, (at, _) in enumerate(self.pointed) if is_asked and names[at] in scattered]
-        )
+        told = _scattering(self.bound, self.fact)
+        self.scattering = tuple([place for place, (at, _) in enumerate(self.pointed) if names[at] in told])
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
@@ -126,9 +121,7 @@ class PreparedStatement:
         """Return the tuning problem of the statement on these tensors; raise IndexRangeError if one is out of range."""
         named = dict(zip(self.names, tensors))
         padded = check_ranges(self.bound, named)
-        scattered = dict.fromkeys([self.names[self.pointed[place][0]] for place in self.scattering])
-        in_order = tuple([name for name in scattered if ascends(named[name])])
-        return problem_for(self.bound, named, fact, padded, self.wants_winners, in_order)
+        return problem_for(self.bound, named, fact, padded, self.wants_winners)
 
     def kernel_key(self, key: object, fact: Fact | None) -> tuple[object, ...]:
         """Return a key that is equal only for statements which the same kernel runs, whatever their lengths.
@@ -313,7 +306,6 @@ def problem_for(
     fact: Fact | None = None,
     padded: frozenset[str] | None = None,
     wants_winners: bool = False,
-    in_order: tuple[str, ...] = (),
 ) -> Problem:
     """Return the tuning problem of this statement on these tensors, under torch's current settings."""
     is_half = bound.dtype in HALF
@@ -331,7 +323,18 @@ def problem_for(
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = is_deterministic()
     fact_kind = None if fact is None else fact.without_tensors()
+    in_order = tuple([name for name in _scattering(bound, fact) if ascends(tensors[name])])
     return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact), in_order)
+
+
+def _scattering(bound: Bound, fact: Fact | None) -> tuple[str, ...]:
+    """Return the index tensors by whose order a kernel is chosen: those that scatter; a fact about rows knows it."""
+    is_known = fact is not None and not isinstance(fact, ConstantTables)
+    if is_known or not (INTERPRETED or bound.device.type == "cuda"):
+        return ()
+    accesses = bound.statement.output.indirections
+    scatters = [own.name for own in accesses if len(own.indices) == 1 and isinstance(own.indices[0], Var)]
+    return tuple(dict.fromkeys(scatters))
 
 
 def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:

@@ -197,7 +197,7 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
 
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         names = list(runners)
-        return runners[fastest(_program_key(statement, variant, operands), names, names, {}, start, is_waited_for=True)]
+        return runners[fastest(_program_key(statement, variant, operands), names, names, start, is_waited_for=True)]
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -256,13 +256,14 @@ def _kernel(call: _Call) -> Maker | None:
     return None if max(_gains(call).values(), default=0.0) > CLEAR else call.kernel
 
 
-# in the order in which they are timed: first what needs no kernel built, so that few are built where none can win
+# in the order in which they are timed: first what needs no kernel built, so that few are built where none can win, and
+# last what needs one for each step
 ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {
     TORCH: _torch,
-    STATEMENTS: _statements,
     GROUPED: _grouped,
     ALIGNED: _aligned,
     KERNEL: _kernel,
+    STATEMENTS: _statements,
 }
 
 
@@ -311,11 +312,14 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
 
-    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+    settings = bound, device, uses_tensor_cores(bound.dtype)
+    floors = dict.fromkeys(makers, floor_milliseconds(*settings))
+    if call.parts is not None:
+        floors[STATEMENTS] = floor_milliseconds(*settings, call.parts.sizes)
 
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         least = min(times.values(), default=0.0)
-        if 0 < NEAR * least <= floor and not is_new:
+        if 0 < NEAR * least <= floors[name] and not is_new:
             return None  # there is nothing left to win
         runner = makers[name](least)
         if isinstance(runner, Launcher):
@@ -335,7 +339,7 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     problem = statement.problem(call.tensors, fact)
     key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        return fastest(key, list(makers), list(makers), {}, start, times, is_new, what == NEW_INDEX)
+        return fastest(key, list(makers), list(makers), start, times, is_new, what == NEW_INDEX)
 
 
 def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:

@@ -52,6 +52,7 @@ class Services:
     has_several_devices: bool
     is_capturing: Callable[[], bool]
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
+    ascends: Callable[[Tensor], bool]  # whether a tensor's numbers do
     range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
     rounds_sums: Callable[[torch.dtype], bool]
     precision: Callable[[], str]  # of float32 products, by which kernels differ
@@ -313,7 +314,9 @@ class _Writer:
         if not numbers:
             return
         bounds = "".join(f"(low{number}, high{number}), " for number in numbers)
-        values = f"{self.constant(services.ranges_of)}({', '.join(f'x{number}' for number in numbers)})"
+        ordered = sorted({numbers.index(each.slot.number) for each in checked if each.ascends is not None})
+        named = [f"x{number}" for number in numbers] + ([f"ordered={ordered}"] if ordered else [])
+        values = f"{self.constant(services.ranges_of)}({', '.join(named)})"
         if not is_generalised:
             known = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
@@ -325,6 +328,8 @@ class _Writer:
         for each in checked:
             number = each.slot.number
             self.miss_if(f"high{number} >= {each.extent} or (low{number} < 0) is not {each.is_padded}")
+            if each.ascends is not None:
+                self.miss_if(f"{self.constant(services.ascends)}(x{number}) is not {each.ascends}")
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""
@@ -551,8 +556,9 @@ class _Join:
 
     def range(self, first: Range, second: Range) -> Range:
         """Return a guard on an index range that stands for both."""
-        self.differs |= (first.slot, first.is_padded) != (second.slot, second.is_padded)
-        return Range(first.slot, self.value(first.extent, second.extent), first.is_padded)
+        same = replace(second, extent=first.extent)
+        self.differs |= first != same
+        return replace(first, extent=self.value(first.extent, second.extent))
 
     def value(self, first: Any, second: Any) -> Any:
         """Return an argument that stands for both: equal ones as they are, integers that differ as a Length."""

@@ -40,7 +40,7 @@ from ...formats.torch_state import (
 from ..binding import shape_class
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
-from .ranges import range_expression, remembered_ranges
+from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
@@ -74,6 +74,7 @@ SERVICES = Services(
     SEVERAL_GPUS,
     is_capturing,
     remembered_ranges,
+    ascends,
     range_expression,
     may_round_sums,
     float32_precision,

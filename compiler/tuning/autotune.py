@@ -57,6 +57,7 @@ OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of
 
 
 Refusal = tuple[Choices, str]  # a candidate that can't be built for this GPU, and why
+Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
 
 @dataclass(frozen=True)
@@ -376,23 +377,24 @@ def fastest(
     key: Key,
     ways: Collection[str],
     first: Sequence[str],
-    others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
     start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
     is_new: bool = False,
     is_waited_for: bool = False,
     enough: float = 0.0,
+    others: Others = lambda best, times: (),
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
-    `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
-    and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides, since
-    the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
-    host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured, so that
-    the time until its result is there decides, the host's included. All that take no more than `enough` milliseconds of
-    the device are alike, and the first of them that takes no more of the host wins at once, so that the rest is never
-    built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not remembered.
-    `times` is filled as calls are timed; if `is_new`, the cache is not read.
+    `ways` are all names, so that the result of a full search serves a smaller one; `first` are timed first, then what
+    `others` returns of the best name and all times so far, until there is nothing new. `start` returns the call of a
+    name, and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides,
+    since the host's is hidden where calls are queued or captured; of those that take about the least, the one that
+    keeps the host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured,
+    so that the time until its result is there decides, the host's included. All that take no more than `enough`
+    milliseconds of the device are alike, and the first of them that takes no more of the host wins at once, so that the
+    rest is never built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not
+    remembered. `times` is filled as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
     entry = None if is_new else tuned_ways.get(key)
@@ -422,7 +424,7 @@ def fastest(
         equals = [name for name, ms in times.items() if ms <= about]
         best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
         is_enough = best in times and max(times[best], hosts[best]) <= enough
-        names = [name for name in others.get(best, ()) if name not in times and has_room and not is_enough]
+        names = [name for name in others(best, times) if name not in times and has_room and not is_enough]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])
         tuned_ways.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))

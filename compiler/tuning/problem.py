@@ -61,6 +61,7 @@ class Problem:
     deterministic: bool
     rows: tuple[int, int] = (0, 0)  # of owned rows: how many there are, and the most groups of one
     has_order: bool = False  # the fact has the order of rows by their length
+    in_order: tuple[str, ...] = ()  # index tensors that scatter and ascend: neighbours meet at one place
 
     def launcher(self, candidate: Candidate) -> Launcher:
         """Return the launcher of a candidate, which is not built yet."""
@@ -86,7 +87,7 @@ class Problem:
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
         winners = None if bound.statement.is_sum else bound.winner_dtype
         output = shape_class(bound.size, self.strides[""]), self.strides.get(" seed"), winners
-        rows = *map(bucket, self.rows), self.has_order, self.is_uneven
+        rows = *map(bucket, self.rows), self.has_order, self.is_uneven, self.in_order
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
     @cached_property
@@ -119,7 +120,7 @@ class Problem:
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
         return Key(
-            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
+            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}{self._order}",
             f"{generator_version()} {digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
@@ -134,6 +135,10 @@ class Problem:
             str(self.flags),
             self.deterministic,
         )
+
+    @property
+    def _order(self) -> str:
+        return f" in order: {', '.join(self.in_order)}" if self.in_order else ""
 
     @property
     def pointed_sizes(self) -> tuple[tuple[str, int], ...]:
@@ -251,7 +256,8 @@ def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: boo
 def _by_prediction(problem: Problem, schedule: Schedule, listed: Iterable[Config]) -> tuple[Config, ...]:
     """Return configs in the order of the cost model, those that seem to spill last: the first is taken untimed."""
     device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
-    costs = {config: Cost(schedule, config, problem.strides, device, precision, lengths) for config in listed}
+    settings = problem.strides, device, precision, lengths, problem.in_order
+    costs = {config: Cost(schedule, config, *settings) for config in listed}
     return tuple(sorted(costs, key=lambda config: (costs[config].spills, costs[config].milliseconds)))
 
 
@@ -281,7 +287,7 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
         return []
     device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
     costs = [
-        (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
+        (Cost(schedule, config, problem.strides, device, precision, lengths, problem.in_order), at, config)
         for at, config in enumerate(spread(schedule, device))
         if config not in listed
     ]

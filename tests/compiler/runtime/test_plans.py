@@ -36,7 +36,8 @@ class Surroundings:
             is_interpreted,
             has_several_devices,
             lambda: self.is_capturing,
-            lambda *indices: [(int(index.min()), int(index.max())) for index in indices],
+            lambda *indices, ordered=(): [(int(index.min()), int(index.max())) for index in indices],
+            lambda index: bool((index[1:] >= index[:-1]).all()),
             lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
             lambda: self.precision,
@@ -638,6 +639,19 @@ def test_index_tensors_are_in_range_and_padded_as_they_were(read):
     assert_same(plan.replay(x, torch.tensor([2, 1])), x[[2, 1]])
     for outside in ([0, 4], [-1, 3]):
         assert plan.replay(x, torch.tensor(outside)) is None
+
+
+def test_kernels_that_were_chosen_by_an_order_are_for_that_order():
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        recording = active()
+        if recording is not None:
+            recording.ranged(index, 4, False, True)
+        return x[index] * 1
+
+    x = torch.randn(4)
+    plan = plan_for(function, x, torch.tensor([0, 3]))
+    assert_same(plan.replay(x, torch.tensor([2, 2])), x[[2, 2]])
+    assert plan.replay(x, torch.tensor([2, 1])) is None
 
 
 # threads

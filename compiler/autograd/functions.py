@@ -34,7 +34,7 @@ from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_st
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
-from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
+from .torch_gradients import by_torch, is_torchs, torchs_value
 from .wanted import wanted_gradients
 
 __all__ = ["differentiable", "unchecked"]
@@ -53,7 +53,6 @@ class _Call(NamedTuple):
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
-    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -105,17 +104,43 @@ def _learned(
 ) -> Tensor:
     """Return the value of a sum with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)
+    if place is None and is_torchs(call.expr, operands, call.size, partial(_timed, call, key, numbers)):
+        return torchs_value(call.expr, call.names, call.size, cache, key, tensors, numbers)
+    return _as_statements(call, operands, cache, key, run, tensors, numbers, varies, pattern, place)
+
+
+def _timed(
+    call: _Call, key: object, numbers: tuple[int, ...], cache: dict[Any, Any], by_torch: bool, tensors: Sequence[Tensor]
+) -> Tensor:
+    """Return the value of a sum as a call like earlier ones has it, whose plans are in a cache for the clock alone."""
+    operands = dict(zip(call.names, tensors))
+    value = replayed(cache, key, tensors, numbers, (operands, cache))
+    if value is not None:
+        return value  # type: ignore[no-any-return]
+    if by_torch:
+        return torchs_value(call.expr, call.names, call.size, cache, key, tensors, numbers)
+    run = lambda *_: call.evaluate(call.expr, operands, call.size)
+    return _as_statements(call, operands, cache, key, run, tensors, numbers, True, (), None)
+
+
+def _as_statements(
+    call: _Call,
+    operands: Mapping[str, Any],
+    cache: dict[Any, Any],
+    key: object,
+    run: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    numbers: tuple[int, ...],
+    varies: bool,
+    pattern: Sequence[Tensor | None],
+    place: int | None,
+) -> Tensor:
+    """Return the value of a sum whose gradients are statements; a format's values are at a place among the tensors."""
     learn: Callable[..., Tensor] = partial(_learn, call)
     apply, plan_key = _Sum.apply, key
     if place is not None:
         learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
-    else:
-        plan = cache, key, run, tensors, numbers, varies, pattern
-        summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
-        graph = graph_of(call.expr, operands, call.size, plan, summed)
-        if graph is not None:
-            return summed(graph, *tensors)  # type: ignore[no-any-return]
-    if place is None and may_have_steps(call.expr):
+    elif may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
     with torch.no_grad():
@@ -172,11 +197,6 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
         call, value = planned_call
         ctx.call, ctx.rounds = call, False
-        if call.graph is not None:
-            # released with what is saved; the value has a version of its own, so that it may be changed in place
-            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
-            ctx.save_for_backward(*tensors, *kept, graph)
-            return owned(graph.data)
         if value is None:
             ctx.save_for_backward(*tensors)
             return owned(_value(call, tensors))
@@ -192,7 +212,7 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
         call = ctx.call
-        if call.graph is None and not is_dynamo():
+        if not is_dynamo():
             key = "gradients", call.expr, call.names, wanted, ctx.rounds
             grads = replayed(PLAIN_CALLS, key, (grad_output, *saved))
             if grads is not None:
@@ -220,8 +240,6 @@ def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], 
 
     if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
         return run(grad_output, *saved[: len(names)])
-    if ctx.call.graph is not None:
-        return None, *gradients_by_torch(saved[len(names) :], ctx.needs_input_grad[1:], grad_output)
     call_key = "gradients", expr, names, wanted, rounds
     return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
 

@@ -49,7 +49,7 @@ def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None)
 
 
 def is_torchs(expr: str, operands: Mapping[str, Any], size: tuple[int, ...] | None, timed: Timed) -> bool:
-    """Return whether torch differentiates the operations of a sum with index tensors, where that was timed to be faster.
+    """Return whether torch differentiates the operations of a sum with index tensors: where that is faster.
 
     Else, and where nothing may be timed, gradients are statements. They are so too where hooks are told of what is
     saved, as those of checkpoints, which count it, and where an index holds -1: a gradient of torch's multiplies what

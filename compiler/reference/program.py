@@ -67,6 +67,7 @@ def program_for(
         compute_dtype = bound.compute_dtype if way.widens else None
         lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else compute_dtype, way)
         graph = lowering.finished_graph(wants_winners)
+        graph.eliminate_dead_code()
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
         choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import (
-    HALF,
     has_saving_hooks,
     is_capturing,
     is_deterministic,
@@ -44,7 +43,7 @@ from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
-from .reference import USUAL, numbers_held, sums_in_float32
+from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
 from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
@@ -180,8 +179,11 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
     ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
     if learns:
         has_index = bool(bound.statement.index_accesses)
-        by_torch = [way._replace(by_rows=False, widens=has_index) for way in ways.values()]
-        by_torch = [way for way in by_torch if not (way.in_half and has_index)]  # gradients would be summed in half
+        learning = [name for name, tensor in zip(statement.names, tensors) if tensor.requires_grad]
+        by_torch = [way._replace(by_rows=False) for way in ways.values()]
+        if has_index:  # of whose gradients more is summed than of the value
+            halves = (False, True) if may_stay_half(bound, learning) else (False,)
+            by_torch = [way._replace(in_half=half, widens=not half) for half in halves for way in by_torch]
         ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
     if not may_choose or len(ways) == 1:
         return statement.graph(variant, way=next(iter(ways.values())))
@@ -217,7 +219,8 @@ def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tenso
     lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
-    settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}"
+    rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
+    settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}"
     return choice_key(f"program of {bound.statement}", named, lengths, settings, False, torch.__version__)
 
 
@@ -228,7 +231,7 @@ def _torch(call: _Call) -> Maker | None:
     bound = call.statement.bound
     if not _fits_in_memory(bound, call.statement.wants_winners):
         return None
-    return lambda _: call.statement.graph(call.variant, sums_in_half=_sums_in_half(bound))
+    return lambda _: call.statement.graph(call.variant, sums_in_half=sums_in_half(bound))
 
 
 def _statements(call: _Call) -> Maker | None:
@@ -351,15 +354,3 @@ def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:
 def _has_room(device: torch.device, held: int) -> bool:
     """Return whether so many bytes are no more than one statement's share of a GPU's free memory."""
     return device.type != "cuda" or held <= SHARE * torch.cuda.mem_get_info(device)[0]
-
-
-def _sums_in_half(bound: Bound) -> bool:
-    """Return whether torch's operations may take half precision as it is, under the rules that kernels obey.
-
-    A matrix product sums in float32 and rounds once by itself. What lies between several products, and results that
-    meet where they are scattered, are rounded in half precision, which is for torch's flags to allow.
-    """
-    statement = bound.statement
-    if bound.dtype not in HALF or bound.is_seeded or not statement.is_sum or not sums_in_float32(bound):
-        return False
-    return may_round_sums(bound.dtype) or (len(statement.accesses) == 2 and not statement.output.is_indirect)

@@ -95,14 +95,14 @@ class ChangeGuard:
     False
     """
 
-    __slots__ = ("address", "dtype", "memory", "shape", "strides", "version")
+    __slots__ = ("address", "layout", "memory", "version")
 
     def __init__(self, tensor: Tensor) -> None:
         self.version = tensor._version
         lies_nowhere = is_wrapped(tensor) or is_functional(tensor)
         self.address = None if lies_nowhere else tensor.data_ptr()
         self.memory = tensor.untyped_storage() if not lies_nowhere and type(tensor) in PLAIN else None
-        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+        self.layout = tensor.shape, tensor.stride(), tensor.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> ChangeGuard | None:
@@ -115,7 +115,7 @@ class ChangeGuard:
         if tensor._version != self.version or (address is not None and tensor.data_ptr() != address):
             return False
         # other memory from the same address on, as `x.data = x.data[:n]`
-        return tensor.shape == self.shape and tensor.stride() == self.strides and tensor.dtype is self.dtype
+        return (tensor.shape, tensor.stride(), tensor.dtype) == self.layout
 
 
 # (tensor, its version, what asks for its address, its address, its shape, what asks for its strides, its strides)
@@ -262,14 +262,13 @@ def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> s
     return f"{name}._version != {tensor._version} or {has_moved}" if is_version_compared else has_moved
 
 
-def guard_expression(guard: str, name: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    """Return the text of `guard.holds_for(name)` for a tensor of this dtype, shape and strides.
+def guard_expression(guard: str, name: str, layout: str) -> str:
+    """Return the text of `guard.holds_for(name)` for a tensor of a layout: its shape, its strides and its dtype.
 
     A call of a guard would cost three times as much.
     """
     is_unchanged = f"{name}._version == {guard}.version and {address_expression(name)} == {guard}.address"
-    has_layout = f"{guard}.shape == {shape} and {guard}.strides == {strides} and {guard}.dtype is {dtype}"
-    return f"{is_unchanged} and {has_layout}"
+    return f"{is_unchanged} and {guard}.layout == {layout}"
 
 
 def address_expression(name: str) -> str:

@@ -21,7 +21,6 @@ from torch.autograd import forward_ad
 from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
-    default_dtype,
     is_exporting,
     is_forward_mode,
     is_grad_enabled,
@@ -71,7 +70,7 @@ _run_value: Callable[..., Tensor]  # what the operator does below autograd
 def _plan_key(expr: str, names: str, size: Sequence[int] | None, fact: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """Return (key, numbers) of the launch plan of a call, which ordinary calls share if there is no fact."""
     operands, known = names.split(",") if names else (), (fact,) if fact else ()
-    return (expr, size is None, default_dtype(), *operands, *known), () if size is None else tuple(size)
+    return (expr, size is None, *operands, *known), () if size is None else tuple(size)
 
 
 def _replayed(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from ..binding import Bound, contraction_path, laid_out
+from ...formats.torch_state import HALF, may_round_sums
+from ..binding import Bound, contraction_path, example_of, laid_out
+from ..language import Access, gradient, upstream_name
 
-__all__ = ["numbers_held", "orders_of", "path_of", "sums_in_float32"]
+__all__ = ["may_stay_half", "numbers_held", "orders_of", "path_of", "sums_in_float32", "sums_in_half"]
 
+FEW = 32  # numbers that meet in an element on average: rounded each time, they err by a few roundings of the result
 COMPARED = 4  # tensors of the size of all products, to find where the best of them is
 
 
@@ -70,6 +74,41 @@ def numbers_held(bound: Bound, wants_winners: bool = False) -> int:
         made += [statement.names] * (1 + COMPARED * wants_winners)
     numbers = sum(prod(extents[name] for name in names) for names in (*gathered, *made))
     return 2 * numbers + sum(prod(shape) for shape in bound.shapes.values())
+
+
+def sums_in_half(bound: Bound) -> bool:
+    """Return whether torch's operations may take half precision as it is, under the rules that kernels obey.
+
+    A matrix product sums in float32 and rounds once by itself. What lies between several products, and results that
+    meet where they are scattered, are rounded in half precision, which is for torch's flags to allow.
+    """
+    statement = bound.statement
+    if bound.dtype not in HALF or bound.is_seeded or not statement.is_sum or not sums_in_float32(bound):
+        return False
+    return may_round_sums(bound.dtype) or (len(statement.accesses) == 2 and not statement.output.is_indirect)
+
+
+def may_stay_half(bound: Bound, learning: Sequence[str] = ()) -> bool:
+    """Return whether half precision may be left as it is on a CPU, where torch adds up what is scattered in turn.
+
+    So may the gradients of the `learning` tensors, if torch makes them.
+    """
+    statement = bound.statement
+    if bound.dtype not in HALF or statement.scale != 1 or bound.is_empty:
+        return False
+    upstream, sums = upstream_name(statement), [bound] if statement.reduced else []
+    for at, factor in enumerate(statement.factors):
+        if isinstance(factor, Access) and factor.name in learning:
+            shapes, dtypes = {**bound.shapes, upstream: bound.size}, {**bound.dtypes, upstream: bound.dtype}
+            size, derived = bound.shapes[factor.name], gradient(statement, at)
+            sums.append(replace(bound, statement=derived, shapes=shapes, dtypes=dtypes, size=size))
+    return all([sums_in_half(each) and _meeting(each) <= FEW for each in sums])
+
+
+def _meeting(bound: Bound) -> float:
+    """Return how many numbers meet in an element of the output on average, by scattering alone."""
+    scattered = prod(example_of(bound.extents[name]) for name in bound.statement.free)
+    return scattered / prod(example_of(extent) for extent in bound.size)
 
 
 def sums_in_float32(bound: Bound) -> bool:

@@ -153,9 +153,8 @@ class Extremes(Gathers):
         return Value(node, tuple(name for name in entries.axes if name not in inner))
 
     def is_best(self, node: fx.Node, best: fx.Node, entries: fx.Node | None = None) -> fx.Node:
-        """Return where a product exists and equals the best; NaN counts as equal to NaN."""
-        both_nan = self.call(torch.logical_and, self.call(torch.isnan, node), self.call(torch.isnan, best))
-        is_equal = self.call(torch.logical_or, self.call(torch.eq, node, best), both_nan)
+        """Return where a product exists and equals the best, or is NaN, which the best is too then."""
+        is_equal = self.call(torch.logical_or, self.call(torch.eq, node, best), self.call(torch.isnan, node))
         return is_equal if entries is None else self.call(torch.logical_and, is_equal, entries)
 
     # where they go
@@ -178,8 +177,9 @@ class Extremes(Gathers):
     def restored(self, node: fx.Node, order: tuple[int, ...]) -> fx.Node:
         """Return a tensor with its dimensions, which are the output's in this order, in the output's own order."""
         back = tuple(order.index(dim) for dim in range(len(order)))
-        node = node if back == tuple(range(len(order))) else self.call(torch.permute, node, back)
-        return self.call(torch.Tensor.contiguous, node)
+        if back == tuple(range(len(order))):
+            return node
+        return self.call(torch.Tensor.contiguous, self.call(torch.permute, node, back))
 
     def compete(self, best: Competing) -> tuple[fx.Node, fx.Node | None]:
         """Return the best of the products that indirections on the left send to one element, and their positions.
@@ -198,8 +198,10 @@ class Extremes(Gathers):
             all_rows = num_rows + 1 if isinstance(num_rows, int) else self.call(operator.add, num_rows, 1)
 
         def laid_out(value: Value) -> fx.Node:
-            expanded = self.call(torch.Tensor.expand, self.expand_to(value, axes), self.sizes(axes))
-            return expanded if len(joint) == 1 else self.call(torch.reshape, expanded, shape)
+            node = self.expand_to(value, axes)
+            if len(value.axes) < len(axes):
+                node = self.call(torch.Tensor.expand, node, self.sizes(axes))
+            return node if len(joint) == 1 else self.call(torch.reshape, node, shape)
 
         def finished(node: fx.Node) -> fx.Node:
             if best.entries is not None:
@@ -223,7 +225,8 @@ class Extremes(Gathers):
 
     def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
         """Return positions in several dimensions as one position in their flattened product."""
-        total = self.call(torch.Tensor.to, positions[0], torch.int64)
+        wide = [node for name, node in self.tensors.items() if self.bound.dtypes[name] == torch.int64]
+        total = positions[0] if positions[0] in wide else self.call(torch.Tensor.to, positions[0], torch.int64)
         for position, extent in zip(positions[1:], rows[1:]):
             total = self.call(torch.add, position, total, alpha=extent)
         return total

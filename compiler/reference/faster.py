@@ -69,6 +69,14 @@ class Faster(Products):
         self.choices.add(choice)
         return bool(getattr(self.way, choice))
 
+    def permute(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
+        """Return a value with its axes in this order; what is turned twice is turned at once."""
+        node, order = value.node, tuple(map(value.axes.index, axes))
+        if node.target is torch.permute:
+            node, first = node.args
+            order = tuple(first[dim] for dim in order)
+        return node if order == tuple(range(len(order))) else self.call(torch.permute, node, order)
+
     # products
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
@@ -156,7 +164,7 @@ class Faster(Products):
         """Return a tensor's slices along a dimension at these positions, by one of two operations of torch."""
         if not self.way.indexes:
             return super().selected(node, dim, positions)
-        return self.call(torch.ops.aten.index.Tensor, node, [None] * dim + [positions])
+        return self.call(operator.getitem, node, (*[slice(None)] * dim, positions) if dim else positions)
 
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.

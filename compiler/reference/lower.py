@@ -197,13 +197,17 @@ class Lowering(Extremes):
             product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
             dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
             kept_axes = tuple(name for name in large.axes if name in axes)
-            total = self.call(torch.sum, product, dims) if dims else product
+            total = self.summed(product, dims) if dims else product
             return Value(self.permute(Value(total, kept_axes), axes), axes)
         # torch writes the names of the first operand first: then the result need not be laid out anew
         own = [name for name in axes if sum(name in operand.axes for operand in operands) == 1]
         operands = sorted(operands, key=lambda operand: bool(own) and own[0] not in operand.axes)
         equation = _equation([operand.axes for operand in operands], axes)
         return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
+
+    def summed(self, node: fx.Node, dims: tuple[int, ...]) -> fx.Node:
+        """Return a tensor summed over some dimensions; a lone one is given as a number, which torch reads sooner."""
+        return self.call(torch.sum, node, dims[0] if len(dims) == 1 else dims)
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """Return True if one operand scales the other entry by entry.

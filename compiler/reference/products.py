@@ -37,7 +37,7 @@ class Products(Lowering):
         if not dims:
             return operand
         kept_axes = tuple(name for name in operand.axes if name in names)
-        return Value(self.call(torch.sum, operand.node, dims), kept_axes)
+        return Value(self.summed(operand.node, dims), kept_axes)
 
     def matrix_product(self, left: Value, right: Value, axes: tuple[str, ...]) -> Value:
         """Return two operands contracted by one product of vectors, matrices or batches of matrices."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
-from .demands import orders_of, path_of, sums_in_float32
+from .demands import may_stay_half, orders_of, path_of
 from .faster import USUAL, Way, short_names
 from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
@@ -58,32 +58,21 @@ def program_for(
     winner_dtype = bound.winner_dtype if wants_winners else None
     groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
     orders = path_of(bound), orders_of(bound), short_names(bound)
+    stays_half = bound.device.type == "cpu" and bool(bound.statement.reduced) and may_stay_half(bound)
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), *orders, *groups
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, stays_half
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)
     if program is None:
         compute_dtype = bound.compute_dtype if way.widens else None
         lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else compute_dtype, way)
         graph = lowering.finished_graph(wants_winners)
+        graph.eliminate_dead_code()
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
-        choices = frozenset({*lowering.choices, *(["in_half"] if _may_stay_half(bound) else [])})
+        choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
         program = _programs[key] = Program(compiled(graph), lowering.length_arguments, is_torch, choices)
     return program
-
-
-def _may_stay_half(bound: Bound) -> bool:
-    """Return whether half precision may be left as it is on a CPU: one product of torch's makes the result.
-
-    It sums in float32 and rounds once by itself, so that no setting has to allow more.
-    """
-    statement = bound.statement
-    is_half = bound.device.type == "cpu" and bound.dtype.itemsize == 2 and bound.dtype != bound.compute_dtype
-    is_one_product = is_half and statement.is_sum and len(statement.accesses) == 2 and statement.scale == 1
-    if not is_one_product or bound.is_seeded or bound.is_empty or statement.output.is_indirect:
-        return False
-    return bool(statement.summed) and sums_in_float32(bound)
 
 
 def ways_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> dict[str, Way]:

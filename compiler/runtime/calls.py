@@ -10,11 +10,11 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from ...formats.torch_state import default_dtype, is_dynamo
+from ...formats.torch_state import is_dynamo
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
-__all__ = ["PLAIN_CALLS", "arguments"]
+__all__ = ["PLAIN_CALLS", "arguments", "integers"]
 
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
@@ -27,7 +27,7 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
     in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
-    vary. The key has the default dtype, which a statement of numbers takes. It is None, and the cache empty, if a
+    vary. The key is None, and the cache empty, if a
     tracer reads this code, if the expression is no text, if an operand is no tensor or format, if `size` holds no
     integers, or if a tracer's symbols or tensors stand for them, which no plan can hold.
     """
@@ -35,13 +35,13 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
         return NOTHING
     tensors: list[Any] = [*operands.values()]
     try:
-        numbers = () if size is None else _integers(size)
+        numbers = () if size is None else integers(size)
         for place, operand in enumerate(tensors):
             if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
                 return _over_format(expr, operands, size is None, numbers, tensors, place)
     except (AttributeError, TypeError):
         return NOTHING
-    return PLAIN_CALLS, (expr, size is None, default_dtype(), *operands), tensors, numbers, True, ()
+    return PLAIN_CALLS, (expr, size is None, *operands), tensors, numbers, True, ()
 
 
 def _over_format(
@@ -67,7 +67,7 @@ def _over_format(
     return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form.coords
 
 
-def _integers(size: object) -> tuple[int, ...]:
+def integers(size: object) -> tuple[int, ...]:
     """Return a size as integers; raise TypeError for anything else: what equals one, such as 3.0, or a symbol."""
     if type(size) is tuple:
         for extent in size:

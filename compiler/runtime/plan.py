@@ -53,9 +53,10 @@ class Services:
     is_capturing: Callable[[], bool]
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
     ascends: Callable[[Tensor], bool]  # whether a tensor's numbers do
-    range_expression: Callable[..., str]  # whether an input of fixed dtype, shape and strides has a range, as text
+    range_expression: Callable[..., str]  # whether an input of a fixed layout has a known range, as text
     rounds_sums: Callable[[torch.dtype], bool]
     precision: Callable[[], str]  # of float32 products, by which kernels differ
+    default_dtype: Callable[[], torch.dtype]  # which a product of numbers has
     is_deterministic: Callable[[], bool]
     misaligned: Callable[[Sequence[int]], int]
     empty_on: Callable[[torch.device], Callable[..., Tensor]]
@@ -91,7 +92,8 @@ class Steps:
     device: torch.device
     is_for_eager_calls: bool
     filled: frozenset[int]  # the inputs that are not empty: they must have memory
-    ranged: Mapping[int, tuple[Any, ...]]  # inputs whose ranges are asked: dtype, shape and strides
+    has_values: bool  # some input is of numbers, not of positions
+    ranged: Mapping[int, tuple[Any, ...]]  # inputs whose ranges are asked: shape, strides and dtype
     owned: frozenset[int]  # ids of pinned tensors that the cache's owner guards
 
     @classmethod
@@ -111,9 +113,10 @@ class Steps:
         filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
         eager = recording.is_for_eager_calls
         ranged_inputs = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
-        ranged = {at: (index.dtype, tuple(index.shape), index.stride()) for at, index in ranged_inputs.items()}
+        ranged = {at: (tuple(index.shape), index.stride(), index.dtype) for at, index in ranged_inputs.items()}
         checks = tuple(dict.fromkeys(recording.checks))
-        return cls(count, steps, ranges, checks, pinned, result, dtypes, device, eager, filled, ranged, guarded)
+        kinds = device, eager, filled, any([tensor.is_floating_point() for tensor in recording.inputs])
+        return cls(count, steps, ranges, checks, pinned, result, dtypes, *kinds, ranged, guarded)
 
 
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
@@ -280,6 +283,8 @@ class _Writer:
         for dtype in plan.dtypes:
             rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")
+        if not plan.has_values:
+            self.miss_if(f"{self.constant(services.default_dtype)}() is not {self.constant(services.default_dtype())}")
         for number, tensor in plan.pinned.items():
             if id(tensor) in plan.owned:
                 continue
@@ -320,8 +325,8 @@ class _Writer:
         if not is_generalised:
             known = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
-                services.range_expression(f"x{number}", f"r{number}", self.constant(dtype), shape, strides)
-                for number, (dtype, shape, strides) in ((number, plan.ranged[number]) for number in numbers)
+                services.range_expression(f"x{number}", f"r{number}", self.constant(plan.ranged[number]))
+                for number in numbers
             ]
             values = f"({known}) if {' and '.join(conditions)} else {values}"
         self.lines.append(f"{bounds}= {values}")

@@ -127,13 +127,13 @@ def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> N
         setattr(index, _RANGE, new_range)
 
 
-def range_expression(name: str, cached: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+def range_expression(name: str, cached: str, layout: str) -> str:
     """Return the text by which a launch plan asks whether an input has a range that holds, and gives it a name.
 
-    After it, `{cached}.values` is what `remembered_ranges` would return of an input of this dtype, shape and strides.
+    After it, `{cached}.values` is what `remembered_ranges` would return of an input of this layout.
     """
     is_cached = f"({cached} := getattr({name}, {_RANGE!r}, None)) and {cached}.owner() is {name}"
-    return f"{is_cached} and {guard_expression(cached, name, dtype, shape, strides)}"
+    return f"{is_cached} and {guard_expression(cached, name, layout)}"
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

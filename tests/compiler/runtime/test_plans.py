@@ -41,6 +41,7 @@ class Surroundings:
             lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
             lambda: self.precision,
+            torch.get_default_dtype,
             lambda: False,
             misaligned,
             lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),

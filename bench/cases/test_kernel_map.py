@@ -1,4 +1,4 @@
-"""What a cloud costs that no layer has seen: its map, a first call, a step of training, and a call that reuses the map."""
+"""What a cloud costs that no layer has seen: its map, a first call, a step of training, a call that reuses the map."""
 
 from __future__ import annotations
 

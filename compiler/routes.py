@@ -46,7 +46,7 @@ from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, numbers_held, sums_in_float32
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
-from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
+from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = [
@@ -164,9 +164,7 @@ def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) 
 
 def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> Split | None:
     """Return the smaller statements of a sum; None too where a fact is known, which is one about the whole."""
-    if fact is not None or not statement.is_sum:
-        return None
-    return split_of(statement.bound, statement.padding(variant), LEAST_GAIN)
+    return split_of(statement.bound, statement.padding(variant)) if fact is None and statement.is_sum else None
 
 
 def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Runner:

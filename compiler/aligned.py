@@ -15,9 +15,9 @@ from ..lru_cache import LRUCache
 from .binding import row_major
 from .grouped import Kernel
 from .language import Statement
-from .planning import Aligned, aligned, device_of
+from .planning import Aligned, AlignedCopy, aligned, device_of
 from .prepared import PreparedStatement, prepare
-from .runtime import paused, remember_range
+from .runtime import active, paused, remember_range
 
 __all__ = ["AlignedRunner", "aligned_of"]
 
@@ -61,8 +61,7 @@ class AlignedRunner:
         way, named = self.way, dict(zip(self.statement.names, tensors))
         product = way.product
         for copy in way.copies:
-            sources = [named[copy.source], *[self.tables[name] for name in copy.tables]]
-            named[copy.name] = self._moved(copy.statement, [copy.source, *copy.tables], sources, copy.size)
+            named[copy.name] = self._copied(copy, named[copy.source])
         names = [*product.tensor_names]
         if self.statement.bound.is_seeded and way.last is None:
             names.append(product.output.name)
@@ -74,6 +73,17 @@ class AlignedRunner:
         seed = [self.statement.bound.statement.output.name] if self.statement.bound.is_seeded else []
         sources = [result[tuple([slice(0, length) for length in size])], *[named[name] for name in seed]]
         return self._moved(way.last, [*way.last.tensor_names, *seed], sources, size)
+
+    def _copied(self, copy: AlignedCopy, source: Tensor) -> Tensor:
+        """Return the aligned copy of an operand; a launch plan makes it once for all gradients that read it."""
+        names, tensors = [copy.source, *copy.tables], [source, *[self.tables[name] for name in copy.tables]]
+        recording = active()
+        if recording is None or not recording.is_input(source):
+            return self._moved(copy.statement, names, tensors, copy.size)
+        key = str(copy.statement), copy.size, *map(id, tensors)
+        if key not in recording.copies:
+            recording.copies[key] = self._moved(copy.statement, names, tensors, copy.size)
+        return recording.copies[key]
 
     def _moved(self, statement: Statement, names: list[str], tensors: list[Tensor], size: tuple[int, ...]) -> Tensor:
         """Return what a statement copies, by one kernel: torch copies rows of odd lengths in half the speed."""

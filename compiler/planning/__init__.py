@@ -17,7 +17,7 @@ A file imports only from those above it.
     aligned          a product over copies of its operands whose rows are aligned
 """
 
-from .aligned import Aligned, aligned
+from .aligned import Aligned, AlignedCopy, aligned
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
@@ -40,6 +40,7 @@ __all__ = [
     "VECTOR_BYTES",
     "WARP_ROW",
     "Aligned",
+    "AlignedCopy",
     "Device",
     "Dot",
     "Factor",

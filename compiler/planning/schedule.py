@@ -50,8 +50,8 @@ DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # has then four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
 SHARED_TILE = 64
 MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
-DEEPEST_TILE, SHARED_TURNS = 128, 2 * 4
-SHARED_LOOP = SHARED_TURNS * DEEPEST_TILE
+DEEPEST_TILE = 128
+SHARED_LOOP = 2 * 4 * DEEPEST_TILE
 LINE = 32  # results side by side along memory, of 4 bytes each: the narrowest tile whose loads fill a line
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
@@ -563,8 +563,8 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     if not schedule.may_be_shared:
         return False
     summed = math.prod(schedule.extents[name] for name in schedule.names("loop", "step"))
-    steps = [schedule.extents[name] // DEEPEST_TILE for name in schedule.names("step")]
-    turns = max([*steps, *[schedule.extents[name] for name in schedule.names("loop")]])
+    loops = [schedule.extents[name] * DEEPEST_TILE for name in schedule.names("loop")]  # of one at a time
+    longest = max([*loops, *[schedule.extents[name] for name in schedule.names("step")]])
     along = schedule.along
     programs = math.prod(
         -(-schedule.extents[name] // (SHARED_TILE if not along else LINE if name == along else 1))
@@ -573,7 +573,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
         for name, role in schedule.roles.items()
         if role in ("grid", "tile")
     )
-    return summed >= SHARED_LOOP and turns >= SHARED_TURNS and programs < device_of(schedule.bound.device).wave
+    return min(summed, longest) >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
 def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:

@@ -171,6 +171,7 @@ class Recording(TorchFunctionMode):
     refusal: str = ""  # why no plan can be made of this run
     is_postponed: bool = False
     is_for_eager_calls: bool = False  # while a CUDA graph is captured another kernel runs
+    copies: dict[object, Tensor] = field(default_factory=dict)  # of inputs, which several statements read alike
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -264,6 +265,11 @@ class Recording(TorchFunctionMode):
         slot = self._slot(index)
         if slot.number < len(self.inputs):
             self.checks.append(Check(function, slot, answer))
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is an input of the run, which nobody changes in it."""
+        slot = self.slots.get(id(tensor))
+        return slot is not None and slot.number < len(self.inputs)
 
     def maker_of(self, slot: Slot) -> Step | None:
         """Return the step that made a tensor; None for inputs and pinned tensors."""

@@ -120,6 +120,7 @@ def always(monkeypatch):
 
     A statement that a launch plan replays is not evaluated again.
     """
+    monkeypatch.setenv("INSUM_TUNE", "off")  # what is timed is evaluated more often
     usual, taken = pipeline.fastest_program, []
 
     def program(statement, variant, tensors):
@@ -131,6 +132,24 @@ def always(monkeypatch):
     monkeypatch.setattr(pipeline, "fastest_program", program)
     monkeypatch.setattr(pipeline, "by_torch", lambda *_: False)  # gradients are statements, as on a GPU
     return taken
+
+
+@pytest.mark.cpu
+def test_a_launch_plan_copies_what_two_gradients_read_once(always, monkeypatch):
+    """Of three products each copies two operands and cuts its result; the gradient of the output is copied once."""
+    if has_kernels(torch.device("cpu")):
+        pytest.skip("kernels run instead")
+    moved, usual = [], AlignedRunner._moved
+    monkeypatch.setattr(AlignedRunner, "_moved", lambda *args: moved.append(str(args[1])) or usual(*args))
+    A, B = (drawn(*size).requires_grad_() for size in ((15, 21), (21, 11)))
+    counts, grads = [], []
+    for _ in range(3):
+        grads.append(torch.autograd.grad(insum("Once[m,n] += A[m,k] * B[k,n]", A=A, B=B), (A, B), drawn(15, 11)))
+        counts.append(len(moved))
+        moved.clear()
+    assert counts == [9, 8, 0]
+    for first, later in zip(grads[0], grads[2]):
+        torch.testing.assert_close(later, first, rtol=0, atol=0)
 
 
 @pytest.mark.cpu

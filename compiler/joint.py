@@ -153,8 +153,8 @@ def _fastest(
 ) -> _Way | None:
     """Return the fastest way, None if that is a kernel for each statement.
 
-    Those come first that are predicted to take the least. Kernels for each statement, of which each is tuned by itself,
-    are built where they are predicted to win.
+    Those come first that are predicted to take the least, each tile with its best number of warps. Ways in which some
+    statement has a kernel of its own, which is tuned by itself, are tried where they are predicted to win.
     """
     ways = {
         f"{'' if len(places) == len(calls) else f'{places} alone: '}{config}": _Way(places, config)
@@ -162,7 +162,7 @@ def _fastest(
         for config in joint.configs
     }
     names, predicted = [*ways, APART], _predicted(joints, problems, ways.values())
-    order = sorted(range(len(names)), key=lambda at: predicted[at])
+    order = _order(list(ways.values()), predicted)
     launchers: dict[_Way, JointLauncher | None] = {}
     first = next(iter(joints.values()))
     apart_ms = first.host_milliseconds[1]
@@ -172,8 +172,8 @@ def _fastest(
     def following(best: str, times: Mapping[str, float]) -> Sequence[str]:
         tried = {at: times.get(name) for at, name in enumerate(names) if name in begun}
         batch[:] = [names[at] for at in next_batch(order, predicted, tried)]
-        if APART in batch[1:] and not begun:  # it is the most to build
-            batch.remove(APART)
+        if not begun:
+            batch[:] = [name for name in batch if name != APART and len(ways[name].places) == len(calls)] or batch
         begun.extend(batch)
         return tuple(batch)
 
@@ -199,6 +199,16 @@ def _fastest(
     if tuning_mode() == "full":
         batch[:] = begun[:] = names
     return ways.get(fastest(key, names, begun or following("", {}), start, others=following))
+
+
+def _order(ways: Sequence[_Way], predicted: Sequence[float]) -> list[int]:
+    """Return the numbers of ways and, as the last number, of a kernel for each statement, in the order of trying."""
+    by_time = sorted(range(len(predicted)), key=lambda at: predicted[at])
+    tiles = [(way.places, way.config.blocks, way.config.run) for way in ways]
+    best = {tiles[at]: at for at in reversed(by_time) if at < len(ways)}
+    most = max(len(way.places) for way in ways)
+    is_whole = lambda at: at < len(ways) and len(ways[at].places) == most
+    return sorted(by_time, key=lambda at: (not is_whole(at), at < len(ways) and best[tiles[at]] != at))
 
 
 def _predicted(

@@ -334,7 +334,7 @@ def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "expr, size, is_told", [("Y[T[e],c] += X[e,c]", (NODES, 5), True), ("Y[e,c] += X[T[e],c]", (EDGES, 5), False)]
+    ("expr", "size", "is_told"), [("Y[T[e],c] += X[e,c]", (NODES, 5), True), ("Y[e,c] += X[T[e],c]", (EDGES, 5), False)]
 )
 def test_what_was_tuned_for_an_index_that_ascends_is_not_taken_for_another(expr, size, is_told):
     """A gather costs the same in any order, but for what caches hold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -140,26 +141,56 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     dtype = bound.dtype if is_output else bound.dtypes[access.name]
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
     is_wide = spec.flags.is_wide or _span(shape, strides) * itemsize >= 2**31
-    terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
     # a result may be written to a place of other strides than it would be allocated with, see `Launcher.placed`
     # unless it is one of several, which their kernel's launcher allocates
     is_known = not is_output or (kind == "output" and (spec.schedule.stores_vectors or bool(spec.output)))
     is_vector = is_known and any(value.axes and strides[dim] == 1 for dim, value in addends)
+    terms = []
     for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
-        text = spec.tile.spread(value, axes)
-        if strides[dim] == 0 or shape[dim] == 1 or text == "0":
+        if strides[dim] == 0 or shape[dim] == 1 or value.text == "0":
             if value.axes:  # the address does not change, but its shape must be the tile's
-                terms.append(f"{text} * 0")
+                terms.append(Term(value, " * 0"))
             continue
         # a sum in two steps has a distance in the second that the compiler knows
         parts = scope.sums.get(str(access.indices[dim]), ()) if strides[dim] == 1 else ()
-        for part in [spec.tile.spread(part, axes) for part in parts] or [text]:
-            term = f"tl.cast({part}, tl.int64)" if is_wide else part
-            terms.append(term if strides[dim] == 1 else f"{term} * {scope.stride(key, dim, strides[dim], is_vector)}")
-    return " + ".join([base, *terms])
+        step = "" if strides[dim] == 1 else f" * {scope.stride(key, dim, strides[dim], is_vector)}"
+        terms += [Term(part, step, is_wide) for part in parts or [value]]
+    return " + ".join([base, *_offsets(spec, terms, axes)])
+
+
+class Term(NamedTuple):
+    """A part of an address: an index, by what it is multiplied, and whether the product needs 64 bits."""
+
+    value: Value
+    step: str
+    is_wide: bool = False
+
+    def over(self, spec: KernelSpec, axes: Axes) -> str:
+        text = spec.tile.spread(self.value, axes)
+        return f"tl.cast({text}, tl.int64){self.step}" if self.is_wide else f"{text}{self.step}"
+
+
+def _offsets(spec: KernelSpec, terms: Sequence[Term], axes: Axes) -> Iterator[str]:
+    """Yield what is added to an address, over the axes of a tile.
+
+    What moves data takes as long as its instructions, of which each addition to an address is three for an element. So
+    terms over the same axes are added up before, in 32 bits; and all of them, unless those of the last axis lie along
+    memory: they are at constant distances from each other, which is part of a load or a store and no addition.
+    """
+    is_along = any(not term.step and term.value.axes == axes[-1:] for term in terms)
+    groups: dict[object, list[Term]] = {}
+    for at, term in enumerate(terms):
+        key = at if not (spec.schedule.form and term.value.axes) else term.value.axes if is_along else axes
+        groups.setdefault(key, []).append(term)
+    for group in groups.values():
+        own = tuple(axis for axis in axes if any(axis in term.value.axes for term in group))
+        if len(group) == 1:
+            yield group[0].over(spec, axes)
+        else:
+            yield spec.tile.spread(Value(f"({' + '.join(term.over(spec, own) for term in group)})", own), axes)
 
 
 def offset_of_rows(scope: Scope, name: str) -> Value:

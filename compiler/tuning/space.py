@@ -100,6 +100,8 @@ def configs(
     ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
     if schedule.uses_dot:
         ways = space.filling_first(ways)
+    if schedule.form and not schedule.run:
+        ways = map(space.filling, ways)
     if full:
         ways = chain(ways, space.grid())
     if has_order:
@@ -231,7 +233,8 @@ class Space:
         schedule, name = self.schedule, self.schedule.axes[-1]
         extent = schedule.extents[name]
         if schedule.names("step"):
-            return Traits("rows", widest=power_of_two(extent), used=power_of_two(extent))
+            beside = prod(power_of_two(schedule.extents[axis]) for axis in schedule.axes[1:-1])
+            return Traits("rows", widest=power_of_two(extent), used=beside * power_of_two(extent))
         wide, is_fixed = block_along(extent), not is_varying(schedule.bound, name)
         used = min(wide, -(-extent // WARP_ROW) * WARP_ROW) if is_fixed else wide
         # a block with room for a row wherever it begins needs no second look at any column
@@ -437,6 +440,20 @@ class Space:
         is_idle = [self.programs(self.tiles(config)) < self.device.wave for config in listed]
         yield from (config for config, idle in zip(listed, is_idle) if not idle)
         yield from (config for config, idle in zip(listed, is_idle) if idle)
+
+    def filling(self, config: Config) -> Config:
+        """Return a config of what moves data with fewer rows to a tile, if multiprocessors would have too few warps.
+
+        A thread keeps one element at least, and rows that begin at other columns two. Both sides of a transpose lie
+        along memory: its tiles stay as they are.
+        """
+        name, least = self.order[0], 2 if config.is_aligned else 1
+        threads, is_turned = config.num_warps * self.device.warp_width, self.schedule.form == "turned"
+        while not is_turned and config.block(name) > least and prod(dict(config.blocks).values()) > threads:
+            if self.programs(self.tiles(config)) * config.num_warps >= self.device.wave * WAITING_WARPS:
+                break
+            config = replace(config, blocks=((name, config.block(name) // 2), *config.blocks[1:]))
+        return config
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:
         """Yield the configs also with the longest rows first, where rows of whole blocks take long.

@@ -19,24 +19,50 @@ __all__ = [
     "hiding_masks",
     "load_available",
     "load_factor",
+    "load_following",
+    "load_positions",
     "moving_axes",
     "offset_of_rows",
     "pointer",
     "position_type",
+    "take_loaded",
 ]
 
 
 def load_available(scope: Scope) -> None:
     """Write the loads of all positions and tiles whose index names are defined by now, as far outside as possible."""
+    load_positions(scope)
+    schedule = scope.spec.schedule
+    for at, factor in enumerate(schedule.factors):
+        hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
+        if at not in scope.tiles and scope.knows(factor.names) and scope.knows(hidden_by):
+            scope.tiles[at] = load_factor(scope, at, factor)
+
+
+def load_positions(scope: Scope) -> None:
+    """Write the loads of all positions whose index names are defined by now; inner ones first, by which others are."""
     schedule = scope.spec.schedule
     for root in _indirections((schedule.output, *schedule.factors)):
         for access in walk(root):
             if access not in scope.positions and scope.knows(access.names):
                 _load_position(scope, access)
-    for at, factor in enumerate(schedule.factors):
-        hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
-        if at not in scope.tiles and scope.knows(factor.names) and scope.knows(hidden_by):
-            scope.tiles[at] = load_factor(scope, at, factor)
+
+
+def take_loaded(scope: Scope, ahead: Scope) -> None:
+    """Write the positions that were loaded in the turn before, by names that stay when the next ones are there."""
+    for own, loaded in ((scope.positions, ahead.positions), (scope.valid, ahead.valid)):
+        for access, value in loaded.items():
+            if own.get(access) != value:
+                own[access] = scope.let(value.text, value.axes, "now")
+
+
+def load_following(scope: Scope, ahead: Scope) -> None:
+    """Write the loads of the positions of the next turn, for which index names are defined in `scope`."""
+    load_positions(scope)
+    for own, loaded in ((scope.positions, ahead.positions), (scope.valid, ahead.valid)):
+        for access, value in loaded.items():
+            if own[access] != value:  # some are the same for all entries
+                scope.line(f"{value.text} = {own[access].text}")
 
 
 def load_factor(scope: Scope, at: int, factor: Factor) -> Value:

@@ -68,9 +68,7 @@ class Scope:
     depth: int = 1
     prefix: str = "i"  # of the variables that hold index values
     indices: dict[str, Value] = field(default_factory=dict)  # index name -> its value or values
-    starts: dict[str, Value] = field(
-        default_factory=dict
-    )  # index name -> the first of its values
+    starts: dict[str, Value] = field(default_factory=dict)  # index name -> the first of its values
     sums: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # index name -> two values, whose sum it is
     bounds: dict[str, Value] = field(default_factory=dict)  # index name -> where it is inside its extent
     positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it

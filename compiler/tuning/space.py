@@ -69,6 +69,7 @@ MOST_COPIES = 256
 # of 32, 29,474 edges of 24 channels to 44 rows 0.0382, 0.0340, 0.0313 and 0.0298 (`bench.products`, seed 25).
 RUNS, LEAST_RUN, MOST_RUN, MOST_SUMS = (32, 64), 4, 32, 128
 WAITING_WARPS = 8
+AHEAD = 3  # stages of a walk over entries that loads positions a turn ahead
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
 COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
@@ -111,6 +112,8 @@ def configs(
         ways = (config for config in ways if config.parts > 1)
     if schedule.run:
         ways = space.in_runs(ways)
+    if schedule.walks_rows or (schedule.run and not schedule.tables):
+        ways = space.in_stages(ways)
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
     return tuple(dict.fromkeys(chain(listed, ways)))
@@ -454,6 +457,18 @@ class Space:
                 break
             config = replace(config, blocks=((name, config.block(name) // 2), *config.blocks[1:]))
         return config
+
+    def in_stages(self, ways: Iterable[Config]) -> Iterator[Config]:
+        """Yield the configs of walks over entries also with positions that are loaded a turn ahead, if there are any.
+
+        Rows side by side have as many turns as the longest of them, mostly of entries that are not there.
+        """
+        factors = [factor for factor in self.schedule.factors if isinstance(factor, Access)]
+        is_indirect = any(factor.indirections for factor in factors)
+        for config in ways:
+            yield config
+            if is_indirect and (self.schedule.run or config.num_warps == 1):
+                yield replace(config, num_stages=AHEAD)
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:
         """Yield the configs also with the longest rows first, where rows of whole blocks take long.

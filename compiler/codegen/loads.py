@@ -17,10 +17,10 @@ __all__ = [
     "axes_of",
     "conjunction",
     "hiding_masks",
+    "load_ahead",
     "load_available",
     "load_factor",
-    "load_following",
-    "load_positions",
+    "load_next",
     "moving_axes",
     "offset_of_rows",
     "pointer",
@@ -31,7 +31,7 @@ __all__ = [
 
 def load_available(scope: Scope) -> None:
     """Write the loads of all positions and tiles whose index names are defined by now, as far outside as possible."""
-    load_positions(scope)
+    _load_positions(scope)
     schedule = scope.spec.schedule
     for at, factor in enumerate(schedule.factors):
         hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
@@ -39,13 +39,21 @@ def load_available(scope: Scope) -> None:
             scope.tiles[at] = load_factor(scope, at, factor)
 
 
-def load_positions(scope: Scope) -> None:
+def _load_positions(scope: Scope) -> None:
     """Write the loads of all positions whose index names are defined by now; inner ones first, by which others are."""
     schedule = scope.spec.schedule
     for root in _indirections((schedule.output, *schedule.factors)):
         for access in walk(root):
             if access not in scope.positions and scope.knows(access.names):
                 _load_position(scope, access)
+
+
+def load_ahead(scope: Scope) -> None:
+    """Write the loads of the first turn's positions, in variables that get those of the next turn, see `load_next`."""
+    outer = {*scope.positions}
+    _load_positions(scope)
+    for loaded in (scope.positions, scope.valid):
+        loaded |= {key: scope.let(at.text, at.axes, "ahead") for key, at in loaded.items() if key not in outer}
 
 
 def take_loaded(scope: Scope, ahead: Scope) -> None:
@@ -56,9 +64,9 @@ def take_loaded(scope: Scope, ahead: Scope) -> None:
                 own[access] = scope.let(value.text, value.axes, "now")
 
 
-def load_following(scope: Scope, ahead: Scope) -> None:
+def load_next(scope: Scope, ahead: Scope) -> None:
     """Write the loads of the positions of the next turn, for which index names are defined in `scope`."""
-    load_positions(scope)
+    _load_positions(scope)
     for own, loaded in ((scope.positions, ahead.positions), (scope.valid, ahead.valid)):
         for access, value in loaded.items():
             if own[access] != value:  # some are the same for all entries

@@ -9,7 +9,7 @@ from ..binding import power_of_two
 from ..language import Access
 from .broadcast import Value
 from .grid import bound_index, may_end_early, wide_extent
-from .loads import load_available, load_following, load_positions, take_loaded
+from .loads import load_ahead, load_available, load_next, take_loaded
 from .scope import Scope
 from .spec import KernelSpec
 
@@ -172,7 +172,7 @@ def _open_entries(scope: Scope) -> list[Scope]:
 
     ahead = [entry(scope.child(indent=0), begin, at, True) for at in range(count)] if is_ahead else []
     for own in ahead:
-        load_positions(own)
+        load_ahead(own)
     scope.line(turns)
     bodies = [scope.child() for _ in range(count)]
     for at, body in enumerate(bodies):
@@ -180,7 +180,7 @@ def _open_entries(scope: Scope) -> list[Scope]:
             take_loaded(body, ahead[at])
         load_available(entry(body, start, at, bool(at or first.axes)))
     for at, own in enumerate(ahead):
-        load_following(entry(scope.child(), start, count + at, True), own)
+        load_next(entry(scope.child(), start, count + at, True), own)
     return bodies
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from .broadcast import Value
 from .loads import (
     conjunction,
+    load_ahead,
     load_available,
-    load_following,
-    load_positions,
+    load_next,
     pointer,
     position_type,
     take_loaded,
@@ -98,7 +98,7 @@ def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int,
     scope, is_ahead = scopes[0], count > 1 and scopes[0].spec.loads_ahead
     ahead = [_with_end(_entry(scope, f"first_row + {at}")) for at in range(count)] if is_ahead else []
     for entry in ahead:
-        load_positions(entry)
+        load_ahead(entry)
     scope.line(f"for {variable} in range({bounds}):")
     body = scope.child()
     if scope.spec.schedule.tables:
@@ -110,7 +110,7 @@ def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int,
         take_loaded(entry, loaded)
     neighbours = [_neighbour(entry, own) for entry in entries]
     for at, loaded in enumerate(ahead):
-        load_following(_with_end(_entry(body, f"{variable} + {count + at}")), loaded)
+        load_next(_with_end(_entry(body, f"{variable} + {count + at}")), loaded)
     for neighbour in neighbours:
         _add(body, neighbour, own)
 

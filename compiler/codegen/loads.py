@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 import torch
 
+from ..binding import power_of_two
 from ..language import Access, Const, Index, Var, walk
 from ..planning import Factor, OneHot
 from .broadcast import Value
-from .scope import Scope
+from .scope import Narrow, Scope
 from .spec import Axes, KernelSpec
 
 __all__ = [
     "axes_of",
     "conjunction",
+    "define_narrow",
     "hiding_masks",
     "load_ahead",
     "load_available",
@@ -81,11 +83,44 @@ def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
         position, index = scope.positions[factor.position], scope.indices[factor.name]
         text = f"{spec.tile.spread(position, axes)} == {spec.tile.spread(index, axes)}"
         return scope.let(text, axes, "one_hot", torch.bool)
-    value = _load(scope, factor, axes, "0.0", f"v_{scope.identifier(factor.name)}", hiding_masks(scope, factor))
+    stem = f"v_{scope.identifier(factor.name)}"
+    narrow = next((part for part in scope.narrow if part.is_all_of(factor)), None)
+    if narrow is not None:
+        value = _load_narrow(scope, factor, narrow, stem)
+    else:
+        value = _load(scope, factor, axes, "0.0", stem, hiding_masks(scope, factor))
     dtype = spec.bound.dtypes[factor.name]
     if spec.flags.interpreted and dtype == torch.bfloat16:
         return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)
     return Value(value.text, value.axes, dtype)
+
+
+def define_narrow(scope: Scope) -> None:
+    """Write the values of the first name of a flattened axis, if a factor has it and not the second: see `Narrow`.
+
+    Threads of one warp hand numbers to each other; between warps they would go through shared memory.
+    """
+    spec = scope.spec
+    if spec.config.num_warps > 1 or len(spec.axes) != 1 or spec.schedule.tables:
+        return
+    for flat in spec.schedule.flats:
+        outer, *inner = flat.parts
+        factors = [factor for factor in spec.schedule.factors if outer in factor.names]
+        if len(inner) != 1 or spec.is_varying(outer) or all(inner[0] in factor.names for factor in factors):
+            continue
+        length, axes = spec.schedule.extents[outer], (flat.name,)
+        values = scope.let(f"tl.arange(0, {power_of_two(length)})", axes, "narrow")
+        bound = scope.let(f"{values.text} < {length}", axes, "in_narrow")
+        places = scope.let(f"tl.minimum({scope.indices[outer].text}, {length - 1})", axes, "places")
+        scope.narrow.append(Narrow(outer, inner[0], values, bound, places))
+
+
+def _load_narrow(scope: Scope, factor: Access, narrow: Narrow, stem: str) -> Value:
+    """Write the load of a factor along the first name of a flattened axis, and what each element of the axis gets."""
+    own = scope.child(indent=0)
+    own.indices[narrow.outer], own.bounds[narrow.outer] = narrow.values, narrow.bound
+    value = _load(own, factor, narrow.values.axes, "0.0", stem, hiding_masks(scope, factor))
+    return scope.let(f"tl.gather({value.text}, {narrow.places.text}, 0)", narrow.values.axes, stem)
 
 
 def axes_of(scope: Scope, names: Sequence[str]) -> Axes:

@@ -151,12 +151,12 @@ def _entries_at_once(spec: KernelSpec) -> int:
 def _open_entries(scope: Scope) -> list[Scope]:
     """Open the loop over the entries of one row, or of rows side by side, several in a turn; return a scope for each.
 
-    All of their loads are written here: with one entry in a turn, each would wait for the one before. With more stages
-    than two, positions are loaded a turn ahead, since what they point to can't be loaded before they are there.
+    All of their loads are written here: with one entry in a turn, each would wait for the one before. Positions may be
+    loaded a turn ahead, since what they point to can't be loaded before they are there.
     """
     spec, (name,) = scope.spec, scope.spec.schedule.names("segment")
     count, (first, last) = _entries_at_once(spec), row_segment(scope)
-    is_ahead = spec.loads_ahead
+    is_ahead = spec.config.is_ahead
     if first.axes:
         length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
         begin, start, turns = first.text, f"{first.text} + turn", f"for turn in range(0, {length.text}, {count}):"

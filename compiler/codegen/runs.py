@@ -16,6 +16,7 @@ from typing import NamedTuple
 from .broadcast import Value
 from .loads import (
     conjunction,
+    define_narrow,
     load_ahead,
     load_available,
     load_next,
@@ -54,6 +55,7 @@ class Neighbour(NamedTuple):
 def write_runs(*scopes: Scope) -> None:
     """Write the loops over a program's values of p: several at once, whose loads come first, and the last ones."""
     scope, count = scopes[0], _at_once(scopes[0].spec)
+    define_narrow(scope)
     held = [_start(statement) for statement in scopes if statement.spec.schedule.run]
     if count > 1:
         scope.line(f"whole = first_row + (past_row - first_row) // {count} * {count}")
@@ -95,7 +97,7 @@ def _at_once(spec: KernelSpec) -> int:
 
 def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int, held: Sequence[Held]) -> None:
     """Write a loop over values of p, so many in a turn."""
-    scope, is_ahead = scopes[0], count > 1 and scopes[0].spec.loads_ahead
+    scope, is_ahead = scopes[0], count > 1 and scopes[0].spec.config.is_ahead
     ahead = [_with_end(_entry(scope, f"first_row + {at}")) for at in range(count)] if is_ahead else []
     for entry in ahead:
         load_ahead(entry)

@@ -26,7 +26,6 @@ TYPES = {
 }
 
 LEAST_DEPTH = 16  # of tl.dot, whatever its rows and columns
-STAGES = 2  # of a walk over entries that loads positions when it needs them
 
 
 @dataclass(frozen=True)
@@ -95,14 +94,6 @@ class KernelSpec:
         if self.schedule.run or self.config.run == 1 or not self.output:
             return self.schedule.run
         return next(name for name in self.schedule.names("tile") if self.is_varying(name))
-
-    @property
-    def loads_ahead(self) -> bool:
-        """Whether a walk over entries loads the positions of the next ones before it adds up those that it has.
-
-        What a position points to can't be loaded before the position is there: a turn would wait twice.
-        """
-        return self.config.num_stages > STAGES
 
     def block(self, name: str) -> int:
         return self.config.block(name)

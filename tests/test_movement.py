@@ -96,6 +96,25 @@ CASES = {
         None,
         lambda X, G, Y: X[G] + Y,
     ),
+    "three names": ("Y[b,j,i,c] = X[i,j,b,c]", dict(X=draw(67, 3, 2, 33)), None, lambda X: X.permute(2, 1, 0, 3)),
+    "corners": (
+        "Y[p,f] += W[p,c] * T[H[p,c],f]",
+        dict(W=draw(70, 8), T=draw(9, 3), H=positions(9, 70, 8, low=-1)),
+        None,
+        lambda W, T, H: (W[:, :, None] * T[H.clamp(min=0)] * (H >= 0)[:, :, None]).sum(1),
+    ),
+    "levels": (
+        "Y[p,l,f] += W[p,l,c] * T[l,H[p,l,c],f]",
+        dict(W=draw(35, 3, 5), T=draw(3, 9, 2), H=positions(9, 35, 3, 5).long()),
+        None,
+        lambda W, T, H: torch.einsum("plc,plcf->plf", W, T[torch.arange(3, device=DEVICE)[:, None], H]),
+    ),
+    "scattered corners": (
+        "Y[G[p],f] += W[p,c] * T[c,f]",
+        dict(W=draw(70, 8), T=draw(8, 3), G=positions(9, 70)),
+        (9, 3),
+        lambda W, T, G: T.new_zeros(9, 3).index_add_(0, G, W @ T),
+    ),
     "long outer": ("Y[i,j] = A[i] * B[j]", dict(A=draw(19), B=draw(701)), None, lambda A, B: A[:, None] * B),
     "one of some": ("Y[a,b,c] = X[a,b,c]", dict(X=draw(5, 1, 33)), None, lambda X: X),
 }

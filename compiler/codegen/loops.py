@@ -9,7 +9,7 @@ from ..binding import power_of_two
 from ..language import Access
 from .broadcast import Value
 from .grid import bound_index, may_end_early, wide_extent
-from .loads import load_available
+from .loads import load_ahead, load_available, load_next, take_loaded
 from .scope import Scope
 from .spec import KernelSpec
 
@@ -151,23 +151,36 @@ def _entries_at_once(spec: KernelSpec) -> int:
 def _open_entries(scope: Scope) -> list[Scope]:
     """Open the loop over the entries of one row, or of rows side by side, several in a turn; return a scope for each.
 
-    All of their loads are written here: with one entry in a turn, each would wait for the one before.
+    All of their loads are written here: with one entry in a turn, each would wait for the one before. Positions may be
+    loaded a turn ahead, since what they point to can't be loaded before they are there.
     """
     spec, (name,) = scope.spec, scope.spec.schedule.names("segment")
     count, (first, last) = _entries_at_once(spec), row_segment(scope)
+    is_ahead = spec.config.is_ahead
     if first.axes:
         length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
-        scope.line(f"for turn in range(0, {length.text}, {count}):")
-        start = f"{first.text} + turn"
+        begin, start, turns = first.text, f"{first.text} + turn", f"for turn in range(0, {length.text}, {count}):"
     else:
-        start = "start"
-        scope.line(f"for start in range({first.text}, {last.text}, {count}):")
+        begin, start, turns = first.text, "start", f"for start in range({first.text}, {last.text}, {count}):"
+
+    def entry(scope: Scope, begin: str, at: int, may_be_last: bool) -> Scope:
+        """Write the place of an entry, and whether the row has it."""
+        place = scope.indices[name] = scope.let(f"{begin} + {at}", first.axes, scope.index(name))
+        if may_be_last:
+            scope.bounds[name] = scope.let(f"{place.text} < {last.text}", first.axes, f"in_{scope.identifier(name)}")
+        return scope
+
+    ahead = [entry(scope.child(indent=0), begin, at, True) for at in range(count)] if is_ahead else []
+    for own in ahead:
+        load_ahead(own)
+    scope.line(turns)
     bodies = [scope.child() for _ in range(count)]
     for at, body in enumerate(bodies):
-        place = body.indices[name] = body.let(f"{start} + {at}", first.axes, body.index(name))
-        if at or first.axes:
-            body.bounds[name] = body.let(f"{place.text} < {last.text}", first.axes, f"in_{body.identifier(name)}")
-        load_available(body)
+        if is_ahead:
+            take_loaded(body, ahead[at])
+        load_available(entry(body, start, at, bool(at or first.axes)))
+    for at, own in enumerate(ahead):
+        load_next(entry(scope.child(), start, count + at, True), own)
     return bodies
 
 

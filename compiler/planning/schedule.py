@@ -25,7 +25,7 @@ from ...formats.facts import ConstantTables, Fact, Tables
 from ..binding import Bound, power_of_two
 from ..language import Access, Var, walk
 from .constant_tables import line_of_access
-from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
+from .contraction import SHORT, Dot, Node, Sum, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_by, owned_rows
@@ -152,7 +152,7 @@ class Schedule:
     @cached_property
     def has_table(self) -> bool:
         """Whether a factor is a table over three short axes, summed before it is multiplied with the others."""
-        return any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
+        return self.uses_dot and any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
 
     @property
     def reduction(self) -> str:
@@ -434,10 +434,15 @@ def _finish(
 def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
     """Return the contraction of the factors over these tile axes, or None if there is none."""
     axes = {*tiles, *steps}
-    leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
     if not start.bound.statement.is_sum:
-        return multiply(leaves)
-    return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
+        return multiply(_leaves(start, axes))
+    sizes = {axis: min(start.extents[axis], 128) for axis in axes}
+    return contract(_leaves(start, axes), frozenset(tiles), sizes, use_dot)
+
+
+def _leaves(start: Start, axes: set[str]) -> list[frozenset[str]]:
+    """Return for each factor which of the axes it varies over."""
+    return [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
 
 
 def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
@@ -622,7 +627,8 @@ def _joined(start: Start, strides: Strides, name: str) -> tuple[Start, str]:
 def _tiled(start: Start, tiling: Tiling) -> Schedule:
     """Return the schedule of a statement that moves data, with these tiles."""
     start, tiles = start.with_axes(tiling.tiles)
-    tree = _tree(start, tiles, tiling.steps, use_dot=False)
+    product = multiply(_leaves(start, {*tiles, *tiling.steps})) if len(tiles) + len(tiling.steps) > 2 else None
+    tree = Sum(product, *tiling.steps) if product else _tree(start, tiles, tiling.steps, use_dot=False)
     return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
 
 

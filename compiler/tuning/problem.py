@@ -210,6 +210,7 @@ class Candidate:
             "run": config.run,
             "aligned": config.is_aligned,
             "evicts": config.evicts,
+            "ahead": config.is_ahead,
         }
 
     def __str__(self) -> str:

@@ -77,7 +77,8 @@ class SparseSource:
 
     def like(self, A: Tensor, entries: Tensor) -> Tensor:
         """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
-        if self.shaped is not None and not (modes() or is_grad_enabled()):
+        is_constant = not (modes() or is_grad_enabled())
+        if is_constant and self.shaped is not None:
             shaped = self.shaped(entries)
             if shaped is not None:  # in a pass for named tensors it has no gradient for those that are not named
                 return shaped
@@ -86,7 +87,7 @@ class SparseSource:
             if self.merged is not None:
                 indices = self.merged[:1]
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
-        if is_coalesced and self.shaped is None and may_keep(*indices, entries):
+        if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
             self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
         return _sparse(A, indices, entries, is_coalesced)
 

@@ -175,6 +175,7 @@ def test_steps_compiled_into_cuda_graphs_train_as_ordinary_ones(name, monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not IS_THOROUGH, reason="compiles for some seconds")
 def test_coordinates_outside_a_module_may_change_between_replays_of_a_compiled_step():
     run = torch.compile(lambda x, weight, edges: spmm((edges, weight, (30, 20)), x), mode="reduce-overhead")
     for seed in range(5):

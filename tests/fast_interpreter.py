@@ -103,12 +103,11 @@ def _broadcast_of(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, An
         shape = [b if a == 1 else a for a, b in zip(*shapes)]
         if len(shapes[0]) != len(shapes[1]) or any([b not in (1, n) for b, n in zip(shapes[1], shape)]):
             return original(self, lhs, rhs)
-        return tuple(
-            value
-            if own == shape
-            else self.tensor(self.builder.create_broadcast(value.handle, shape), tl.block_type(value.type.scalar, shape))
-            for value, own in zip((lhs, rhs), shapes)
-        )
+        return tuple([value if own == shape else widened(self, value, shape) for value, own in zip((lhs, rhs), shapes)])
+
+    def widened(self: Any, value: Any, shape: list[int]) -> Any:
+        made = tl.block_type(value.type.scalar, shape)
+        return self.tensor(self.builder.create_broadcast(value.handle, shape), made)
 
     return broadcast
 

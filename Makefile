@@ -67,7 +67,7 @@ SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
 # A machine with a GPU runs what needs one: make test-torch RUN=python3 JOBS=16. Its tests/torch_table/cells.json comes
 # into the page of another checkout by: make torch-page CELLS=path/to/cells.json
 test-torch: $(SET_UP)
-	INSUM_TESTS=torch $(PYTEST) --dist loadgroup tests/torch_table
+	INSUM_TESTS=torch $(PYTEST) tests/torch_table
 
 CELLS ?=
 torch-page: $(SET_UP)

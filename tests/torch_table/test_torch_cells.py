@@ -139,13 +139,11 @@ def _on_ranks(cells: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 
 def _cells() -> list[object]:
-    columns = [(name, column, name) for name in CASES for column in ALONE]
-    columns += [(name, column, column) for column in RANKED for name in CASES]
+    """Those that one process fills stand together; conftest.py tells by its id which worker takes a cell."""
+    columns = [(name, column) for name in CASES for column in ALONE]
+    columns += [(name, column) for column in RANKED for name in CASES]
     of_cpu = {column: [] if column in OF_GPUS else [pytest.mark.cpu] for column in (*ALONE, *RANKED)}
-    return [
-        pytest.param(name, column, id=f"{name}-{column}", marks=[pytest.mark.xdist_group(group), *of_cpu[column]])
-        for name, column, group in columns
-    ]
+    return [pytest.param(name, column, id=f"{name}-{column}", marks=of_cpu[column]) for name, column in columns]
 
 
 @pytest.mark.skipif(not IS_WHOLE, reason="part of make test-torch")

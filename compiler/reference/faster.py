@@ -281,8 +281,7 @@ class Faster(Products):
             return super().scatter(result)
         joint, positions = self.broadcast(indices)
         source = self.permute(Value(self.hide(result, self.masks(self.bound.statement.output)), result.axes), joint)
-        position = self.joined(positions, self.size)
-        place, numbers = (self.call(torch.reshape, node, (-1,)) for node in (position, source))
+        place, numbers = (self.flat(Value(node, joint)) for node in (self.joined(positions, self.size), source))
         if self.bound.is_seeded:
             start = self.call(torch.reshape, self.start(), (-1,))
         else:
@@ -297,7 +296,7 @@ class Faster(Products):
     def added(self, start: fx.Node, dim: int, positions: fx.Node, source: fx.Node) -> fx.Node:
         """Return a start with slices of a source added along a dimension, by one of two operations of torch."""
         if self.is_on_cpu:  # torch adds slices at int32 positions one by one, up to 28 times slower
-            positions = self.call(torch.Tensor.long, positions)
+            positions = self.as_int64(positions)
         if not self.takes("puts"):
             return super().added(start, dim, positions, source)
         return self.call(torch.ops.aten.index_put_.default, start, [None] * dim + [positions], source, True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -71,11 +71,13 @@ class Faster(Products):
 
     def permute(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
         """Return a value with its axes in this order; what is turned twice is turned at once."""
-        node, order = value.node, tuple(map(value.axes.index, axes))
+        node: Any = value.node
+        order = tuple(map(value.axes.index, axes))
         if node.target is torch.permute:
             node, first = node.args
             order = tuple(first[dim] for dim in order)
-        return node if order == tuple(range(len(order))) else self.call(torch.permute, node, order)
+        is_turned = order != tuple(range(len(order)))
+        return self.call(torch.permute, node, order) if is_turned else node  # type: ignore[no-any-return]
 
     # products
 

@@ -11,7 +11,7 @@ from .case import OURS, is_ours
 from .machine import slug
 from .results import CORE, ResultsError, Row, Run, bases, is_alike, load
 
-__all__ = ["THRESHOLD", "Change", "changes", "compare", "stored_run", "with_stored_peers"]
+__all__ = ["THRESHOLD", "Change", "changes", "changes_of_ours", "compare", "stored_run"]
 
 # A ratio to a peer may shrink by this factor. CPU: `make bench` twice on two cores under load: 52 ratios differed
 # by 1.03 times in the median, two by more than 1.5, the worst by 1.85. GPU: 118 ratios on an H200, measured again some
@@ -70,26 +70,29 @@ def _ratios(run: Run) -> dict[Key, dict[str, float]]:
     return found
 
 
-def with_stored_peers(before: Run, now: Run) -> Run:
-    """The new run with the stored rows of peers that it has not, on cases of which it has ours.
+def changes_of_ours(before: Run, now: Run) -> list[Change]:
+    """Ours beside peers that the new run lacks: against a stored time a ratio changes only as ours does.
 
-    Times of two runs are compared then, which needs the same machine, torch and Triton; calls of ours that were timed
-    in turns with such a peer are of the earlier run, and don't count.
+    So ours is compared with itself, by replay where both runs have one, whatever the peer was timed by: calls of two
+    runs differ by what else their hosts did. That needs the same machine, torch and Triton.
     """
     for name in CORE:
         versions = [dict(run.machine.get("packages", {})).get(name) for run in (before, now)]  # type: ignore[call-overload]
         if versions[0] != versions[1]:
             raise ResultsError(f"{name} was {versions[0]} and is {versions[1]}: measure the peers again")
-    there = {(row.experiment, row.case, row.provider) for row in now.rows}
-    ours = {(experiment, case) for experiment, case, provider in there if is_ours(provider)}
-    lent = [
-        replace(row, ours_ms=None, ours_low=None)
-        for row in before.rows
-        if not is_ours(row.provider)
-        and (row.experiment, row.case) in ours
-        and (row.experiment, row.case, row.provider) not in there
-    ]
-    return replace(now, rows=(*now.rows, *lent))
+    then, there = (
+        {(row.experiment, row.case, row.provider): row for row in run.rows if row.is_sound} for run in (before, now)
+    )
+    found = []
+    for (experiment, case, own, peer), ratios in _ratios(before).items():
+        was, ours = then[experiment, case, own], there.get((experiment, case, own))
+        if ours is None or not ratios or (experiment, case, peer) in there:
+            continue
+        gain = next(iter(bases(ours, was, is_low=True).values()), None)
+        if gain is not None:
+            ratio = next(iter(ratios.values()))
+            found.append(Change(experiment, case, own, peer, ratio, ratio * gain))
+    return found
 
 
 def _of_its_seeds(before: Run, now: Run) -> Run:
@@ -117,9 +120,9 @@ def compare(
         raise ResultsError(f"{stored} is of {kinds[0]} and {path} of {kinds[1]}; compare runs of one kind of machine")
     allowed = threshold or THRESHOLD["cpu" if kinds[1].startswith("cpu-") else "gpu"]
     before = _of_its_seeds(before, now)
-    if has_stored_peers:
-        now = with_stored_peers(before, now)
     found = changes(before, now)
+    if has_stored_peers:
+        found += changes_of_ours(before, now)
     failures = [*_gone(before, now), *_without_time(now)]
     if not found and not failures:
         raise ResultsError(f"{stored} and {path} share no case with a peer; run the same cases")

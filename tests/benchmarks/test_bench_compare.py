@@ -178,10 +178,19 @@ def test_a_peer_that_did_not_run_may_have_its_stored_time(tmp_path, capsys):
     assert compare(now, before) == 0
     assert "1 stored ratio not compared, to torch.sparse" in capsys.readouterr().out
     assert compare(now, before, has_stored_peers=True) == 1
-    # calls of ours then, in turns with it, say nothing of ours now
-    told = "worse  unstructured_spmm: cora, against torch.sparse: 3.00x before, 1.50x now, 2.00 times worse"
+    told = "worse  unstructured_spmm: cora, against torch.sparse: 30.00x before, 15.00x now, 2.00 times worse"
     assert told in capsys.readouterr().out
     assert main(["compare", str(now), str(before), "--stored-peers"]) == 1
+
+
+def test_beside_a_stored_time_ours_goes_by_its_replay_and_not_by_a_busy_host(tmp_path):
+    ours, theirs = spmm(1.0, 2.0)
+    theirs["extra_info"] |= dict(queued_ms=4.0, queued_p20=3.0, timing="queue")
+    ours["extra_info"] |= dict(queued_ms=1.0, queued_p20=1.0)
+    before = write(tmp_path / "before.json", [ours, theirs])
+    (busy,) = spmm(1.0, 2.0)[:1]
+    busy["extra_info"] |= dict(queued_ms=9.0, queued_p20=9.0)
+    assert compare(write(tmp_path / "now.json", [busy]), before, has_stored_peers=True) == 0
 
 
 def test_a_stored_time_is_of_the_same_torch(tmp_path, capsys):

@@ -99,8 +99,9 @@ def queued_in_turns(
 def wall_in_turns(each: Sequence[Callable[[], object]], seconds: float = 0.02, rounds: int = 11) -> list[Times]:
     """One call of each on a CPU, a round of each after the other, so that a busy while is one for all.
 
-    A round is of so many calls as take a tenth of `seconds`. If torch has one thread, the time is that which the thread
-    was running: work of others does not count.
+    A round is of so many calls as take a tenth of `seconds`, after one that is not timed: it finds memory and caches as
+    another one's calls have left them. If torch has one thread, the time is that which the thread was running: work of
+    others does not count.
     """
     clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     counts = []
@@ -112,6 +113,7 @@ def wall_in_turns(each: Sequence[Callable[[], object]], seconds: float = 0.02, r
     times: list[list[float]] = [[] for _ in each]
     for _ in range(rounds):
         for call, count, own in zip(each, counts, times):
+            call()
             start = clock()
             _several(call, count)
             own.append((clock() - start) / count * 1e3)

@@ -143,6 +143,10 @@ class PreparedStatement:
         """Return the ways in which a CPU may run the statement in plain torch, by their names; first the likeliest."""
         return ways_for(self.bound, self.padding(variant), self.wants_winners)
 
+    def text(self, variant: Any, way: Way) -> str:
+        """Return the operations of the statement's meaning in plain torch, as text."""
+        return program_for(self.bound, self.padding(variant), self.wants_winners, way=way).text
+
     def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
         """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
         program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)

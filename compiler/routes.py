@@ -185,6 +185,9 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
             halves = (False, True) if may_stay_half(bound, learning) else (False,)
             by_torch = [way._replace(in_half=half, widens=not half) for half in halves for way in by_torch]
         ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
+    if may_choose:  # of those that are the same, the first
+        firsts = {statement.text(variant, way): name for name, way in reversed(ways.items())}
+        ways = {name: way for name, way in ways.items() if name in firsts.values()}
     if not may_choose or len(ways) == 1:
         return statement.graph(variant, way=next(iter(ways.values())))
     runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}

@@ -225,8 +225,7 @@ class Extremes(Gathers):
 
     def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
         """Return positions in several dimensions as one position in their flattened product."""
-        wide = [node for name, node in self.tensors.items() if self.bound.dtypes[name] == torch.int64]
-        total = positions[0] if positions[0] in wide else self.call(torch.Tensor.to, positions[0], torch.int64)
+        total = self.as_int64(positions[0])
         for position, extent in zip(positions[1:], rows[1:]):
             total = self.call(torch.add, position, total, alpha=extent)
         return total

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -71,11 +71,13 @@ class Faster(Products):
 
     def permute(self, value: Value, axes: tuple[str, ...]) -> fx.Node:
         """Return a value with its axes in this order; what is turned twice is turned at once."""
-        node, order = value.node, tuple(map(value.axes.index, axes))
+        node: Any = value.node
+        order = tuple(map(value.axes.index, axes))
         if node.target is torch.permute:
             node, first = node.args
             order = tuple(first[dim] for dim in order)
-        return node if order == tuple(range(len(order))) else self.call(torch.permute, node, order)
+        is_turned = order != tuple(range(len(order)))
+        return self.call(torch.permute, node, order) if is_turned else node  # type: ignore[no-any-return]
 
     # products
 
@@ -281,8 +283,7 @@ class Faster(Products):
             return super().scatter(result)
         joint, positions = self.broadcast(indices)
         source = self.permute(Value(self.hide(result, self.masks(self.bound.statement.output)), result.axes), joint)
-        position = self.joined(positions, self.size)
-        place, numbers = (self.call(torch.reshape, node, (-1,)) for node in (position, source))
+        place, numbers = (self.flat(Value(node, joint)) for node in (self.joined(positions, self.size), source))
         if self.bound.is_seeded:
             start = self.call(torch.reshape, self.start(), (-1,))
         else:
@@ -297,7 +298,7 @@ class Faster(Products):
     def added(self, start: fx.Node, dim: int, positions: fx.Node, source: fx.Node) -> fx.Node:
         """Return a start with slices of a source added along a dimension, by one of two operations of torch."""
         if self.is_on_cpu:  # torch adds slices at int32 positions one by one, up to 28 times slower
-            positions = self.call(torch.Tensor.long, positions)
+            positions = self.as_int64(positions)
         if not self.takes("puts"):
             return super().added(start, dim, positions, source)
         return self.call(torch.ops.aten.index_put_.default, start, [None] * dim + [positions], source, True)

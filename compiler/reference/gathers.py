@@ -284,6 +284,11 @@ class Gathers:
             return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view
         return node.target in MAKERS
 
+    def as_int64(self, positions: fx.Node) -> fx.Node:
+        """Return positions as int64, by which torch scatters; an operand that is so already as it is."""
+        wide = [node for name, node in self.tensors.items() if self.bound.dtypes[name] == torch.int64]
+        return positions if positions in wide else self.call(torch.Tensor.to, positions, torch.int64)
+
     def flat(self, value: Value) -> fx.Node:
         return value.node if len(value.axes) == 1 else self.call(torch.reshape, value.node, (-1,))
 

@@ -31,6 +31,7 @@ class Program:
 
     function: Callable[..., Any]
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
+    text: str  # of the graph: ways that have one are the same
     is_torch: bool  # whether it calls torch's operations alone
     choices: frozenset[str]  # fields of its way that it depends on
 
@@ -71,7 +72,8 @@ def program_for(
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
         choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
-        program = _programs[key] = Program(compiled(graph), lowering.length_arguments, is_torch, choices)
+        lengths = lowering.length_arguments
+        program = _programs[key] = Program(compiled(graph), lengths, str(graph), is_torch, choices)
     return program
 
 

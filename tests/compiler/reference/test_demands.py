@@ -7,7 +7,7 @@ import torch
 
 from insum_ops.compiler.binding import Bound, bind
 from insum_ops.compiler.language import parse
-from insum_ops.compiler.reference import numbers_held, sums_in_float32
+from insum_ops.compiler.reference import demands, may_stay_half, numbers_held, sums_in_float32
 
 pytestmark = pytest.mark.cpu
 
@@ -39,6 +39,30 @@ def bound(text: str, size: tuple[int, ...] | None = None, **shapes: tuple[int, .
 )
 def test_torch_rounds_half_precision_where_an_operation_ends(text, shapes, is_sound):
     assert sums_in_float32(bound(text, **shapes)) is is_sound
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "shapes", "learning", "may_stay", "may_round"),
+    [
+        ("Y[i,j] += A[i,k] * B[k,j]", None, dict(A=(3, 4), B=(4, 5)), "AB", True, False),  # one product, rounded once
+        ("Y[I[p],c] += X[p,c]", (4, 3), dict(X=(9, 3), I=(9,)), "", True, True),
+        ("Y[I[p],c] += X[p,c]", (4, 3), dict(X=(900, 3), I=(900,)), "", False, True),  # too many meet
+        ("Y[p,c] = X[I[p],c]", None, dict(X=(4, 3), I=(9,)), "X", True, True),
+        ("Y[p,c] = X[I[p],c]", None, dict(X=(4, 3), I=(900,)), "X", False, True),  # in the gradient
+        ("Y[I[p],c] += W[p] * X[J[p],c]", (4, 3), dict(W=(9,), X=(5, 3), I=(9,), J=(9,)), "X", True, True),
+        # the gradient of W sums products of entries, which torch would round before
+        ("Y[I[p],c] += W[p] * X[J[p],c]", (4, 3), dict(W=(9,), X=(5, 3), I=(9,), J=(9,)), "WX", False, True),
+        ("Y[I[p],c] += 3 * X[p,c]", (4, 3), dict(X=(9, 3), I=(9,)), "", False, True),
+    ],
+)
+def test_half_precision_stays_where_few_numbers_meet_and_torchs_flags_allow_it(
+    text, size, shapes, learning, may_stay, may_round, monkeypatch
+):
+    given = bound(text, size, **shapes)
+    monkeypatch.setattr(demands, "may_round_sums", lambda dtype: True)
+    assert may_stay_half(given, learning) is may_stay
+    monkeypatch.setattr(demands, "may_round_sums", lambda dtype: False)
+    assert may_stay_half(given, learning) is (may_stay and not may_round)
 
 
 def test_what_is_gathered_and_what_lies_on_the_way_counts():

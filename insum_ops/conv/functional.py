@@ -250,8 +250,9 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
 
 def _plans(ctx: Any, saved: tuple[Tensor, ...], dOut: Tensor) -> Any:
     kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+    features, weight = saved
     wanted = ctx.needs_input_grad[1:3]
-    key, indices, sizes = gradients_over(dOut, *saved, kernel_map, groups, is_swapped, wanted)
+    key, indices, sizes = gradients_over(dOut, features, weight, kernel_map, groups, is_swapped, wanted)
     return PLANS, (*key, bias_dtype), (*saved, *indices), sizes, True, None
 
 

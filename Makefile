@@ -13,11 +13,14 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard insum_ops/*/__init__.py))
 # The files that have tests for Triton's interpreter, which runs kernels on CPU tensors: each such test is marked.
 INTERPRETED := $(shell grep -rlE --include='test_*.py' 'mark\.(kernels|every_route)' tests)
 CROSS := $(wildcard tests/cross)
-# One thread to a worker: two workers with two threads each would fight over two cores. Bytecode is written, whatever
-# the environment says: without it each worker of each step rewrites the assertions of all test files again.
+# Bytecode is written, whatever the environment says: without it each worker of each step rewrites the assertions of all
+# test files again. Of packages pip writes none: what is imported is a small part of their files.
+export PYTHONDONTWRITEBYTECODE :=
+PIP = $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt
+# One thread to a worker: two workers with two threads each would fight over two cores.
 # A worker takes tests that stand together, whose files' fixtures are then made once, and what another has left over.
 JOBS ?= 2
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch torch-page test-types test-thorough test-gpu test-wheel test-sdist fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
@@ -64,7 +67,7 @@ SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
 # A machine with a GPU runs what needs one: make test-torch RUN=python3 JOBS=16. Its tests/torch_table/cells.json comes
 # into the page of another checkout by: make torch-page CELLS=path/to/cells.json
 test-torch: $(SET_UP)
-	INSUM_TESTS=torch $(PYTEST) --dist loadgroup tests/torch_table
+	INSUM_TESTS=torch $(PYTEST) tests/torch_table
 
 CELLS ?=
 torch-page: $(SET_UP)
@@ -165,32 +168,38 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+define venv_with_torch
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+    || { echo "insum_ops needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
+@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
+    || { echo "python3 can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+$(PIP) $$(grep '^torch==' constraints.txt) setuptools wheel
+endef
+
 $(INSTALLED): setup.cfg setup.py pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	    || { echo "insum_ops needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
-	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
-	    || { echo "python3 can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(RUN) -m pip install --quiet --constraint constraints.txt $$(grep '^torch==' constraints.txt) setuptools wheel
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
-	@touch $@
-
-$(BENCH_INSTALLED): $(INSTALLED)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
-	@touch $@
-
-$(HUGGINGFACE_INSTALLED): $(INSTALLED)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[huggingface]'
-	@touch $@
-
-$(DOCS_INSTALLED): $(INSTALLED)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	$(venv_with_torch)
+	$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@
 
 # What .ci/run needs, by one call of pip.
-install-all: $(INSTALLED)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench,docs,huggingface]'
+install-all:
+	$(venv_with_torch)
+	$(PIP) --no-build-isolation --editable '.[test,bench,docs,huggingface]'
+	@touch $(INSTALLED)
 	@touch $(BENCH_INSTALLED) $(DOCS_INSTALLED) $(HUGGINGFACE_INSTALLED)
 
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(PIP) --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(HUGGINGFACE_INSTALLED): $(INSTALLED)
+	$(PIP) --no-build-isolation --editable '.[huggingface]'
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 $(MUTATION_INSTALLED): $(INSTALLED)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[mutation]'
+	$(PIP) --no-build-isolation --editable '.[mutation]'
 	@touch $@

@@ -37,7 +37,7 @@ BUILDS = (
     ("triton", "", "compile"),
 )
 TIMES = (
-    ("insum_ops.compiler.tuning.autotune", "", "_time_batch"),
+    ("insum_ops.compiler.tuning.autotune", "_Trials", "time"),
     ("torch._inductor.runtime.benchmarking", "Benchmarker", "benchmark"),
     ("torch._inductor.runtime.benchmarking", "Benchmarker", "benchmark_gpu_with_cuda_graph"),
     ("torch._inductor.runtime.benchmarking", "TritonBenchmarker", "benchmark_gpu"),

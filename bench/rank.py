@@ -70,9 +70,9 @@ def _rows(workload: Workload, seed: int) -> Iterator[dict[str, Any]]:
     if not problem.ways or len(statement.bound.statement.accesses) > 2:  # of more factors all products are too many
         return
     timings, _ = tune(problem, tensors, None)
-    device, precision = device_of(problem.bound.device), problem.flags.precision
+    settings = problem.strides, device_of(problem.bound.device), problem.flags.precision, problem.in_order
     pairs = [
-        (predicted_milliseconds(way.schedule, way.config, problem.strides, device, precision), timing.milliseconds)
+        (predicted_milliseconds(way.schedule, way.config, *settings), timing.milliseconds)
         for timing in timings
         if (way := timing.candidate) and not isinstance(way, str) and timing.milliseconds is not None
     ]

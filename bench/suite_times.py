@@ -129,7 +129,8 @@ def calls(workload: Workload, given: Given, pass_: str, upstream: Tensor) -> dic
     """What is timed and what is checked of each provider, by its name.
 
     Where the index changes, each timed call has a tensor that was not there before; what is checked has the first.
-    A format is made beforehand, unless the index changes. Gradients are made contiguous, as an optimiser reads them.
+    A format is made beforehand, unless the index changes. Results are contiguous, as those of a statement are, and
+    gradients, as an optimiser reads them: torch.compile may return rows with gaps between them.
     """
     found = {}
     for provider, function in functions(workload).items():
@@ -157,7 +158,7 @@ def _pair(
     def run(changed: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
         result = function(**{**operands, **changed}, **options)
         if not leaves:
-            return result
+            return result.contiguous()
         return tuple(each.contiguous() for each in torch.autograd.grad(result, leaves, upstream))
 
     if not indices:

@@ -18,7 +18,7 @@ from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
 from .prepared import prepare, problem_for
 from .reference import lower
-from .routes import CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
+from .routes import ALIGNED, CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
 from .steps import split_of
@@ -32,6 +32,7 @@ ROUTES = {
     STATEMENTS: "it is evaluated as several statements in turn; explain each for its kernel",
     TORCH: "torch's own operations were timed to be faster",
     GROUPED: "its products are taken in tiles in which an index tensor has one value, by a kernel over tables of it",
+    ALIGNED: "its operands are copied into rows that begin at multiples of 16 bytes, and the product of those is taken",
 }
 
 

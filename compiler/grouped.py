@@ -13,7 +13,7 @@ from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_co
 from .binding import row_major
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, prepare
-from .runtime import GroupTables, active, group_tables, has_met, is_sorted, meet, new_group_tables
+from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
 
@@ -37,7 +37,7 @@ def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact
     strides = {name: tensor.stride() for name, tensor in named.items()}
     strides[""] = row_major(bound.size)
     ways = groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype), tables)
-    return tuple(way for way in ways if not (tables and is_sorted(named[way.index])))
+    return tuple(way for way in ways if not (tables and ascends(named[way.index])))
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ statement is evaluated by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,19 +17,25 @@ from ..formats.facts import ConstantTables, Fact
 from ..formats.torch_state import is_capturing
 from ..lru_cache import LRUCache
 from .codegen import Config
-from .language import Access
 from .planning import resized
 from .prepared import PreparedStatement, has_kernels, prepare
-from .runtime import INTERPRETED, JointLauncher, is_sorted, on_device, paused
-from .tuning import JointProblem, digest, fastest, joint_problem, tuning_mode
+from .runtime import INTERPRETED, JointLauncher, on_device, paused
+from .tuning import (
+    JointProblem,
+    Problem,
+    Search,
+    candidates,
+    digest,
+    fastest,
+    joint_problem,
+    next_batch,
+    tuning_mode,
+)
 
 __all__ = ["JointCall", "run_jointly"]
 
 APART = "apart"
 CHOICES = 1024
-# Configs that are tried of a kernel for some of the statements: of six each, the best was the first at three products
-# along edges (one H200, torch 2.11, triton 3.6: `python -m bench.products`, seed 25 cases 7 and 9, seed 27 case 7).
-FEW = 2
 
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners)
 
@@ -103,13 +109,13 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
     joints = {
         places: joint
-        for places, in_order in _groups(statements, calls).items()
+        for places, in_order in _groups(problems).items()
         if (joint := joint_problem([problems[at] for at in places], in_order)) is not None
     }
     if not joints:
         return _Choice(None)
     with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        way = _fastest(joints, calls, run)
+        way = _fastest(joints, problems, calls, run)
         if way is None:
             return _Choice(None)
         launcher = joints[way.places].launcher(way.config)
@@ -117,17 +123,15 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
     return _Choice(launcher, way.places)
 
 
-def _groups(
-    statements: Sequence[PreparedStatement], calls: Sequence[JointCall]
-) -> dict[tuple[int, ...], tuple[int, ...]]:
+def _groups(problems: Sequence[Problem]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Return which may share a kernel: all statements; all that do not scatter by a sorted index; all that store.
 
     With each group come those of it, by their numbers there, that scatter by a sorted index. A scatter adds up its
     neighbours of one place, which follow each other then; by itself it may also take them in such an order.
     """
-    everything = tuple(range(len(statements)))
-    scatters = {at: own for at in everything if (own := statements[at].bound.statement.output.indirections)}
-    in_order = {at for at, own in scatters.items() if all(_is_sorted(access, calls[at]) for access in own)}
+    everything = tuple(range(len(problems)))
+    scatters = {at: own for at in everything if (own := problems[at].bound.statement.output.indirections)}
+    in_order = {at for at, own in scatters.items() if all(access.name in problems[at].in_order for access in own)}
     apart: list[set[int]] = [set(), in_order, {*scatters}]
     groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in apart)
     return {
@@ -137,12 +141,6 @@ def _groups(
     }
 
 
-def _is_sorted(access: Access, call: JointCall) -> bool:
-    """Return whether an index access is `E[p]` of a tensor that ascends."""
-    index = dict(zip(call.names.split(","), call.tensors))[access.name]
-    return index.dim() == 1 and is_sorted(index)
-
-
 class _Way(NamedTuple):
     """A joint kernel of the statements at some places; the others have kernels of their own."""
 
@@ -150,24 +148,43 @@ class _Way(NamedTuple):
     config: Config
 
 
-def _fastest(joints: Mapping[tuple[int, ...], JointProblem], calls: Sequence[JointCall], run: Run) -> _Way | None:
-    """Return the fastest way, None if that is a kernel for each statement."""
+def _fastest(
+    joints: Mapping[tuple[int, ...], JointProblem], problems: Sequence[Problem], calls: Sequence[JointCall], run: Run
+) -> _Way | None:
+    """Return the fastest way, None if that is a kernel for each statement.
+
+    Those come first that are predicted to take the least, each tile with its best number of warps. Ways in which some
+    statement has a kernel of its own, which is tuned by itself, are tried where they are predicted to win.
+    """
     ways = {
         f"{'' if len(places) == len(calls) else f'{places} alone: '}{config}": _Way(places, config)
         for places, joint in joints.items()
-        for config in joint.configs[: len(joint.configs) if len(places) == len(calls) else FEW]
+        for config in joint.configs
     }
-    launchers: dict[_Way, JointLauncher] = {}
+    names, predicted = [*ways, APART], _predicted(joints, problems, ways.values())
+    order = _order(list(ways.values()), predicted)
+    launchers: dict[_Way, JointLauncher | None] = {}
     first = next(iter(joints.values()))
     apart_ms = first.host_milliseconds[1]
+    batch: list[str] = []
+    begun: list[str] = []
+
+    def following(best: str, times: Mapping[str, float]) -> Sequence[str]:
+        tried = {at: times.get(name) for at, name in enumerate(names) if name in begun}
+        batch[:] = [names[at] for at in next_batch(order, predicted, tried)]
+        if not begun:
+            batch[:] = [name for name in batch if name != APART and len(ways[name].places) == len(calls)] or batch
+        begun.extend(batch)
+        return tuple(batch)
 
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         if name == APART:
             return lambda: _run(calls, None, (), run), apart_ms
         way = ways[name]
-        if not launchers:
-            launchers.update(_built(joints, calls, ways.values()))
-        launcher = launchers.get(way)
+        if way not in launchers:
+            launchers.update(dict.fromkeys(new := [ways[own] for own in dict.fromkeys([*batch, name]) if own != APART]))
+            launchers.update(_built(joints, calls, new))
+        launcher = launchers[way]
         together_ms, own_ms = joints[way.places].host_milliseconds
         return (
             None
@@ -179,8 +196,29 @@ def _fastest(joints: Mapping[tuple[int, ...], JointProblem], calls: Sequence[Joi
         )
 
     key = replace(first.key, codegen=digest(joint.key.codegen for joint in joints.values()))
-    names = [APART, *ways]
-    return ways.get(fastest(key, names, names, {}, start))
+    if tuning_mode() == "full":
+        batch[:] = begun[:] = names
+    return ways.get(fastest(key, names, begun or following("", {}), start, others=following))
+
+
+def _order(ways: Sequence[_Way], predicted: Sequence[float]) -> list[int]:
+    """Return the numbers of ways and, as the last number, of a kernel for each statement, in the order of trying."""
+    by_time = sorted(range(len(predicted)), key=lambda at: predicted[at])
+    tiles = [(way.places, way.config.blocks, way.config.run) for way in ways]
+    best = {tiles[at]: at for at in reversed(by_time) if at < len(ways)}
+    most = max(len(way.places) for way in ways)
+    is_whole = lambda at: at < len(ways) and len(ways[at].places) == most
+    return sorted(by_time, key=lambda at: (not is_whole(at), at < len(ways) and best[tiles[at]] != at))
+
+
+def _predicted(
+    joints: Mapping[tuple[int, ...], JointProblem], problems: Sequence[Problem], ways: Iterable[_Way]
+) -> list[float]:
+    """Return the milliseconds that ways are predicted to take, and after them those of a kernel for each statement."""
+    alone = [min(Search(problem, candidates(problem), 0.0).predicted) for problem in problems]
+    left = lambda places: sum(ms for at, ms in enumerate(alone) if at not in places)
+    together = [joints[places].predicted_milliseconds(config) + left(places) for places, config in ways]
+    return [*together, sum(alone)]
 
 
 def _built(

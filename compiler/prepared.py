@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.facts import Fact, OwnedRows
+from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import is_freed
 from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
@@ -19,7 +19,16 @@ from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shap
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import USUAL, Way, placeholders, program_for, ways_for
-from .runtime import INTERPRETED, TRITON_VERSION, active, check_ranges, paused, remembered_ranges, segment_lengths
+from .runtime import (
+    INTERPRETED,
+    TRITON_VERSION,
+    active,
+    ascends,
+    check_ranges,
+    paused,
+    remembered_ranges,
+    segment_lengths,
+)
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
@@ -54,7 +63,8 @@ class ShapeClass:
 class PreparedStatement:
     """A statement bound to tensors of one layout, and what runs it, by variant: an FX graph or a launcher.
 
-    A variant says which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
+    A variant says which index tensors hold a -1, which of those that scatter ascend and, in half precision, whether
+    sums may be rounded on the way.
     """
 
     bound: Bound
@@ -69,11 +79,13 @@ class PreparedStatement:
         self.pointed = tuple(
             [(at, (size if into < 0 else shapes[names[into]])[dim]) for at, into, dim in self.shape_class.pointed]
         )
+        told = _scattering(self.bound, self.fact)
+        self.scattering = tuple([place for place, (at, _) in enumerate(self.pointed) if names[at] in told])
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
 
     def variant(self, tensors: list[Tensor]) -> object:
-        """Return which index tensors hold a -1 and, in half precision, whether sums may be rounded on the way.
+        """Return which index tensors hold a -1, which of those that scatter ascend, and how half precision is summed.
 
         Raises:
             IndexRangeError: if an index is out of range.
@@ -81,21 +93,25 @@ class PreparedStatement:
         """
         for name, tensor in zip(self.names, tensors):
             refuse_freed(name, tensor)
-        return self.with_rounding(self.padded(tensors)) if self.is_half else self.padded(tensors)
+        return self.with_rounding(self.index_facts(tensors)) if self.is_half else self.index_facts(tensors)
 
-    def padded(self, tensors: list[Tensor]) -> tuple[bool, ...]:
-        """Return which index tensors hold a -1; raise IndexRangeError if one is out of range."""
-        flags: tuple[bool, ...] = ()
-        ranges = remembered_ranges(*[tensors[number] for number, _ in self.pointed])
+    def index_facts(self, tensors: list[Tensor]) -> tuple[bool, ...]:
+        """Return which index tensors hold a -1, then which of those at `scattering` ascend.
+
+        Raises IndexRangeError if one is out of range.
+        """
+        padded: tuple[bool, ...] = ()
+        ranges = remembered_ranges(*[tensors[number] for number, _ in self.pointed], ordered=self.scattering)
         for (_, extent), (low, high) in zip(self.pointed, ranges):
             if high >= extent:
                 check_ranges(self.bound, dict(zip(self.names, tensors)))
-            flags += (low < 0,)
+            padded += (low < 0,)
+        in_order = {place: ascends(tensors[self.pointed[place][0]]) for place in self.scattering}
         recording = active()
         if recording is not None:
-            for (number, extent), is_padded in zip(self.pointed, flags):
-                recording.ranged(tensors[number], extent, is_padded)
-        return flags
+            for place, ((number, extent), is_padded) in enumerate(zip(self.pointed, padded)):
+                recording.ranged(tensors[number], extent, is_padded, in_order.get(place))
+        return padded + tuple(in_order.values())
 
     def with_rounding(self, padded: tuple[bool, ...]) -> object:
         """Return a variant in half precision."""
@@ -311,7 +327,18 @@ def problem_for(
         strides[" seed"] = strides[bound.statement.output.name]
     deterministic = is_deterministic()
     fact_kind = None if fact is None else fact.without_tensors()
-    return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact))
+    in_order = tuple([name for name in _scattering(bound, fact) if ascends(tensors[name])])
+    return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact), in_order)
+
+
+def _scattering(bound: Bound, fact: Fact | None) -> tuple[str, ...]:
+    """Return the index tensors by whose order a kernel is chosen: those that scatter; a fact about rows knows it."""
+    is_known = fact is not None and not isinstance(fact, ConstantTables)
+    if is_known or not (INTERPRETED or bound.device.type == "cuda"):
+        return ()
+    accesses = bound.statement.output.indirections
+    scatters = [own.name for own in accesses if len(own.indices) == 1 and isinstance(own.indices[0], Var)]
+    return tuple(dict.fromkeys(scatters))
 
 
 def _rows(fact: Fact | None) -> tuple[tuple[int, int], bool]:

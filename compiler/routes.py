@@ -1,4 +1,4 @@
-"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, or one kernel.
+"""Which route a statement over plain tensors takes: torch's operations, smaller statements, groups, copies, one kernel.
 
 Where tuning is on, the routes that a statement has are timed against each other and the choice is kept as tuned configs
 are, so that no statement is slower than plain torch. Where nothing may be timed, an estimate of work and bytes decides
@@ -38,6 +38,7 @@ from ..formats.torch_state import (
     wants_gradient,
 )
 from ..lru_cache import LRUCache
+from .aligned import AlignedRunner, aligned_of
 from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
@@ -48,6 +49,7 @@ from .steps import Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = [
+    "ALIGNED",
     "CLEAR",
     "GROUPED",
     "KERNEL",
@@ -60,7 +62,7 @@ __all__ = [
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
-GROUPED = "tiles of equal index"
+GROUPED, ALIGNED = "tiles of equal index", "aligned copies"
 NEW_INDEX = "route until the result with a new index of"
 CAPTURED = "route in a captured graph of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
@@ -200,7 +202,7 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
 
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         names = list(runners)
-        return runners[fastest(_program_key(statement, variant, operands), names, names, {}, start, is_waited_for=True)]
+        return runners[fastest(_program_key(statement, variant, operands), names, names, start, is_waited_for=True)]
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -248,16 +250,26 @@ def _grouped(call: _Call) -> Maker | None:
     return (lambda _: _fastest_groups(call)) if call.ways else None
 
 
+def _aligned(call: _Call) -> Maker | None:
+    statement = call.statement
+    way = aligned_of(statement, call.tensors) if call.fact is None and statement.is_sum else None
+    if way is None or not _has_room(statement.bound.device, way.numbers_held * statement.bound.dtype.itemsize):
+        return None
+    return lambda _: AlignedRunner(statement, way, call.run, call.kernel_of)
+
+
 def _kernel(call: _Call) -> Maker | None:
     return None if max(_gains(call).values(), default=0.0) > CLEAR else call.kernel
 
 
-# in the order in which they are timed: first what needs no kernel built, so that few are built where none can win
+# in the order in which they are timed: first what needs no kernel built, so that few are built where none can win, and
+# last what needs one for each step
 ROUTES: Mapping[str, Callable[[_Call], Maker | None]] = {
     TORCH: _torch,
-    STATEMENTS: _statements,
     GROUPED: _grouped,
+    ALIGNED: _aligned,
     KERNEL: _kernel,
+    STATEMENTS: _statements,
 }
 
 
@@ -306,17 +318,21 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     bound = statement.bound
     device, is_new, times = device_of(bound.device), times is not None, {} if times is None else times
 
-    floor = floor_milliseconds(bound, device, uses_tensor_cores(bound.dtype))
+    settings = bound, device, uses_tensor_cores(bound.dtype)
+    floors = dict.fromkeys(makers, floor_milliseconds(*settings))
+    if call.parts is not None:
+        floors[STATEMENTS] = floor_milliseconds(*settings, call.parts.sizes)
 
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         least = min(times.values(), default=0.0)
-        if 0 < NEAR * least <= floor and not is_new:
+        if 0 < NEAR * least <= floors[name] and not is_new:
             return None  # there is nothing left to win
         runner = makers[name](least)
         if isinstance(runner, Launcher):
             host = host_milliseconds(bound.device, runner.preparation, runner.is_wide)
-        else:
-            host = device.host_milliseconds(len(bound.statement.accesses))  # an operation for each factor, about
+        else:  # an operation for each factor, about
+            own = runner.launches if isinstance(runner, AlignedRunner) else len(bound.statement.accesses)
+            host = device.host_milliseconds(own)
         if isinstance(runner, GroupedRunner):
             if what == NEW_INDEX:
                 return lambda: runner.anew(call.tensors, fact), host
@@ -329,7 +345,7 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
     problem = statement.problem(call.tensors, fact)
     key = replace(problem.key, statement=f"{what} {problem.key.statement}")
     with on_device(bound.device), paused(), torch.no_grad():  # none of it is a part of the call
-        return fastest(key, list(makers), list(makers), {}, start, times, is_new, what == NEW_INDEX)
+        return fastest(key, list(makers), list(makers), start, times, is_new, what == NEW_INDEX)
 
 
 def _fits_in_memory(bound: Bound, wants_winners: bool) -> bool:

@@ -109,7 +109,7 @@ def _fastest(
 
     key = _key(expr, name, form, group_dim, dense)
     with on_device(form.device), paused():  # none of it is a part of the call
-        return forms[fastest(key, forms, list(forms), {}, start)]
+        return forms[fastest(key, forms, list(forms), start)]
 
 
 def _key(expr: str, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]) -> Key:

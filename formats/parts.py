@@ -17,10 +17,12 @@ from .guard import ChangeGuard
 from .pattern_cache import PatternCache
 
 __all__ = [
+    "STACKED",
     "FormatParts",
     "Kind",
     "from_parts",
     "keep",
+    "keep_pattern",
     "memory_of",
     "parts_of",
     "register_format",
@@ -38,11 +40,10 @@ STACKED = "*"  # in the place of the stored dimensions: one tensor [ndim, P] hol
 class Kind:
     """How an operator makes a format of one kind from its parts."""
 
-    build: Callable[[FormatParts], Any]  # to compute with
+    build: Callable[[FormatParts], Any]  # its pattern, over any values
+    fill: Callable[[FormatParts, Any, Tensor], Any]  # that pattern over the parts' values
     trace: Callable[[FormatParts], Any]  # of a tracer's tensors, which can't be checked
-    listed: Callable[
-        [FormatParts, Any, Tensor], Tensor
-    ]  # a gradient of the format's values as one of the parts' values
+    listed: Callable[[FormatParts, Any, Tensor], Tensor]  # a gradient of its values as one of the parts' values
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,12 @@ def register_kind(name: str, kind: Kind) -> None:
 def register_format(kind: type[Any]) -> None:
     """Let operators take the formats of a class."""
     build = lambda parts: _stacked_format(kind, parts) if parts.text.endswith(STACKED) else _format(kind, parts)
-    register_kind(kind.__name__, Kind(build, lambda parts: _traced(kind, parts), lambda parts, form, grad: grad))
+    trace = lambda parts: _traced(kind, parts)
+    register_kind(kind.__name__, Kind(build, _filled, trace, lambda parts, form, grad: grad))
+
+
+def _filled(parts: FormatParts, form: Any, values: Tensor) -> Any:
+    return form if form.values is values else form.with_values(values)
 
 
 def parts_of(form: Any) -> FormatParts | None:
@@ -117,8 +123,8 @@ def parts_of(form: Any) -> FormatParts | None:
     return FormatParts(f"{name};{form.group_dim};{blocks};{stored}", tuple(form.shape), form.values, coords)
 
 
-def from_parts(parts: FormatParts) -> tuple[Any, Callable[[FormatParts, Any, Tensor], Tensor]]:
-    """Return the format of these parts, and what turns a gradient of its values into one of theirs.
+def from_parts(parts: FormatParts) -> tuple[Any, Kind]:
+    """Return the format of these parts, be it without their values, and its kind, which fills it.
 
     Coordinates that no living format has are checked, once.
 
@@ -126,7 +132,7 @@ def from_parts(parts: FormatParts) -> tuple[Any, Callable[[FormatParts, Any, Ten
         FormatError: they make no format of this kind.
     """
     kind = _kinds[parts.text.split(";")[0]]
-    return kind.build(parts), kind.listed
+    return kind.build(parts), kind
 
 
 def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor]) -> dict[Any, Any] | None:
@@ -191,9 +197,16 @@ def _stacked_format(kind: Any, parts: FormatParts) -> Any:
         _, coords, group_dim, block_size = replace(parts, coords=[owner.clone()]).parsed()
         values = torch.zeros((), dtype=parts.dtype, device=parts.device).expand(parts.values.shape)
         form = kind(coords, values, parts.shape, group_dim, block_size)
-        if guard is not None:
-            _stacked.keep(owner, {**kept, key: (guard, form)})
+        keep_pattern(parts, guard, form)
     return form.with_values(parts.values)
+
+
+def keep_pattern(parts: FormatParts, guard: ChangeGuard | None, form: Any) -> None:
+    """Let `memory_of` find a pattern over the rows of one tensor, as long as that tensor, which the guard is of."""
+    owner, key = parts.coords[0], (parts.text, tuple(parts.shape), parts.dtype)
+    kept = _stacked.get(owner) or {}
+    if guard is not None and kept.get(key, (None, None))[1] is not form:
+        _stacked.keep(owner, {**kept, key: (guard, form)})
 
 
 def _traced(kind: Any, parts: FormatParts) -> Any:

@@ -131,6 +131,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         cache = PatternCache(num_entries, num_slots, ChangeGuards(layout.coords))
         form = object.__new__(cls)  # not __init__: it would check coordinates that are right by construction
         vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
+        if may_keep(*layout.coords):
+            keep(form)
         return form
 
     @classmethod

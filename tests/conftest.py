@@ -110,9 +110,13 @@ def _programs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays: the garbage collector need not look through a million objects again and again."""
+    """What is there now stays: the garbage collector need not look through a million objects again and again.
+
+    Nor need it look after every 700 new ones: tests of what is freed ask for it.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 if DEVICE.startswith("cuda"):

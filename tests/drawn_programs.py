@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from zlib import crc32
 
@@ -19,7 +19,6 @@ def drawn(
     key: object,
     ways: Collection[str],
     first: Sequence[str],
-    others: Mapping[str, Sequence[str]],
     start: Callable[[str], tuple[Callable[[], object], float] | None],
     **_: object,
 ) -> str:

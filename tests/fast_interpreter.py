@@ -2,12 +2,15 @@
 
 `make test-interpreter` spends most of its time there. Every launch, and every call of a function of the language, looks
 through all names of the language for those to be replaced, and every conversion of a dtype builds the table that it
-looks in. Every value has a type and a shape of its own, whose sizes are wrapped, unwrapped and checked anew. All of
-this is looked up or made once here.
+looks in. Every value has a type and a shape of its own, whose sizes are wrapped, unwrapped and checked anew, also where
+two operands have the same ones. Each kernel's file is read token by token to find where the kernel ends. All of this is
+looked up or made once here.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -89,6 +92,46 @@ def _tensor_init_of(original: Callable[[Any, Any, Any], None]) -> Callable[[Any,
     return init
 
 
+def _broadcast_of(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if not (left.is_block() and right.is_block()):
+            return original(self, lhs, rhs) if left.is_block() or right.is_block() else (lhs, rhs)
+        shapes = left.shape.values, right.shape.values
+        if shapes[0] == shapes[1]:
+            return lhs, rhs
+        shape = [b if a == 1 else a for a, b in zip(*shapes)]
+        if len(shapes[0]) != len(shapes[1]) or any([b not in (1, n) for b, n in zip(shapes[1], shape)]):
+            return original(self, lhs, rhs)
+        return tuple([value if own == shape else widened(self, value, shape) for value, own in zip((lhs, rhs), shapes)])
+
+    def widened(self: Any, value: Any, shape: list[int]) -> Any:
+        made = tl.block_type(value.type.scalar, shape)
+        return self.tensor(self.builder.create_broadcast(value.handle, shape), made)
+
+    return broadcast
+
+
+@cache
+def _functions(text: str) -> dict[int, ast.FunctionDef]:
+    """The functions of a file by the line in which each begins, the first of its decorators if it has some."""
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return {min([node.lineno, *[own.lineno for own in node.decorator_list]]): node for node in functions}
+
+
+def _rewrite_ast(self: Any) -> Any:
+    """In the place of a method of Triton's, which reads a function's lines again and counts them anew."""
+    try:
+        lines, start = inspect.findsource(self.fn)
+    except OSError:
+        return self.fn
+    function = _functions("".join(lines))[start + 1]
+    function.decorator_list = []
+    self.filename = self.fn.__code__.co_filename
+    changed = self.ast_transformer.visit(ast.Module([function], []))
+    return self._compile_and_exec(ast.fix_missing_locations(changed))
+
+
 def install() -> None:
     """In this process; overflow checks of every index, two thirds of the interpreter's time, are left out too."""
     builder = interpreter.interpreter_builder
@@ -98,3 +141,6 @@ def install() -> None:
     interpreter._get_np_dtype = _get_np_dtype
     tl.block_type.__init__ = _block_type_init_of(tl.block_type.__init__)
     tl.tensor.__init__ = _tensor_init_of(tl.tensor.__init__)
+    semantic = type(interpreter.interpreter_semantic)
+    semantic.broadcast_impl_value = _broadcast_of(semantic.broadcast_impl_value)
+    interpreter.FunctionRewriter.rewrite_ast = _rewrite_ast

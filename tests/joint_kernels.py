@@ -8,7 +8,6 @@ from insum_ops.compiler import joint
 from insum_ops.compiler.autograd import functions
 from insum_ops.compiler.joint import fitted
 from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.runtime import paused
 from insum_ops.compiler.tuning import joint_problem
 from insum_ops.lru_cache import LRUCache
 
@@ -22,8 +21,7 @@ def share_kernels(monkeypatch: pytest.MonkeyPatch, config: int) -> list[tuple[st
         for statement, call in zip(statements, calls):
             statement.variant(call.tensors)
         problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
-        with paused():  # what is asked of an index tensor is no part of a plan
-            in_order = joint._groups(statements, calls)[tuple(range(len(calls)))]
+        in_order = joint._groups(problems)[tuple(range(len(calls)))]
         own = joint_problem(problems, in_order)
         if own is None:
             return joint._Choice(None)

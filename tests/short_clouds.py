@@ -37,7 +37,7 @@ def map_of(x: nn.SparseConvTensor) -> KernelMap:
 def expected_of(layer: SparseConvolution, x: nn.SparseConvTensor, y: nn.SparseConvTensor) -> Tensor:
     """The features of y = layer(x)."""
     batch, *position = x.indices.long().T
-    dense = torch.zeros(BATCH, *SHAPE, x.features.shape[1], dtype=torch.float64, device=DEVICE)
+    dense = torch.zeros(x.batch_size, *x.spatial_shape, x.features.shape[1], dtype=torch.float64, device=DEVICE)
     dense = dense.index_put((batch, *position), x.features).movedim(-1, 1)
     made = functional.conv1d(dense, layer.weight.movedim(-1, 1), layer.bias, layer.stride, 1, groups=layer.groups)
     batch, *position = y.indices.long().T

@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from statements import IS_THOROUGH
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from insum_ops import nn
+from insum_ops import nn, sddmm, spmm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning"),
+]
 
 WARM, REPLAYS = 3, 4
 Inputs = tuple[Tensor, ...]  # the last one is what the output is compared with
@@ -29,6 +33,18 @@ class Graph(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.spmm(self.first(x)).relu())
+
+
+class Scores(torch.nn.Module):
+    """Attention's scores along a graph given as a CSR tensor; the result's `to_dense` is what torch can't capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = (torch.rand(300, 300, device="cuda") < 0.05).float().to_sparse_csr()
+        self.queries, self.keys = torch.nn.Linear(24, 32), torch.nn.Linear(24, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sddmm(self.pattern, self.queries(x), self.keys(x)).values()
 
 
 class Blocks(torch.nn.Sequential):
@@ -76,6 +92,7 @@ def _random(*shape: int) -> Tensor:
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[torch.nn.Module], Inputs]]] = {
     "SpMM": (Graph, lambda model: (_random(300, 24), _random(300, 8))),
+    "sddmm of a CSR tensor": (Scores, lambda model: (_random(300, 24), _random(model.pattern.values().numel()))),
     "BlockSparseLinear": (Blocks, lambda model: (_random(200, 128), _random(200, 64))),
     "convolutions": (
         Voxels,
@@ -146,3 +163,44 @@ def test_a_captured_step_trains_as_ordinary_ones(name, optimizer, is_tuned, monk
     assert len(set(losses)) == len(losses)  # each step had numbers of its own
     for parameter, expected in zip(captured_parameters, parameters, strict=True):
         torch.testing.assert_close(parameter, expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not IS_THOROUGH, reason="half a minute")
+@pytest.mark.parametrize("name", list(MODELS))
+def test_steps_compiled_into_cuda_graphs_train_as_ordinary_ones(name, monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    make, draw = MODELS[name]
+    found = []
+    for mode in (None, "reduce-overhead"):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = make().cuda()
+        batches = [draw(model) for _ in range(WARM + REPLAYS)]
+        called = model if mode is None else torch.compile(model, fullgraph=True, mode=mode)
+        optimizer = OPTIMIZERS["SGD"](model)
+        losses = []
+        for batch in batches:
+            torch.compiler.cudagraph_mark_step_begin()
+            losses.append(float(_step(called, optimizer, batch)))
+        found.append((losses, [parameter.detach() for parameter in model.parameters()]))
+    (losses, parameters), (compiled_losses, compiled_parameters) = found
+    torch.testing.assert_close(compiled_losses, losses, **CLOSE)
+    for parameter, expected in zip(compiled_parameters, parameters, strict=True):
+        torch.testing.assert_close(parameter, expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not IS_THOROUGH, reason="compiles for some seconds")
+def test_coordinates_outside_a_module_may_change_between_replays_of_a_compiled_step():
+    run = torch.compile(lambda x, weight, edges: spmm((edges, weight, (30, 20)), x), mode="reduce-overhead")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        torch.compiler.cudagraph_mark_step_begin()
+        x, weight = _random(30, 8).requires_grad_(), _random(90).requires_grad_()
+        edges = torch.stack([torch.randint(30, (90,), device="cuda"), torch.randint(20, (90,), device="cuda")])
+        dense = torch.zeros(20, 30, device="cuda").index_put((edges[1], edges[0]), weight, accumulate=True)
+        expected = torch.autograd.grad((dense @ x).square().sum(), [x, weight])
+        actual = torch.autograd.grad(run(x, weight, edges).square().sum(), [x, weight])
+        for one, other in zip(actual, expected):
+            torch.testing.assert_close(one, other, **CLOSE)

@@ -13,7 +13,7 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.tuning.problem import candidates
-from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.facts import OwnedRows, row_facts
 
 pytestmark = pytest.mark.kernels
 
@@ -95,6 +95,25 @@ CASES = {
         dict(X=draw(9, 37), G=positions(9, 19), Y=draw(19, 37)),
         None,
         lambda X, G, Y: X[G] + Y,
+    ),
+    "three names": ("Y[b,j,i,c] = X[i,j,b,c]", dict(X=draw(67, 3, 2, 33)), None, lambda X: X.permute(2, 1, 0, 3)),
+    "corners": (
+        "Y[p,f] += W[p,c] * T[H[p,c],f]",
+        dict(W=draw(70, 8), T=draw(9, 3), H=positions(9, 70, 8, low=-1)),
+        None,
+        lambda W, T, H: (W[:, :, None] * T[H.clamp(min=0)] * (H >= 0)[:, :, None]).sum(1),
+    ),
+    "levels": (
+        "Y[p,l,f] += W[p,l,c] * T[l,H[p,l,c],f]",
+        dict(W=draw(35, 3, 5), T=draw(3, 9, 2), H=positions(9, 35, 3, 5).long()),
+        None,
+        lambda W, T, H: torch.einsum("plc,plcf->plf", W, T[torch.arange(3, device=DEVICE)[:, None], H]),
+    ),
+    "scattered corners": (
+        "Y[G[p],f] += W[p,c] * T[c,f]",
+        dict(W=draw(70, 8), T=draw(8, 3), G=positions(9, 70)),
+        (9, 3),
+        lambda W, T, G: T.new_zeros(9, 3).index_add_(0, G, W @ T),
     ),
     "long outer": ("Y[i,j] = A[i] * B[j]", dict(A=draw(19), B=draw(701)), None, lambda A, B: A[:, None] * B),
     "one of some": ("Y[a,b,c] = X[a,b,c]", dict(X=draw(5, 1, 33)), None, lambda X: X),
@@ -294,10 +313,40 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
-    for way in walks:
+    assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
+    for way in told_apart(walks):
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)
         assert_matches(got, scattered(products, T, 9))
+
+
+def test_groups_of_one_entry_are_walked_as_entries():
+    T = positions(9, 70).sort()[0].to(torch.int32)
+    tensors = dict(A=draw(70, 1), X=draw(9, 33), T=T, U=positions(9, 70)[:, None])
+    pointers = torch.searchsorted(T, torch.arange(10, dtype=torch.int32, device=DEVICE), out_int32=True)
+    fact = OwnedRows("T", "", pointers)
+    own = problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (9, 33), fact, Flags(padded=frozenset()))
+    walks = [way for way in candidates(own) if way.schedule.strategy == "owner"]
+    assert all(way.schedule.walks_rows for way in walks)
+    got = own.launcher(walks[-1])(list(tensors.values()), fact)
+    products = tensors["A"].double() * tensors["X"].double()[tensors["U"][:, 0]]
+    assert_matches(got, scattered(products, T.long(), 9))
+
+
+def test_gathered_rows_are_taken_in_slices_too():
+    lengths = torch.tensor([0, 1, 3, 0, 2], device=DEVICE)  # groups of eight
+    T = torch.arange(5, device=DEVICE).repeat_interleave(lengths).int()
+    U = positions(7, 6 * 8, low=-1).view(6, 8)
+    A, X = draw(6, 8), draw(7, 80)
+    products = torch.where((U >= 0)[..., None], A.double()[..., None] * X.double()[U.clamp(min=0)], 0.0).sum(1)
+    tensors, fact = dict(A=A, X=X, T=T, U=U), row_facts(T, 5).owned("T")
+    flags = Flags(padded=frozenset(["U"]), interpreted=IS_INTERPRETED)
+    own = replace(problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (5, 80), fact, flags), has_order=True)
+    slices = [way for way in candidates(own) if way.config.block("c") == 64 and way.config.reverse]
+    assert {way.config.longest_first for way in slices if way.schedule.strategy == "owner"} == {True}
+    assert "store-or-atomic" in {way.schedule.strategy for way in slices}
+    for way in slices:
+        assert_matches(own.launcher(way)(list(tensors.values()), fact), scattered(products, T.long(), 5))
 
 
 @pytest.mark.parametrize("channels", [8, 24])

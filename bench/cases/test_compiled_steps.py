@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from insum_ops import insum
 from insum_ops import nn as layers
 
 from ..case import DEVICE, LIMIT, OURS, Call, Case, held, on
@@ -22,6 +23,8 @@ from ..inputs import voxels
 
 pytestmark = pytest.mark.alone
 COMPILED = f"{OURS}, compiled"
+GRAPHS = f"{OURS}, compiled, CUDA graphs"  # mode="reduce-overhead": the kernels of a pass are launched at once
+PROVIDERS = on((OURS, COMPILED, GRAPHS), (OURS, COMPILED))
 # the second is bound by the host on a GPU: what a compiled call costs beside its kernels is all that it shows
 SIZES = on(("large", "small"), ("small",))
 
@@ -104,11 +107,13 @@ class Training:
         before = copy.deepcopy(model.state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
         losses = self.losses(model)
-        if provider == COMPILED:
+        if provider != OURS:
             torch._dynamo.reset()
-            losses = torch.compile(losses, fullgraph=True)
+            losses = torch.compile(losses, fullgraph=True, mode="reduce-overhead" if provider == GRAPHS else None)
 
         def step() -> Tensor:
+            if provider == GRAPHS:
+                torch.compiler.cudagraph_mark_step_begin()
             optimizer.zero_grad()
             loss = losses()
             loss.backward()
@@ -155,7 +160,63 @@ def product(is_large: bool) -> Training:
     return Training("FullyConnectedTensorProduct", model, (x, y), torch.randn_like(x))
 
 
-TRAININGS = {make.__name__: make for make in (spmm, linear, convolutions, product)}
+class Messages(nn.Module):
+    """A tensor product along edges, with the weights of each edge computed from its length."""
+
+    def __init__(self, lmax: int, channels: int, nodes: int, degree: int) -> None:
+        super().__init__()
+        irreps = natural(lmax, channels)
+        self.product = layers.FullyConnectedTensorProduct(
+            irreps, natural(lmax, 1), irreps, internal_weights=False, shared_weights=False
+        )
+        self.weights = nn.Linear(8, self.product.weight_numel)
+        edges = degree * nodes
+        self.register_buffer("src", torch.randint(nodes, (edges,)))
+        self.register_buffer("dst", torch.randint(nodes, (edges,)).sort().values)
+
+    def forward(self, x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+        return self.product(x, y, self.weights(lengths), src=self.src, dst=self.dst, num_nodes=x.shape[0])  # type: ignore[no-any-return]
+
+
+def edges(is_large: bool) -> Training:
+    lmax, channels, nodes, degree = on((2, 16, 1_000, 16), (1, 4, 20, 4)) if is_large else (1, 4, 20, 4)
+    model = Messages(lmax, channels, nodes, degree).to(DEVICE)
+    x, target = (torch.randn(nodes, channels * (lmax + 1) ** 2, device=DEVICE) for _ in range(2))
+    y, lengths = (torch.randn(degree * nodes, width, device=DEVICE) for width in ((lmax + 1) ** 2, 8))
+    return Training("products along edges", model, (x, y, lengths), target)
+
+
+class Statement(nn.Module):
+    """Rows gathered, weighted by edge and channel, and added up, as one statement that learns all of its factors."""
+
+    def __init__(self, rows: int, features: int, degree: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(degree * rows, features) / degree)
+        self.rows = nn.Parameter(torch.randn(rows, features))
+        for name in ("AM", "AK"):
+            self.register_buffer(name, torch.randint(rows, (degree * rows,)).sort().values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, size = self.rows * x, tuple(x.shape)
+        return insum("C[AM[p],n] += AV[p,n] * B[AK[p],n]", AM=self.AM, AV=self.weight, AK=self.AK, B=B, size=size)
+
+
+def statement(is_large: bool) -> Training:
+    rows, features, degree = on((20_000, 64, 16), (100, 16, 4)) if is_large else (100, 16, 4)
+    x, target = (torch.randn(rows, features, device=DEVICE) for _ in range(2))
+    return Training("one statement", Statement(rows, features, degree).to(DEVICE), (x,), target)
+
+
+def dense(is_large: bool) -> Training:
+    """Nothing of ours: what torch.compile does to a step by itself."""
+    width, tokens = (on(1024, 64), on(8192, 64)) if is_large else (64, 64)
+    dtype = on(torch.float16, torch.float32)
+    model = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)).to(DEVICE, dtype)
+    x, target = (torch.randn(tokens, width, device=DEVICE) for _ in range(2))
+    return Training("nn.Linear of torch", model, (x.to(dtype),), target)
+
+
+TRAININGS = {make.__name__: make for make in (spmm, linear, convolutions, product, edges, statement, dense)}
 
 
 @held
@@ -166,7 +227,7 @@ def training(name: str, size: str) -> tuple[Training, Case]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11's own, while it traces an autograd.Function
-@pytest.mark.parametrize("provider", [OURS, COMPILED])
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", list(TRAININGS))
 def test_compiled_step(name: str, size: str, provider: str, measure: Measure) -> None:

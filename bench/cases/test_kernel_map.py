@@ -1,9 +1,10 @@
-"""What a cloud costs that no layer has seen: its map alone, a layer's first call, and a call that reuses the map."""
+"""What a cloud costs that no layer has seen: its map, a first call, a step of training, a call that reuses the map."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ CHANNELS = on(32, 16)
 SIZE = on(0.05, 0.25)
 FINER = on([("s3dis_room", 0.02)], [])
 CLOUDS = [(name, SIZE) for name in LOADERS] + [(name, size) for name, size in FINER if name in LOADERS]
-MAP, NEW, REUSED = "the map alone", "a new cloud", "the map reused"
+MAP, NEW, STEP, REUSED = "the map alone", "a new cloud", "a step of four layers over a new cloud", "the map reused"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ def operands(name: str, size: float) -> Operands:
 
 
 def provide(provider: str, what: str, given: Operands) -> Call:
+    if what == STEP:
+        if provider == OURS:
+            return stepped(ours, given)
+        return fastest(lambda spconv, algorithm: stepped(spconv, given, algo=algorithm))
     if provider == OURS:
         return our_map(given) if what == MAP else called(ours, what, given)
     if what == MAP:
@@ -82,6 +87,23 @@ def called(library: Any, what: str, given: Operands, **options: object) -> Call:
             return layer(take()).features  # type: ignore[no-any-return]
 
     return Call(run, result=lambda: run()[given.scene.rows], is_capturable=what == REUSED)
+
+
+def stepped(library: Any, given: Operands, **options: object) -> Call:
+    """A layer four times, forward and backward, over a cloud that has another number of voxels each time."""
+    layer = new_layer(library, given.Weight, **options)
+    indices, shape, lengths = given.scene.indices, given.scene.shape, count()
+
+    def run() -> None:
+        voxels = len(indices) - 37 * next(lengths) % 999 % len(indices)
+        x = library.SparseConvTensor(given.In[:voxels], indices[:voxels].clone(), shape, 1)
+        for _ in range(4):
+            x = layer(x)
+        x.features.sum().backward()
+        layer.weight.grad = None
+
+    whole = lambda: layer(new_tensor(library, given.scene, given.In)).features[given.scene.rows].detach()
+    return Call(run, result=whole, is_capturable=False)
 
 
 def our_map(given: Operands) -> Call:
@@ -105,7 +127,7 @@ def spconv_map(spconv: Any, algorithm: Any, given: Operands) -> Call:
 
 
 @pytest.mark.parametrize("provider", [OURS, SPCONV])
-@pytest.mark.parametrize("what", [MAP, NEW, REUSED])
+@pytest.mark.parametrize("what", on([MAP, NEW, STEP, REUSED], [MAP, NEW, REUSED]))
 @pytest.mark.parametrize(("name", "size"), CLOUDS)
 def test_kernel_map(name: str, size: float, what: str, provider: str, measure: Measure) -> None:
     with asked(PRECISION):

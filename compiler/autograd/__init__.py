@@ -7,7 +7,9 @@ A file imports only from those above it.
     wanted            which gradients a pass backward asks for
     direct_apply      `apply` of an autograd function for calls that a plan has served
     legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
+    planned_backward  `backward` of an autograd function, by the launch plan of its gradients
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
+    run_gradients     one opaque torch operator for several gradients of a sum over plain tensors
     in_steps          the value and gradients of a statement of many factors, sharing what lies on the way
     torch_gradients   whether torch differentiates the operations of a call on a CPU
     functions         autograd functions of statements
@@ -22,7 +24,9 @@ from .functions import differentiable, unchecked
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import refuse_transforms, run_plain, run_plain_with_winners, run_several, runs_at_once
+from .operators import refuse_transforms, replay_first, run_plain, run_plain_with_winners, run_several, runs_at_once
+from .planned_backward import gradients_key, planned_backward
+from .run_gradients import gradients_one_by_one
 from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
@@ -32,11 +36,15 @@ __all__ = [
     "direct_apply",
     "flops",
     "followed_sparse",
+    "gradients_key",
     "gradients_of",
+    "gradients_one_by_one",
     "implement",
     "is_sum",
     "one_by_one",
+    "planned_backward",
     "refuse_transforms",
+    "replay_first",
     "run_plain",
     "run_plain_with_winners",
     "run_several",

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ...formats.parts import FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, is_exporting, is_grad_enabled, is_traced, is_transformed, modes
+from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
+from ...formats.torch_state import PLAIN, is_capturing, is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -23,7 +23,9 @@ from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import library, refuse_transforms, run_plain, runs_at_once
+from .operators import library, refuse_transforms, replay_first, run_plain, runs_at_once
+from .planned_backward import format_key, gradients_key
+from .run_gradients import implement_gradients
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -124,46 +126,93 @@ def implement(evaluate: Evaluate) -> Callable[..., Any]:
     """Make `evaluate` what these operators call when they run, and return the decorator for that of the plain ones."""
     global _evaluate
     _evaluate = evaluate
+    implement_gradients(evaluate)
     return implement_plain
 
 
-def _replayed(call: _Call, key: tuple[Any, ...], tensors: Sequence[Tensor], size: Sequence[int] = ()) -> Any:
-    """Return the result of a call by a launch plan over the pattern; None if there is none yet.
+def _plans_over(form: str, shape: Sequence[int], values: Tensor, coords: list[Tensor]) -> dict[Any, Any] | None:
+    """Return the launch plans over a pattern, without making its format; None if there are none yet."""
+    return memory_of(form, tuple(shape), values.dtype, coords) if type(values) in PLAIN else None
 
-    This is all that a warm call of a compiled graph does, in which no gradient is recorded: no format is made.
-    """
-    if is_grad_enabled() or modes() or type(call.values) not in PLAIN:
+
+def _replayed_value(
+    expr: str,
+    names: str,
+    size: Sequence[int] | None,
+    tensors: list[Tensor],
+    name: str,
+    form: str,
+    shape: Sequence[int],
+    values: Tensor,
+    coords: list[Tensor],
+) -> Tensor | None:
+    """Return the value by its launch plan: all that a warm call of a compiled graph does. None if there is none yet."""
+    plans = _plans_over(form, shape, values, coords)
+    if plans is None:
         return None
-    memory = memory_of(call.form, tuple(call.shape), call.values.dtype, call.coords)
-    return None if memory is None else replayed(memory, key, tensors, tuple(size))
+    key = _value_key(expr, names, size, name, form)
+    value: Tensor | None = replayed(plans, key, (values, *tensors), () if size is None else tuple(size))
+    return None if value is None else owned(value)
 
 
-def _replayed_value(call: _Call) -> Tensor | None:
-    """Return the value by the plan that ordinary calls of `evaluate` share."""
-    key = call.expr, call.size is None, 0, call.name, *call.keys
-    value: Tensor | None = _replayed(call, key, (call.values, *call.tensors), call.size or ())
-    return value if value is None or value._base is None else owned(value)
+def _value_key(expr: str, names: str, size: Sequence[int] | None, name: str, form: str) -> tuple[Any, ...]:
+    """Return the key of the plan of a value, which ordinary calls share unless the plan gathers the values."""
+    operands = names.split(",") if names else ()
+    return expr, size is None, form if form.endswith(STACKED) else 0, name, *operands
 
 
-def _replayed_gradients(call: _Call, grad_output: Tensor, wanted: list[bool]) -> list[Tensor] | None:
-    """Return the gradients by the plan that `_run_gradients` has made; ordinary calls have their own."""
-    grads = _replayed(call, _gradients_key(call, wanted), (grad_output, call.values, *call.tensors))
+def _replayed_gradients(*arguments: Any) -> list[Tensor] | None:
+    """Return the gradients by the plan that ordinary calls share, unless the plan gathers the values."""
+    expr, names, _, tensors, name, form, shape, values, coords, grad_output, wanted = arguments
+    plans = _plans_over(form, shape, values, coords)
+    if plans is None:
+        return None
+    key = _gradients_key(expr, names, name, form, wanted)
+    grads = replayed(plans, key, (grad_output, values, *tensors))
     return None if grads is None else _owned_gradients(grads)
 
 
-def _gradients_key(call: _Call, wanted: list[bool]) -> tuple[Any, ...]:
-    return "gradients", call.expr, call.name, *call.keys, *wanted
+def _gradients_key(expr: str, names: str, name: str, form: str, wanted: Sequence[bool]) -> tuple[Any, ...]:
+    key = gradients_key(format_key(expr, name, names.split(",") if names else ()), (False, *wanted))
+    return (*key, form) if form.endswith(STACKED) else key
 
 
 def _owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
-    return [grad if grad._base is None else owned(grad) for grad in grads if grad is not None]
+    return [owned(grad) for grad in grads if grad is not None]
+
+
+def _is_unread(call: _Call) -> bool:
+    """Return whether nothing is known of a format's coordinates, and nothing can be read while a graph is captured.
+
+    `mode="reduce-overhead"` copies all that a function is given into a graph's own memory, before each replay: such
+    coordinates may change, so that the statement takes them as they are, and leaves out what lies outside.
+    """
+    return _is_captured(call.values) and _plans_over(call.form, call.shape, call.values, call.coords) is None
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and is_capturing()
 
 
 def _run(*arguments: Any) -> Tensor:
+    """Compute the value of a call without a plan, of which one may be made."""
     call = _Call(*arguments)
     with torch.no_grad():
-        form, _ = from_parts(call.parts)
-        return owned(_evaluate(call.expr, call.over(form), call.size))
+        if _is_unread(call):
+            form = traced_from_parts(call.parts)
+            return owned(_rewritten(call.expr, call.size, call.name, form, call.dense, _run_unfactual))
+        form, kind = from_parts(call.parts)
+
+        def value(values: Tensor, *tensors: Tensor) -> Tensor:
+            own = kind.fill(call.parts, form, values)
+            return _evaluate(call.expr, {call.name: own, **dict(zip(call.keys, tensors))}, call.size)
+
+        tensors = call.values, *call.tensors
+        if not call.form.endswith(STACKED):  # the plan of `_evaluate` itself will do
+            return owned(value(*tensors))
+        key = _value_key(call.expr, call.names, call.size, call.name, call.form)
+        numbers = () if call.size is None else tuple(call.size)
+        return owned(planned(form.memory, key, value, tensors, numbers, owned=form.coords))
 
 
 def _run_gradients(*arguments: Any) -> list[Tensor]:
@@ -171,16 +220,18 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
     *parts, grad_output, wanted = arguments
     call = _Call(*parts)
     with torch.no_grad():
-        form, listed = from_parts(call.parts)
+        if _is_unread(call):
+            return _owned_gradients(_one_by_one(call, grad_output, wanted))
+        form, kind = from_parts(call.parts)
 
         def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            own, dense = form if form.values is values else form.with_values(values), dict(zip(call.keys, tensors))
-            return tuple(gradients_of(_evaluate, call.expr, call.name, own, dense, grad_output, tuple(wanted)))
+            own, dense = kind.fill(call.parts, form, values), dict(zip(call.keys, tensors))
+            d_slots, *grads = gradients_of(_evaluate, call.expr, call.name, own, dense, grad_output, tuple(wanted))
+            return None, None if d_slots is None else kind.listed(call.parts, form, d_slots), *grads
 
-        tensors = grad_output, form.values, *call.tensors
-        key = _gradients_key(call, wanted)
-        d_values, *grads = planned(form.memory, key, gradients, tensors, owned=form.coords)
-        return _owned_gradients([None if d_values is None else listed(call.parts, form, d_values), *grads])
+        tensors = grad_output, call.values, *call.tensors
+        key = _gradients_key(call.expr, call.names, call.name, call.form, wanted)
+        return _owned_gradients(planned(form.memory, key, gradients, tensors, owned=form.coords))
 
 
 for _key in ("CPU", "CUDA"):
@@ -246,9 +297,6 @@ class _Format(torch.autograd.Function):
 def _differentiable(*arguments: Any) -> Tensor:
     """The value for autograd: a sum has gradients that are statements, anything else has its format rewritten away."""
     call = _Call(*arguments)
-    value = _replayed_value(call)
-    if value is not None:
-        return value
     inputs = [call.values, *call.tensors]
     if not refuse_transforms(call.expr, inputs):
         if runs_at_once(inputs):
@@ -265,19 +313,21 @@ def _differentiable_gradients(*arguments: Any) -> list[Tensor]:
     """The gradients for autograd: where theirs are wanted in turn, each is a statement of its own."""
     *parts, grad_output, wanted = arguments
     call = _Call(*parts)
-    replayed_grads = _replayed_gradients(call, grad_output, wanted)
-    if replayed_grads is not None:
-        return replayed_grads
     inputs = [call.values, *call.tensors, grad_output]
     if not refuse_transforms(call.expr, inputs):
         if runs_at_once(inputs):
             return _run_gradients(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradients(*arguments)  # type: ignore[no-any-return]
+    return _one_by_one(call, grad_output, wanted)
+
+
+def _one_by_one(call: _Call, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    """Return the gradients, each as a statement of its own, which reads no coordinates before it runs."""
     grads = list[Tensor]()
     if wanted[0]:
         form = traced_from_parts(call.parts)
-        grads.append(values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output))
+        grads.append(values_gradient(_evaluate, call.expr, call.name, form, call.dense, grad_output, may_read=False))
     for key, is_wanted in zip(call.dense, wanted[1:]):
         if is_wanted:
             grads.append(gradient_of(_evaluate_parts, call.expr, key, call.over(call.parts), grad_output))
@@ -297,3 +347,5 @@ def _flops(*arguments: Any, **_: Any) -> int:
 register_flop_formula([_value.overloadpacket, _gradients.overloadpacket], get_raw=True)(_flops)
 library.impl("format_value", _differentiable, "Autograd")
 library.impl("format_gradients", _differentiable_gradients, "Autograd")
+replay_first(_value, _replayed_value)
+replay_first(_gradients, _replayed_gradients)

@@ -16,7 +16,6 @@ from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
     is_compiling,
-    is_dynamo,
     is_exporting,
     is_free,
     is_grad_enabled,
@@ -34,6 +33,8 @@ from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_st
 from .legacy_vmap import one_by_one
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
+from .planned_backward import Plans, format_key, planned_backward
+from .run_gradients import traced_gradients
 from .torch_gradients import by_torch, is_torchs, torchs_value
 from .wanted import wanted_gradients
 
@@ -52,6 +53,7 @@ class _Call(NamedTuple):
     fact: Fact | None
     form: SparseFormat | None = None  # what stands for `name`
     name: str = ""
+    dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
 
 
@@ -85,8 +87,9 @@ def differentiable(
         return run_plain(expr, ",".join(names), shape, list(operands.values()), None)
     for name, form in operands.items():
         if type(form) not in PLAIN and is_sparse(form):
-            dense = [operand for key, operand in operands.items() if key != name]
-            return _SparseSum.apply((call._replace(form=form, name=name), None), form.values, *dense)  # type: ignore[no-any-return]
+            dense = {key: operand for key, operand in operands.items() if key != name}
+            call = call._replace(form=form, name=name, dense=tuple(dense))
+            return _SparseSum.apply((call, None), form.values, *dense.values())  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply((call, None), *operands.values())  # type: ignore[no-any-return]
 
@@ -139,7 +142,8 @@ def _as_statements(
     learn: Callable[..., Tensor] = partial(_learn, call)
     apply, plan_key = _Sum.apply, key
     if place is not None:
-        learn, apply = partial(_learn_sparse, call._replace(name=call.names[place]), place), _SparseSum.apply
+        name, dense = call.names[place], call.names[:place] + call.names[place + 1 :]
+        learn, apply = partial(_learn_sparse, call._replace(name=name, dense=dense), place), _SparseSum.apply
     elif may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
@@ -167,7 +171,7 @@ def _learn_sparse(
 ) -> Any:
     """Return the value of a sum with a format, whose values are at a place among the tensors, and its gradients."""
     operands, cache = given  # not in `call`: the cache is a part of the format
-    filled = _Call(*call[:5], operands[call.name], call.name, cache)
+    filled = _Call(*call[:5], operands[call.name], call.name, call.dense, cache)
     return (apply or _apply_sparse_sum)((filled, value), tensors[place], *tensors[:place], *tensors[place + 1 :])
 
 
@@ -185,6 +189,21 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
     if is_exporting():
         return run_plain(expr, ",".join(operands), size, list(operands.values()), None)
     return call_plain(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
+
+
+def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
+    call = ctx.call
+    return PLAIN_CALLS, (call.expr, call.names, ctx.rounds), saved, (), True, ()
+
+
+def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
+    evaluate, expr, names, *_ = ctx.call
+    tensors, kept = dict(zip(names, saved)), saved[len(names) :]
+    if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
+        if evaluate is _as_operators:
+            return None, *_traced_gradients(expr, names, wanted[1:], tensors, grad_output)
+        kept = ()
+    return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, ctx.rounds)
 
 
 class _Sum(torch.autograd.Function):
@@ -206,18 +225,9 @@ class _Sum(torch.autograd.Function):
             ctx.save_for_backward(*tensors, *kept)
         else:
             ctx.save_for_backward(*tensors)
-        return value if value._base is None else owned(value)
+        return owned(value)
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
-        call = ctx.call
-        if not is_dynamo():
-            key = "gradients", call.expr, call.names, wanted, ctx.rounds
-            grads = replayed(PLAIN_CALLS, key, (grad_output, *saved))
-            if grads is not None:
-                return grads
-        return _gradients_of_sum(ctx, grad_output, saved, wanted)
+    backward = staticmethod(planned_backward(_plans_of_sum, _gradients_of_sum))
 
 
 def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
@@ -228,20 +238,16 @@ def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
     return evaluate(expr, dict(zip(names, tensors)), size)
 
 
-@one_by_one
-def _gradients_of_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
-    """Return what `_Sum.backward` does, where it has no plan."""
-    evaluate, expr, names, *_ = ctx.call
-    rounds = ctx.rounds
-
-    def run(grad_output: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = dict(zip(names, saved)), saved[len(names) :]
-        return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, rounds)
-
-    if is_watched() or is_grad_enabled():  # what is kept has no gradient: they are statements of their own
-        return run(grad_output, *saved[: len(names)])
-    call_key = "gradients", expr, names, wanted, rounds
-    return planned(PLAIN_CALLS, call_key, run, (grad_output, *saved), varies=True)
+def _traced_gradients(
+    expr: str, names: Sequence[str], needs_grads: Sequence[bool], operands: Mapping[str, Tensor], grad_output: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return what `_gradients` does, for a tracer."""
+    wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
+    grads: dict[str, Tensor] = traced_gradients(expr, wanted, operands, grad_output)
+    for name in wanted:
+        if name not in grads:
+            grads[name] = gradient_of(_as_operators, expr, name, operands, grad_output)
+    return tuple([grads.get(name) for name in names])
 
 
 _apply_sum = direct_apply(_Sum)
@@ -298,6 +304,22 @@ def _gradients(
     return tuple([grads.get(name) for name in names])
 
 
+def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
+    call = ctx.call
+    memory = check_pattern(call.form, ctx.pattern, call.name)
+    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form.coords
+
+
+def _gradients_of_sparse_sum(
+    ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, values: Tensor, *dense: Tensor
+) -> Any:
+    """Return None, then the gradients of a format's values and of the dense tensors, None for those not wanted."""
+    call, form = ctx.call, ctx.call.form
+    current = form if form.values is values else form.with_values(values)
+    tensors = dict(zip(call.dense, dense))
+    return None, *gradients_of(call.evaluate, call.expr, call.name, current, tensors, grad_output, wanted[1:])
+
+
 class _SparseSum(torch.autograd.Function):
     """A sum with a format in it, differentiated before the format is rewritten away, so that gradients regroup it."""
 
@@ -307,61 +329,13 @@ class _SparseSum(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         if value is not None:
             ctx.call, ctx.pattern = call, call.pattern
-            return value if value._base is None else owned(value)
+            return owned(value)
         assert call.form is not None
         ctx.call, ctx.pattern = call, pattern_of(call.form)
-        dense = dict(zip(_dense_names(call), tensors[1:]))
+        dense = dict(zip(call.dense, tensors[1:]))
         return owned(call.evaluate(call.expr, {name: dense.get(name, call.form) for name in call.names}, call.size))
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        call, saved, wanted = ctx.call, ctx.saved_tensors, wanted_gradients(ctx)
-        if not is_dynamo() and ctx.pattern is not None:
-            memory = check_pattern(call.form, ctx.pattern, call.name)
-            key = "gradients", call.expr, call.name, call.names, wanted
-            grads = None if memory is None else replayed(memory, key, (grad_output, *saved))
-            if grads is not None:
-                return grads
-        return _gradients_of_sparse_sum(ctx, grad_output, saved, wanted)
-
-
-@one_by_one
-def _gradients_of_sparse_sum(ctx: Any, grad_output: Tensor, saved: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> Any:
-    """Return what `_SparseSum.backward` does, where it has no plan."""
-    call = ctx.call
-    memory = check_pattern(call.form, ctx.pattern, call.name)
-    return _sparse_gradients(call, saved, grad_output, wanted, memory)
-
-
-def _dense_names(call: _Call) -> list[str]:
-    return [name for name in call.names if name != call.name]
+    backward = staticmethod(planned_backward(_plans_of_sparse_sum, _gradients_of_sparse_sum))
 
 
 _apply_sparse_sum = direct_apply(_SparseSum)
-
-
-def _sparse_gradients(
-    call: _Call,
-    saved: Sequence[Tensor],
-    grad_output: Tensor,
-    needs_grads: tuple[bool, ...],
-    memory: dict[Any, Any] | None,
-) -> Sequence[Tensor | None]:
-    """Return None, then the gradients of a format's values and of the dense tensors, None for those that need none.
-
-    `saved` are the values and the tensors. Gradients that are not differentiated in turn are replayed from a plan,
-    which is in `memory`, or in the format's own if that is None.
-    """
-    form, names = call.form, _dense_names(call)
-    assert form is not None
-
-    def run(grad_output: Tensor, values: Tensor, *dense: Tensor) -> tuple[Tensor | None, ...]:
-        current = form if form.values is values else form.with_values(values)
-        tensors = dict(zip(names, dense))
-        return None, *gradients_of(call.evaluate, call.expr, call.name, current, tensors, grad_output, needs_grads[1:])
-
-    if is_compiling() or is_grad_enabled():
-        return run(grad_output, *saved)
-    call_key = "gradients", call.expr, call.name, call.names, needs_grads
-    cache = form.memory if memory is None else memory
-    return planned(cache, call_key, run, (grad_output, *saved), owned=form.coords)  # type: ignore[no-any-return]

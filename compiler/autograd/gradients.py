@@ -134,11 +134,20 @@ def tangent_of(
 
 
 def values_gradient(
-    evaluate: Evaluate, expr: str, name: str, form: SparseFormat, dense: Mapping[str, Tensor], grad_output: Tensor
+    evaluate: Evaluate,
+    expr: str,
+    name: str,
+    form: SparseFormat,
+    dense: Mapping[str, Tensor],
+    grad_output: Tensor,
+    may_read: bool = True,
 ) -> Tensor:
-    """Return d loss / d values, computed only at the format's entries: a sampled product, stored without a scatter."""
+    """Return d loss / d values, computed only at the format's entries: a sampled product, stored without a scatter.
+
+    `may_read` says whether the coordinates may be read first, to put entries in groups.
+    """
     size = tuple(form.values.shape)
-    may_run = not is_watched() and not is_grad_enabled()
+    may_run = may_read and not is_watched() and not is_grad_enabled()
     sampled = _side_by_side(expr, name, form, dense, grad_output) if may_run else None
     if sampled is None:
         sampled = _sampled(expr, name, form, dense, grad_output)

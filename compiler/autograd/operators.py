@@ -44,6 +44,7 @@ __all__ = [
     "implement",
     "library",
     "refuse_transforms",
+    "replay_first",
     "run_plain",
     "run_plain_with_winners",
     "run_several",
@@ -66,29 +67,49 @@ _run: Run
 _run_value: Callable[..., Tensor]  # what the operator does below autograd
 
 
-def _plan_key(expr: str, names: str, size: Sequence[int] | None) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """Return (key, numbers) of the launch plan of a call, which ordinary calls share."""
-    operands = names.split(",") if names else ()
-    return (expr, size is None, *operands), () if size is None else tuple(size)
+def _plan_key(expr: str, names: str, size: Sequence[int] | None, fact: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Return (key, numbers) of the launch plan of a call, which ordinary calls share if there is no fact."""
+    operands, known = names.split(",") if names else (), (fact,) if fact else ()
+    return (expr, size is None, *operands, *known), () if size is None else tuple(size)
 
 
-def _replayed(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Tensor | None:
-    """Return the value by its launch plan: all that a warm call of a compiled graph does. None if there is none yet."""
-    if is_grad_enabled() or modes():
+def _replayed(
+    expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
+) -> Tensor | None:
+    if facts:
         return None
-    key, lengths = _plan_key(expr, names, size)
+    key, lengths = _plan_key(expr, names, size, fact)
     value: Tensor | None = replayed(PLAIN_CALLS, key, tensors, lengths)
-    return value if value is None or value._base is None else owned(value)
+    return None if value is None else owned(value)
+
+
+def replay_first(operator: Any, replay: Callable[..., Any]) -> None:
+    """Let `replay` answer calls of an operator from Python, as compiled graphs make them, in which nothing is recorded.
+
+    It takes the operator's arguments, and returns None where no launch plan serves them. Torch's dispatcher, which it
+    spares, takes as long as a plan: it turns each text, number and list into its own kind and back.
+    """
+    dispatch = operator._op  # what `operator(...)` calls
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not (named or is_grad_enabled() or modes()):
+            result = replay(*arguments)
+            if result is not None:
+                return result
+        return dispatch(*arguments, **named)
+
+    operator._op = call
 
 
 def implement(run: Run) -> Run:
     """Make `run` the implementation of both operators, and return it; a decorator."""
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        if fact:
-            return run(expr, names, size, tensors, Fact.from_text(fact, facts), False)
-        key, lengths = _plan_key(expr, names, size)
-        anew = lambda *tensors: run(expr, names, size, list(tensors), None, False)
+        known = Fact.from_text(fact, facts)
+        if facts:  # a plan is for any tensors of one layout, and these are known to hold certain numbers
+            return run(expr, names, size, tensors, known, False)
+        key, lengths = _plan_key(expr, names, size, fact)
+        anew = lambda *tensors: run(expr, names, size, list(tensors), known, False)
         return owned(planned(PLAIN_CALLS, key, anew, tensors, lengths, True))
 
     def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:
@@ -131,9 +152,6 @@ def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        value = None if fact else _replayed(expr, names, size, tensors)
-        if value is not None:
-            return value
         if refuse_transforms(expr, tensors):
             return function(expr, names, size, tensors, Fact.from_text(fact, facts))
         if runs_at_once(tensors):
@@ -265,6 +283,7 @@ library.impl("kernel", _launch, "CUDA")
 torch.library.register_torch_dispatch("insum_ops::kernel", FunctionalTensorMode, _decompose, lib=library)
 
 call = torch.ops.insum_ops.run.default
+replay_first(call, _replayed)
 call_with_winners = torch.ops.insum_ops.run_with_winners.default
 library.impl("run_with_winners", _below_autograd, "Autograd")
 

@@ -154,7 +154,7 @@ def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | Non
     learning = ",".join(name for name, tensor in leaves.items() if tensor.requires_grad)
     key = choice_key(f"gradients of {expr}", leaves, lengths, f"for {learning}", False, torch.__version__)
     ways = [BY_TORCH, AS_STATEMENTS]
-    return fastest(key, ways, ways, {}, start, is_waited_for=True)
+    return fastest(key, ways, ways, start, is_waited_for=True)
 
 
 def _may_be_kept(statement: PreparedStatement) -> bool:

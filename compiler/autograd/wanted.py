@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ...formats.torch_state import is_watched
+from ...formats.torch_state import is_dynamo, is_watched
 
-__all__ = ["wanted_gradients"]
+__all__ = ["reached_gradients", "wanted_gradients"]
 
 _will_run: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
 LEAF = "AccumulateGrad"
@@ -26,13 +26,23 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
     longer than most kernels. A tracer asks for all.
     """
     needs: tuple[bool, ...] = ctx.needs_input_grad
-    if sum(needs) < 2 or is_watched():
+    return needs if is_dynamo() else reached_gradients(ctx, needs)
+
+
+def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return what `wanted_gradients` does, of those that `needs` says, if no tracer reads our code."""
+    if sum(needs) < 2:
         return needs
     nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each that needs a gradient
     if len(nodes) != sum(needs):
         return needs
+    for node in nodes:
+        if type(node).__name__ != LEAF:
+            break
+    else:
+        return needs
     following = iter(nodes)
-    return tuple([need and _is_reached(next(following)) for need in needs])
+    return needs if is_watched() else tuple([need and _is_reached(next(following)) for need in needs])
 
 
 def _is_reached(node: Any) -> bool:

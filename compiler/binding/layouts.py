@@ -8,7 +8,7 @@ them is no name that all three have. What does not lie so has to be copied first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
@@ -60,8 +60,10 @@ def copied_numbers(product: MatrixProduct, extents: Extents) -> int:
     35
     """
     groups = product.groups
+    seen = [tuple([name for name in names if extents[name] > 1]) for names in product.tensors]
+    if _agree(seen, groups):
+        return 0
     sizes = [prod(extents[name] for name in names) for names in product.tensors]
-    seen = [tuple(name for name in names if extents[name] > 1) for names in product.tensors]
     costs = sorted((sum(sizes[at] for at in chosen), chosen) for chosen in CHOICES)
     return next(
         cost for cost, chosen in costs if _agree([names for at, names in enumerate(seen) if at not in chosen], groups)
@@ -71,8 +73,10 @@ def copied_numbers(product: MatrixProduct, extents: Extents) -> int:
 def _agree(tensors: Sequence[Names], groups: Sequence[set[str]]) -> bool:
     """Return whether each of these tensors is a matrix as it lies, and each group has one order in all of them."""
     for number, group in enumerate(groups):
-        orders = {tuple(name for name in names if name in group) for names in tensors if group & {*names}}
-        if len(orders) > 1:
+        if not group:
+            continue
+        orders = {tuple([name for name in names if name in group]) for names in tensors}
+        if len(orders - {()}) > 1:
             return False
         for names in tensors:
             places = [at for at, name in enumerate(names) if name in group]
@@ -96,10 +100,12 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
     for left, right, result in products[:-1]:
         placed[result] = MatrixProduct(placed[left], placed[right], placed[result]).natural
 
+    cost = cache(partial(copied_numbers, extents=extents))  # a second round asks for most of them again
+
     def copied(at: int, names: Names) -> int:
         """The numbers that are copied for the products of one tensor, with its names in another order."""
         own = [[names if part == at else placed[part] for part in parts] for parts in products if at in parts]
-        return sum(copied_numbers(MatrixProduct(*parts), extents) for parts in own)
+        return sum(cost(MatrixProduct(*parts)) for parts in own)
 
     for _ in range(ROUNDS):
         before = list(placed)

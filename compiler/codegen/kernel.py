@@ -29,6 +29,7 @@ class Config:
     run: int = 1  # values that a program takes in turn of the index name of a schedule's runs
     is_aligned: bool = False  # what a warp stores at once begins where its length divides the output's memory
     evicts: bool = False  # results are the first to leave the cache, which has no room for all
+    is_ahead: bool = False  # a walk loads the positions of the next entries before it adds up those that it has
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,6 +51,7 @@ class Config:
             self.run > 1,
             self.is_aligned,
             self.evicts,
+            self.is_ahead,
         )
 
     def __str__(self) -> str:
@@ -62,6 +64,7 @@ class Config:
         extra += f" run={self.run}" if self.run > 1 else ""
         extra += " aligned" if self.is_aligned else ""
         extra += " evicts" if self.evicts else ""
+        extra += " ahead" if self.is_ahead else ""
         return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
 
 

@@ -3,39 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
+from ..binding import power_of_two
 from ..language import Access, Const, Index, Var, walk
 from ..planning import Factor, OneHot
 from .broadcast import Value
-from .scope import Scope
+from .scope import Narrow, Scope
 from .spec import Axes, KernelSpec
 
 __all__ = [
     "axes_of",
     "conjunction",
+    "define_narrow",
     "hiding_masks",
+    "load_ahead",
     "load_available",
     "load_factor",
+    "load_next",
     "moving_axes",
     "offset_of_rows",
     "pointer",
     "position_type",
+    "take_loaded",
 ]
 
 
 def load_available(scope: Scope) -> None:
     """Write the loads of all positions and tiles whose index names are defined by now, as far outside as possible."""
+    _load_positions(scope)
+    schedule = scope.spec.schedule
+    for at, factor in enumerate(schedule.factors):
+        hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
+        if at not in scope.tiles and scope.knows(factor.names) and scope.knows(hidden_by):
+            scope.tiles[at] = load_factor(scope, at, factor)
+
+
+def _load_positions(scope: Scope) -> None:
+    """Write the loads of all positions whose index names are defined by now; inner ones first, by which others are."""
     schedule = scope.spec.schedule
     for root in _indirections((schedule.output, *schedule.factors)):
         for access in walk(root):
             if access not in scope.positions and scope.knows(access.names):
                 _load_position(scope, access)
-    for at, factor in enumerate(schedule.factors):
-        hidden_by = [name for access in _hiding(scope.spec, factor) for name in access.names]
-        if at not in scope.tiles and scope.knows(factor.names) and scope.knows(hidden_by):
-            scope.tiles[at] = load_factor(scope, at, factor)
+
+
+def load_ahead(scope: Scope) -> None:
+    """Write the loads of the first turn's positions, in variables that get those of the next turn, see `load_next`."""
+    outer = {*scope.positions}
+    _load_positions(scope)
+    for loaded in (scope.positions, scope.valid):
+        loaded |= {key: scope.let(at.text, at.axes, "ahead") for key, at in loaded.items() if key not in outer}
+
+
+def take_loaded(scope: Scope, ahead: Scope) -> None:
+    """Write the positions that were loaded in the turn before, by names that stay when the next ones are there."""
+    for own, loaded in ((scope.positions, ahead.positions), (scope.valid, ahead.valid)):
+        for access, value in loaded.items():
+            if own.get(access) != value:
+                own[access] = scope.let(value.text, value.axes, "now")
+
+
+def load_next(scope: Scope, ahead: Scope) -> None:
+    """Write the loads of the positions of the next turn, for which index names are defined in `scope`."""
+    _load_positions(scope)
+    for own, loaded in ((scope.positions, ahead.positions), (scope.valid, ahead.valid)):
+        for access, value in loaded.items():
+            if own[access] != value:  # some are the same for all entries
+                scope.line(f"{value.text} = {own[access].text}")
 
 
 def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
@@ -46,11 +83,44 @@ def load_factor(scope: Scope, at: int, factor: Factor) -> Value:
         position, index = scope.positions[factor.position], scope.indices[factor.name]
         text = f"{spec.tile.spread(position, axes)} == {spec.tile.spread(index, axes)}"
         return scope.let(text, axes, "one_hot", torch.bool)
-    value = _load(scope, factor, axes, "0.0", f"v_{scope.identifier(factor.name)}", hiding_masks(scope, factor))
+    stem = f"v_{scope.identifier(factor.name)}"
+    narrow = next((part for part in scope.narrow if part.is_all_of(factor)), None)
+    if narrow is not None:
+        value = _load_narrow(scope, factor, narrow, stem)
+    else:
+        value = _load(scope, factor, axes, "0.0", stem, hiding_masks(scope, factor))
     dtype = spec.bound.dtypes[factor.name]
     if spec.flags.interpreted and dtype == torch.bfloat16:
         return Value(f"{value.text}.to(tl.float32)", value.axes, torch.float32)
     return Value(value.text, value.axes, dtype)
+
+
+def define_narrow(scope: Scope) -> None:
+    """Write the values of the first name of a flattened axis, if a factor has it and not the second: see `Narrow`.
+
+    Threads of one warp hand numbers to each other; between warps they would go through shared memory.
+    """
+    spec = scope.spec
+    if spec.config.num_warps > 1 or len(spec.axes) != 1 or spec.schedule.tables:
+        return
+    for flat in spec.schedule.flats:
+        outer, *inner = flat.parts
+        factors = [factor for factor in spec.schedule.factors if outer in factor.names]
+        if len(inner) != 1 or spec.is_varying(outer) or all(inner[0] in factor.names for factor in factors):
+            continue
+        length, axes = spec.schedule.extents[outer], (flat.name,)
+        values = scope.let(f"tl.arange(0, {power_of_two(length)})", axes, "narrow")
+        bound = scope.let(f"{values.text} < {length}", axes, "in_narrow")
+        places = scope.let(f"tl.minimum({scope.indices[outer].text}, {length - 1})", axes, "places")
+        scope.narrow.append(Narrow(outer, inner[0], values, bound, places))
+
+
+def _load_narrow(scope: Scope, factor: Access, narrow: Narrow, stem: str) -> Value:
+    """Write the load of a factor along the first name of a flattened axis, and what each element of the axis gets."""
+    own = scope.child(indent=0)
+    own.indices[narrow.outer], own.bounds[narrow.outer] = narrow.values, narrow.bound
+    value = _load(own, factor, narrow.values.axes, "0.0", stem, hiding_masks(scope, factor))
+    return scope.let(f"tl.gather({value.text}, {narrow.places.text}, 0)", narrow.values.axes, stem)
 
 
 def axes_of(scope: Scope, names: Sequence[str]) -> Axes:
@@ -140,26 +210,56 @@ def pointer(scope: Scope, access: Access, kind: str, axes: Axes) -> str:
     dtype = bound.dtype if is_output else bound.dtypes[access.name]
     itemsize = bound.winner_dtype.itemsize if kind == "winners" else dtype.itemsize
     is_wide = spec.flags.is_wide or _span(shape, strides) * itemsize >= 2**31
-    terms = []
     addends = list(_addends(scope, access.indices, shape, strides))
     # a result may be written to a place of other strides than it would be allocated with, see `Launcher.placed`
     # unless it is one of several, which their kernel's launcher allocates
     is_known = not is_output or (kind == "output" and (spec.schedule.stores_vectors or bool(spec.output)))
     is_vector = is_known and any(value.axes and strides[dim] == 1 for dim, value in addends)
+    terms = []
     for dim, value in addends:
         if not {*value.axes} <= {*axes}:  # the address does not depend on those, see `moving_axes`
             continue
-        text = spec.tile.spread(value, axes)
-        if strides[dim] == 0 or shape[dim] == 1 or text == "0":
+        if strides[dim] == 0 or shape[dim] == 1 or value.text == "0":
             if value.axes:  # the address does not change, but its shape must be the tile's
-                terms.append(f"{text} * 0")
+                terms.append(Term(value, " * 0"))
             continue
         # a sum in two steps has a distance in the second that the compiler knows
         parts = scope.sums.get(str(access.indices[dim]), ()) if strides[dim] == 1 else ()
-        for part in [spec.tile.spread(part, axes) for part in parts] or [text]:
-            term = f"tl.cast({part}, tl.int64)" if is_wide else part
-            terms.append(term if strides[dim] == 1 else f"{term} * {scope.stride(key, dim, strides[dim], is_vector)}")
-    return " + ".join([base, *terms])
+        step = "" if strides[dim] == 1 else f" * {scope.stride(key, dim, strides[dim], is_vector)}"
+        terms += [Term(part, step, is_wide) for part in parts or [value]]
+    return " + ".join([base, *_offsets(spec, terms, axes)])
+
+
+class Term(NamedTuple):
+    """A part of an address: an index, by what it is multiplied, and whether the product needs 64 bits."""
+
+    value: Value
+    step: str
+    is_wide: bool = False
+
+    def over(self, spec: KernelSpec, axes: Axes) -> str:
+        text = spec.tile.spread(self.value, axes)
+        return f"tl.cast({text}, tl.int64){self.step}" if self.is_wide else f"{text}{self.step}"
+
+
+def _offsets(spec: KernelSpec, terms: Sequence[Term], axes: Axes) -> Iterator[str]:
+    """Yield what is added to an address, over the axes of a tile.
+
+    What moves data takes as long as its instructions, of which each addition to an address is three for an element. So
+    terms over the same axes are added up before, in 32 bits; and all of them, unless those of the last axis lie along
+    memory: they are at constant distances from each other, which is part of a load or a store and no addition.
+    """
+    is_along = any(not term.step and term.value.axes == axes[-1:] for term in terms)
+    groups: dict[object, list[Term]] = {}
+    for at, term in enumerate(terms):
+        key = at if not (spec.schedule.form and term.value.axes) else term.value.axes if is_along else axes
+        groups.setdefault(key, []).append(term)
+    for group in groups.values():
+        own = tuple(axis for axis in axes if any(axis in term.value.axes for term in group))
+        if len(group) == 1:
+            yield group[0].over(spec, axes)
+        else:
+            yield spec.tile.spread(Value(f"({' + '.join(term.over(spec, own) for term in group)})", own), axes)
 
 
 def offset_of_rows(scope: Scope, name: str) -> Value:

@@ -9,7 +9,7 @@ from ..binding import power_of_two
 from ..language import Access
 from .broadcast import Value
 from .grid import bound_index, may_end_early, wide_extent
-from .loads import load_available
+from .loads import load_ahead, load_available, load_next, take_loaded
 from .scope import Scope
 from .spec import KernelSpec
 
@@ -91,17 +91,29 @@ def innermost(scope: Scope) -> Iterator[Scope]:
         load_available(scope)
     name, block = loops[-1], scope.spec.block(loops[-1])
     first, end = _range_of_blocks(scope, name)
-    end = scope.let(end, (), "end").text
-    whole = scope.let(f"{end} // {block} * {block}", (), "whole").text
-    for place, is_whole in ((f"{first}, {whole}", True), (f"tl.maximum({first}, {whole}), {end}", False)):
+    if _takes_entries(scope.spec, name):
+        whole = rest = scope.let(f"{first} + ({end} - {first}) // {block} * {block}", (), "whole").text
+    else:
+        end = scope.let(end, (), "end").text
+        whole = scope.let(f"{end} // {block} * {block}", (), "whole").text
+        rest = f"tl.maximum({first}, {whole})"
+    for place, is_whole in ((f"{first}, {whole}", True), (f"{rest}, {end}", False)):
         body = _open_range(scope, name, place, is_whole)
+        if _takes_entries(scope.spec, name) and not is_whole:
+            value = body.indices[name]
+            body.bounds[name] = body.let(f"{value.text} < {end}", value.axes, f"in_{body.identifier(name)}")
         load_available(body)
         yield body
 
 
 def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
-    """Whether a mask alone keeps a sum from reading several elements at once: all rows of its factors are aligned."""
+    """Whether a mask alone keeps a sum from reading several elements at once: all rows of its factors are aligned.
+
+    Blocks of a row's entries are whole but for the last.
+    """
     schedule = spec.schedule
+    if _takes_entries(spec, name):
+        return True
     if name != schedule.along or schedule.roles[name] != "step" or not may_end_early(spec, name, spec.block(name)):
         return False
     parts = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
@@ -112,6 +124,12 @@ def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
         for index, stride in zip(factor.indices, spec.strides[factor.name])
         if str(index) not in parts
     )
+
+
+def _takes_entries(spec: KernelSpec, name: str) -> bool:
+    """Whether a loop takes a block of the entries of the row that a program owns at a time."""
+    owner = spec.schedule.owner
+    return owner is not None and name == owner.segment and spec.schedule.roles[name] == "step"
 
 
 def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
@@ -151,23 +169,36 @@ def _entries_at_once(spec: KernelSpec) -> int:
 def _open_entries(scope: Scope) -> list[Scope]:
     """Open the loop over the entries of one row, or of rows side by side, several in a turn; return a scope for each.
 
-    All of their loads are written here: with one entry in a turn, each would wait for the one before.
+    All of their loads are written here: with one entry in a turn, each would wait for the one before. Positions may be
+    loaded a turn ahead, since what they point to can't be loaded before they are there.
     """
     spec, (name,) = scope.spec, scope.spec.schedule.names("segment")
     count, (first, last) = _entries_at_once(spec), row_segment(scope)
+    is_ahead = spec.config.is_ahead
     if first.axes:
         length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
-        scope.line(f"for turn in range(0, {length.text}, {count}):")
-        start = f"{first.text} + turn"
+        begin, start, turns = first.text, f"{first.text} + turn", f"for turn in range(0, {length.text}, {count}):"
     else:
-        start = "start"
-        scope.line(f"for start in range({first.text}, {last.text}, {count}):")
+        begin, start, turns = first.text, "start", f"for start in range({first.text}, {last.text}, {count}):"
+
+    def entry(scope: Scope, begin: str, at: int, may_be_last: bool) -> Scope:
+        """Write the place of an entry, and whether the row has it."""
+        place = scope.indices[name] = scope.let(f"{begin} + {at}", first.axes, scope.index(name))
+        if may_be_last:
+            scope.bounds[name] = scope.let(f"{place.text} < {last.text}", first.axes, f"in_{scope.identifier(name)}")
+        return scope
+
+    ahead = [entry(scope.child(indent=0), begin, at, True) for at in range(count)] if is_ahead else []
+    for own in ahead:
+        load_ahead(own)
+    scope.line(turns)
     bodies = [scope.child() for _ in range(count)]
     for at, body in enumerate(bodies):
-        place = body.indices[name] = body.let(f"{start} + {at}", first.axes, body.index(name))
-        if at or first.axes:
-            body.bounds[name] = body.let(f"{place.text} < {last.text}", first.axes, f"in_{body.identifier(name)}")
-        load_available(body)
+        if is_ahead:
+            take_loaded(body, ahead[at])
+        load_available(entry(body, start, at, bool(at or first.axes)))
+    for at, own in enumerate(ahead):
+        load_next(entry(scope.child(), start, count + at, True), own)
     return bodies
 
 
@@ -193,6 +224,9 @@ def _open_blocks(scope: Scope, name: str) -> Scope:
 def _range_of_blocks(scope: Scope, name: str) -> tuple[str, str]:
     """Write the first value of an index that the program takes and the one after its last, those of its part."""
     block = scope.spec.block(name)
+    if _takes_entries(scope.spec, name):
+        first, last = row_segment(scope)
+        return first.text, last.text
     end = wide_extent(scope, name, block)
     if name != _shared_loop(scope.spec):
         return "0", end
@@ -217,7 +251,7 @@ def define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False
         scope.define(name, f"{start}{scope.spec.tile.arange(name)}", (name,))
     else:
         scope.define(name, f"{start}0")
-    if not is_whole:
+    if not is_whole and not _takes_entries(scope.spec, name):
         bound_index(scope, name, block)
     _split_flat(scope, name)
 

@@ -14,7 +14,16 @@ from math import prod
 from typing import NamedTuple
 
 from .broadcast import Value
-from .loads import conjunction, load_available, pointer, position_type
+from .loads import (
+    conjunction,
+    define_narrow,
+    load_ahead,
+    load_available,
+    load_next,
+    pointer,
+    position_type,
+    take_loaded,
+)
 from .products import add_product, zeros
 from .scope import Scope
 from .spec import KernelSpec
@@ -46,6 +55,7 @@ class Neighbour(NamedTuple):
 def write_runs(*scopes: Scope) -> None:
     """Write the loops over a program's values of p: several at once, whose loads come first, and the last ones."""
     scope, count = scopes[0], _at_once(scopes[0].spec)
+    define_narrow(scope)
     held = [_start(statement) for statement in scopes if statement.spec.schedule.run]
     if count > 1:
         scope.line(f"whole = first_row + (past_row - first_row) // {count} * {count}")
@@ -87,15 +97,23 @@ def _at_once(spec: KernelSpec) -> int:
 
 def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int, held: Sequence[Held]) -> None:
     """Write a loop over values of p, so many in a turn."""
-    scope = scopes[0]
+    scope, is_ahead = scopes[0], count > 1 and scopes[0].spec.config.is_ahead
+    ahead = [_with_end(_entry(scope, f"first_row + {at}")) for at in range(count)] if is_ahead else []
+    for entry in ahead:
+        load_ahead(entry)
     scope.line(f"for {variable} in range({bounds}):")
     body = scope.child()
     if scope.spec.schedule.tables:
         _write_turn(body, scopes, variable, held)
         return
     (own,) = held
-    places = [f"{variable} + {at}" for at in range(count)] if count > 1 else [variable]
-    for neighbour in [_neighbour(body, place, own) for place in places]:
+    entries = [_entry(body, f"{variable} + {at}" if count > 1 else variable) for at in range(count)]
+    for entry, loaded in zip(entries, ahead):
+        take_loaded(entry, loaded)
+    neighbours = [_neighbour(entry, own) for entry in entries]
+    for at, loaded in enumerate(ahead):
+        load_next(_with_end(_entry(body, f"{variable} + {count + at}")), loaded)
+    for neighbour in neighbours:
         _add(body, neighbour, own)
 
 
@@ -106,14 +124,20 @@ def _entry(scope: Scope, at: str) -> Scope:
     return entry
 
 
-def _neighbour(scope: Scope, at: str, held: Held) -> Neighbour:
+def _with_end(entry: Scope) -> Scope:
+    """Write whether a value of p is one of the program's, which those of the next turn may not be."""
+    name = entry.spec.turn
+    entry.bounds[name] = entry.let(f"{entry.indices[name].text} < past_row", (), f"in_{entry.identifier(name)}")
+    return entry
+
+
+def _neighbour(entry: Scope, held: Held) -> Neighbour:
     """Write the loads of one value of p, of a statement without tables.
 
     Its product comes later, in one instruction with the addition.
     """
-    entry = _entry(scope, at)
     load_available(entry)
-    (target,) = scope.spec.schedule.output.indirections
+    (target,) = entry.spec.schedule.output.indirections
     return Neighbour(entry.positions[target], lambda: add_product(entry, held.sums[0], True))
 
 

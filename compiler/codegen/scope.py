@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from math import gcd
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from .broadcast import Value
 from .kernel import ALIGNED, Parameter
 from .spec import Axes, KernelSpec
 
-__all__ = ["Scope", "Symbols"]
+__all__ = ["Narrow", "Scope", "Symbols"]
 
 
 @dataclass
@@ -54,6 +55,23 @@ class Symbols:
         return self.parameters.setdefault(Parameter(kind, name, dim), text)
 
 
+class Narrow(NamedTuple):
+    """The first of two names of a flattened axis, over an axis of its own: a warp loads each of its values once.
+
+    By its address a factor that has this name alone would be loaded again for every element along the second.
+    """
+
+    outer: str
+    inner: str
+    values: Value
+    bound: Value  # where they are inside the extent
+    places: Value  # for each element of the flattened axis, the number of its value
+
+    def is_all_of(self, factor: Access) -> bool:
+        """Return whether a factor has the first name, and not the second."""
+        return self.outer in factor.names and self.inner not in factor.names
+
+
 @dataclass
 class Scope:
     """A block of the kernel's text and what is defined in it.
@@ -68,11 +86,13 @@ class Scope:
     depth: int = 1
     prefix: str = "i"  # of the variables that hold index values
     indices: dict[str, Value] = field(default_factory=dict)  # index name -> its value or values
+    starts: dict[str, Value] = field(default_factory=dict)  # index name -> the first of its values
     sums: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # index name -> two values, whose sum it is
     bounds: dict[str, Value] = field(default_factory=dict)  # index name -> where it is inside its extent
     positions: dict[Access, Value] = field(default_factory=dict)  # indirection -> what was loaded for it
     valid: dict[Access, Value] = field(default_factory=dict)  # indirection -> where it is not -1
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
+    narrow: list[Narrow] = field(default_factory=list)
     loaded: dict[str, Value] | None = None  # expression -> its value, where several statements share what is loaded
 
     # children

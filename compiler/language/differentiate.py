@@ -6,11 +6,11 @@ every index name that the products differ in becomes an index tensor read at the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from .ir import Access, Index, Statement, Var, walk
+from .ir import Access, Index, Number, Statement, Var, walk
 from .parse import parse
 
 __all__ = [
@@ -167,15 +167,14 @@ def terms(expr: str, name: str) -> tuple[Term, ...]:
     (('dB[k] += dC[i] * A[i,k]', 'dC', ('A',)),)
     >>> terms("C[i] = max(A[i,k] * B[k])", "B")
     (('dB[K[i]] += dC[i] * A[i,K[i]]', 'dC', ('K', 'A')),)
+    >>> terms("Y[()] += X[i,j] * X[i,j]", "X")
+    (('dX[i,j] += dY[()] * X[i,j] * 2', 'dY', ('X',)),)
     """
     statement = parse(expr)
     upstream = upstream_name(statement)
-    gradients = []
-    for at, factor in enumerate(statement.factors):
-        if isinstance(factor, Access) and factor.name == name:
-            derived = gradient(statement, at)
-            gradients.append((str(derived), upstream, tuple(key for key in derived.tensor_names if key != upstream)))
-    return tuple(gradients)
+    places = [at for at, factor in enumerate(statement.factors) if isinstance(factor, Access) and factor.name == name]
+    derived = _added_up([gradient(statement, at) for at in places])
+    return tuple((str(each), upstream, tuple(key for key in each.tensor_names if key != upstream)) for each in derived)
 
 
 @lru_cache(maxsize=1024)
@@ -188,12 +187,32 @@ def tangent_terms(expr: str, name: str) -> tuple[Term, ...]:
     (('tC[i] += A[i,k] * tB[k]', 'tB', ('A',)),)
     """
     statement = parse(expr)
-    tangents = []
-    for at, factor in enumerate(statement.factors):
-        if isinstance(factor, Access) and factor.name == name:
-            derived = tangent(statement, at)
-            tangent_factor = derived.factors[at]
-            assert isinstance(tangent_factor, Access)
-            others = tuple(key for key in derived.tensor_names if key != tangent_factor.name)
-            tangents.append((str(derived), tangent_factor.name, others))
-    return tuple(tangents)
+    places = [at for at, factor in enumerate(statement.factors) if isinstance(factor, Access) and factor.name == name]
+    tangent_name = fresh_name(f"t{name}", {*statement.tensor_names, statement.output.name})
+    derived = _added_up([tangent(statement, at) for at in places])
+    return tuple(
+        (str(each), tangent_name, tuple(key for key in each.tensor_names if key != tangent_name)) for each in derived
+    )
+
+
+def _added_up(statements: Sequence[Statement]) -> list[Statement]:
+    """Return statements with the same sum, those that are equal but for the names of indices as one with a number.
+
+    A square has two gradients that are the same, and so has `X[i,j] * X[j,i]`.
+    """
+    counts = dict[object, tuple[Statement, int]]()
+    for statement in statements:
+        names = {name: str(number) for number, name in enumerate(statement.names)}
+        key = _renamed(statement.output, names), *sorted(_renamed(factor, names) for factor in statement.factors)
+        first, count = counts.get(key, (statement, 0))
+        counts[key] = first, count + 1
+    return [
+        each if count == 1 else replace(each, factors=(*each.factors, Number(count))) for each, count in counts.values()
+    ]
+
+
+def _renamed(item: Access | Index | Number, names: Mapping[str, str]) -> str:
+    """Return the text of a part of a statement with other names for indices."""
+    if isinstance(item, Access):
+        return f"{item.name}[{','.join(_renamed(index, names) for index in item.indices)}]"
+    return f"'{names[item.name]}" if isinstance(item, Var) else str(item)

@@ -14,8 +14,10 @@ A file imports only from those above it.
     relayout         a tensor copied so that rows of it are picked instead of elements
     split            a statement of many factors as several of fewer
     grouping         a statement over tiles of equal index
+    aligned          a product over copies of its operands whose rows are aligned
 """
 
+from .aligned import Aligned, AlignedCopy, aligned
 from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
@@ -37,6 +39,8 @@ __all__ = [
     "SHORT",
     "VECTOR_BYTES",
     "WARP_ROW",
+    "Aligned",
+    "AlignedCopy",
     "Device",
     "Dot",
     "Factor",
@@ -52,6 +56,7 @@ __all__ = [
     "Split",
     "Strides",
     "Sum",
+    "aligned",
     "beside_each_other",
     "block_along",
     "described_as",

@@ -25,7 +25,7 @@ from ...formats.facts import ConstantTables, Fact, Tables
 from ..binding import Bound, power_of_two
 from ..language import Access, Var, walk
 from .constant_tables import line_of_access
-from .contraction import SHORT, Dot, Node, contract, dots, leaves, multiply
+from .contraction import SHORT, Dot, Node, Sum, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
 from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_by, owned_rows
@@ -46,11 +46,12 @@ __all__ = [
 Strides = Mapping[str, tuple[int, ...]]
 
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
-# A loop is shared by several programs where tiles of this size would leave multiprocessors without one. It has then
-# four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
+# A sum is shared by several programs where tiles of this size would leave multiprocessors without one. Its longest loop
+# has then four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
 SHARED_TILE = 64
 MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more elements with each of them
-SHARED_LOOP = 2 * 4 * 128
+DEEPEST_TILE = 128
+SHARED_LOOP = 2 * 4 * DEEPEST_TILE
 LINE = 32  # results side by side along memory, of 4 bytes each: the narrowest tile whose loads fill a line
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
@@ -120,8 +121,10 @@ class Schedule:
 
     @cached_property
     def walks_rows(self) -> bool:
-        """Whether a program adds up the entries of the rows that it owns, one by one: nothing but rows to be moved."""
-        return self.owner is not None and self.is_sum and not self.uses_dot and not self.names("loop", "step")
+        """Whether a program adds up the entries of the rows that it owns: nothing but rows to be moved."""
+        if self.owner is None or not self.is_sum or self.uses_dot:
+            return False
+        return not self.names("loop") and {*self.names("step")} <= {self.owner.segment}
 
     @cached_property
     def uses_dot(self) -> bool:
@@ -151,7 +154,7 @@ class Schedule:
     @cached_property
     def has_table(self) -> bool:
         """Whether a factor is a table over three short axes, summed before it is multiplied with the others."""
-        return any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
+        return self.uses_dot and any(len(leaf.axes) > 2 for leaf in leaves(self.tree))
 
     @property
     def reduction(self) -> str:
@@ -433,10 +436,15 @@ def _finish(
 def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
     """Return the contraction of the factors over these tile axes, or None if there is none."""
     axes = {*tiles, *steps}
-    leaves = [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
     if not start.bound.statement.is_sum:
-        return multiply(leaves)
-    return contract(leaves, frozenset(tiles), {axis: min(start.extents[axis], 128) for axis in axes}, use_dot)
+        return multiply(_leaves(start, axes))
+    sizes = {axis: min(start.extents[axis], 128) for axis in axes}
+    return contract(_leaves(start, axes), frozenset(tiles), sizes, use_dot)
+
+
+def _leaves(start: Start, axes: set[str]) -> list[frozenset[str]]:
+    """Return for each factor which of the axes it varies over."""
+    return [frozenset(axes.intersection(start.varies_over(factor))) for factor in start.factors]
 
 
 def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
@@ -561,7 +569,9 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
     """
     if not schedule.may_be_shared:
         return False
-    longest = max(schedule.extents[name] for name in schedule.names("loop", "step"))
+    summed = math.prod(schedule.extents[name] for name in schedule.names("loop", "step"))
+    loops = [schedule.extents[name] * DEEPEST_TILE for name in schedule.names("loop")]  # of one at a time
+    longest = max([*loops, *[schedule.extents[name] for name in schedule.names("step")]])
     along = schedule.along
     programs = math.prod(
         -(-schedule.extents[name] // (SHARED_TILE if not along else LINE if name == along else 1))
@@ -570,7 +580,7 @@ def _is_worth_sharing(schedule: Schedule) -> bool:
         for name, role in schedule.roles.items()
         if role in ("grid", "tile")
     )
-    return longest >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
+    return min(summed, longest) >= SHARED_LOOP and programs < device_of(schedule.bound.device).wave
 
 
 def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:
@@ -598,13 +608,16 @@ def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> li
 def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
     """Return a schedule with several summands side by side instead of results: many loads are then in flight.
 
-    None if no loop has `least` summands, or if summands are side by side already.
+    None if no loop has `least` summands, or if summands are side by side already. The entries of a row count as many.
     """
     sums = [name for name in plain.names("loop") if start.extents[name] >= least]
-    if not sums or plain.names("step") or not plain.names("tile"):
+    if not (sums or plain.walks_rows) or plain.names("step") or not plain.names("tile"):
         return None
     tiles = plain.names("tile")[-1:]
     start = replace(start, extents=plain.extents, flats=plain.flats)  # of which its tile may be one
+    if not sums:
+        steps = plain.names("segment")
+        return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
     start, step = _joined(start, strides, max(sums, key=lambda name: start.extents[name]))
     along = tiles[0] if reads_stretches(start) and start.owner is None else ""
     return _finish(start, tiles, (step,), _tree(start, tiles, (step,), use_dot=False), along)
@@ -619,7 +632,8 @@ def _joined(start: Start, strides: Strides, name: str) -> tuple[Start, str]:
 def _tiled(start: Start, tiling: Tiling) -> Schedule:
     """Return the schedule of a statement that moves data, with these tiles."""
     start, tiles = start.with_axes(tiling.tiles)
-    tree = _tree(start, tiles, tiling.steps, use_dot=False)
+    product = multiply(_leaves(start, {*tiles, *tiling.steps})) if len(tiles) + len(tiling.steps) > 2 else None
+    tree = Sum(product, *tiling.steps) if product else _tree(start, tiles, tiling.steps, use_dot=False)
     return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
 
 

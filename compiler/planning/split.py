@@ -11,7 +11,7 @@ from ..language import Access, Index, Number, Statement, Var, fresh_name
 from .device import Device
 from .relayout import MOST_GAIN, Split, relaid
 
-__all__ = ["Split", "split"]
+__all__ = ["Split", "has_matrices", "split"]
 
 POSITIONS = "uvwxyz"  # names of dimensions that were gathered from
 
@@ -203,13 +203,13 @@ def _seconds(
 ) -> float:
     """Return the least time of one kernel: for its work, or for reading each factor once and writing the output."""
     products = prod(extents[name] for name in statement.names)
-    is_matrix_product = uses_tensor_cores and _has_matrices(statement)
+    is_matrix_product = uses_tensor_cores and has_matrices(statement)
     rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops
     elements = sum(prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses))
     return max(2 * products / rate, elements * itemsize / device.bandwidth) + device.launch_gap
 
 
-def _has_matrices(statement: Statement) -> bool:
+def has_matrices(statement: Statement) -> bool:
     """Return whether two factors share a summed name and each has a name on the left that the other lacks."""
     kept, summed = set(statement.free), set(statement.summed)
     names = [set(access.names) for access in statement.accesses]

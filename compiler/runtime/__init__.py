@@ -22,12 +22,13 @@ A file imports only from those above it.
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
 from .calls import PLAIN_CALLS, arguments
 from .copies import sum_of_copies
-from .group_tables import GroupTables, group_tables, has_met, is_sorted, meet, new_group_tables
+from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
 from .plan_cache import keep_learning, planned, recalled, replayed
 from .ranges import (
+    ascends,
     check_ranges,
     remember_range,
     remember_segments,
@@ -51,6 +52,7 @@ __all__ = [
     "arguments",
     "as_memory",
     "as_traced",
+    "ascends",
     "cache_dir",
     "cache_size",
     "cast_operands",
@@ -58,7 +60,6 @@ __all__ = [
     "followed",
     "group_tables",
     "has_met",
-    "is_sorted",
     "joint_launcher",
     "keep_learning",
     "launcher",

@@ -33,7 +33,6 @@ __all__ = [
     "GroupTables",
     "group_tables",
     "has_met",
-    "is_sorted",
     "meet",
     "new_group_tables",
     "number_of_tiles",
@@ -166,11 +165,6 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     return tables
 
 
-def is_sorted(index: Tensor) -> bool:
-    """Return whether an index tensor [P] ascends. The answer is waited for."""
-    return bool((index[1:] >= index[:-1]).all())
-
-
 def meet(index: Tensor) -> None:
     """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
     if not _is_captured(index) and _known(index) is None and may_keep(index) and not index.is_inference():
@@ -253,7 +247,7 @@ def _remember_facts(tables: GroupTables, length: int, count: int, tile: int) -> 
     """Cache what is known of tables by how they are made, so that nothing is read."""
     positions, values, pointers = tables
     remember_range(positions, -1 if tile > 1 else 0, length - 1)
-    remember_range(values, -1, count - 1)
+    remember_range(values, -1, count - 1, ascends=tile == 1)  # else tiles that are not needed have a -1
     remember_segments(pointers, 0)  # how long the longest is would have to be read
 
 

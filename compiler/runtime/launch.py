@@ -241,13 +241,9 @@ class Launcher:
 
     def allocate(self, tensors: Sequence[Tensor], fact: Fact | None) -> Tensor:
         """Return the output with everything in it that the kernel will not write itself."""
-        size, device = self.size, self.device
-        if self.bound.is_seeded:
-            seed = tensors[self.seed]
-            if seed.dtype is self.sum_dtype:
-                return seed.clone(memory_format=torch.contiguous_format)
-            return seed.to(self.sum_dtype, copy=True, memory_format=torch.contiguous_format)
-        output = torch.empty_strided(size, self.strides, dtype=self.sum_dtype, device=device)
+        output = torch.empty_strided(self.size, self.strides, dtype=self.sum_dtype, device=self.device)
+        if self.bound.is_seeded:  # a plan allocates without the dispatcher, which `clone` would ask
+            return output.copy_(tensors[self.seed])
         if self.preparation == "fill":
             assert isinstance(fact, OwnedRows)
             assert fact.rows_to_zero is not None

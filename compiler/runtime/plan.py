@@ -52,6 +52,7 @@ class Services:
     has_several_devices: bool
     is_capturing: Callable[[], bool]
     ranges_of: Callable[..., list[tuple[int, int]]]  # of several tensors
+    ascends: Callable[[Tensor], bool]  # whether a tensor's numbers do
     range_expression: Callable[..., str]  # whether an input of a fixed layout has a known range, as text
     rounds_sums: Callable[[torch.dtype], bool]
     precision: Callable[[], str]  # of float32 products, by which kernels differ
@@ -99,7 +100,7 @@ class Steps:
     def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
         """Return the steps of a recorded run that its result, with Slots for tensors, depends on."""
         count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
-        steps, result = _in_final_shape(_needed(recording.steps, result), result)
+        steps, result = _in_final_shape(_needed(_without_expansion(recording.steps), result), result)
         read = {slot.number for step in steps for slot in _reads(step)}
         pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
         ranges = tuple(
@@ -154,6 +155,21 @@ def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
         needed |= reads
         needed_steps.append(step)
     return needed_steps[::-1]
+
+
+def _without_expansion(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps, new memory filled with a tensor as it is where that was expanded first: `copy_` does that."""
+    rewritten = list(steps)
+    for at, step in enumerate(steps):
+        if isinstance(step, Launch) or step.function is not Tensor.copy_ or len(step.args) != 2:
+            continue
+        memory, expansion = (_maker(steps, slot) for slot in step.args)
+        if memory is None or memory.function is not ALLOCATE or expansion is None:
+            continue
+        view = expansion.view(step.args[1]) if expansion.function is Tensor.expand else None
+        if view is not None and view.size == tuple(memory.args[0]):
+            rewritten[at] = replace(step, args=(step.args[0], view.base))
+    return rewritten
 
 
 def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...], Any]:
@@ -303,7 +319,9 @@ class _Writer:
         if not numbers:
             return
         bounds = "".join(f"(low{number}, high{number}), " for number in numbers)
-        values = f"{self.constant(services.ranges_of)}({', '.join(f'x{number}' for number in numbers)})"
+        ordered = sorted({numbers.index(each.slot.number) for each in checked if each.ascends is not None})
+        named = [f"x{number}" for number in numbers] + ([f"ordered={ordered}"] if ordered else [])
+        values = f"{self.constant(services.ranges_of)}({', '.join(named)})"
         if not is_generalised:
             known = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
@@ -315,6 +333,8 @@ class _Writer:
         for each in checked:
             number = each.slot.number
             self.miss_if(f"high{number} >= {each.extent} or (low{number} < 0) is not {each.is_padded}")
+            if each.ascends is not None:
+                self.miss_if(f"{self.constant(services.ascends)}(x{number}) is not {each.ascends}")
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""
@@ -541,8 +561,9 @@ class _Join:
 
     def range(self, first: Range, second: Range) -> Range:
         """Return a guard on an index range that stands for both."""
-        self.differs |= (first.slot, first.is_padded) != (second.slot, second.is_padded)
-        return Range(first.slot, self.value(first.extent, second.extent), first.is_padded)
+        same = replace(second, extent=first.extent)
+        self.differs |= first != same
+        return replace(first, extent=self.value(first.extent, second.extent))
 
     def value(self, first: Any, second: Any) -> Any:
         """Return an argument that stands for both: equal ones as they are, integers that differ as a Length."""

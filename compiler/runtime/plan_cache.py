@@ -44,7 +44,7 @@ from ..binding import shape_class
 from .calls import PLAIN_CALLS, arguments, integers
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
-from .ranges import range_expression, remembered_ranges
+from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
@@ -78,6 +78,7 @@ SERVICES = Services(
     SEVERAL_GPUS,
     is_capturing,
     remembered_ranges,
+    ascends,
     range_expression,
     may_round_sums,
     float32_precision,
@@ -231,7 +232,7 @@ def planned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...] = (),
     varies: bool = False,
-    owned: Sequence[Tensor | None] = (),
+    owned: Sequence[Tensor | None] | None = (),
     kind: str = "",
 ) -> Any:
     """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
@@ -243,7 +244,8 @@ def planned(
         tensors: its arguments, in the order in which a plan takes them.
         numbers: sizes on which the function depends, which may differ from call to call as lengths do.
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
-        owned: tensors among those that the function pins which the cache's owner guards itself.
+        owned: tensors among those that the function pins which the cache's owner guards itself. None if calls over
+            other index tensors share the cache: all of them are among `tensors` then, and none is ever pinned.
         kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
     """
     result = replayed(cache, call_key, tensors, numbers)
@@ -268,7 +270,7 @@ def _by_key(
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     varies: bool,
-    owned: Sequence[Tensor | None],
+    owned: Sequence[Tensor | None] | None,
 ) -> Any:
     """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
     call_key, numbers, *_ = recent_key
@@ -350,7 +352,7 @@ def _recorded(
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     lengths: list[int | None],
-    owned: Sequence[Tensor | None],
+    owned: Sequence[Tensor | None] | None,
 ) -> Any:
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
@@ -369,7 +371,10 @@ def _recorded(
     if recording.refusal or not recording.steps:
         layout.attempts = ATTEMPTS
         return result
-    steps = Steps.of(recording, result_slots, owned)
+    steps = Steps.of(recording, result_slots, owned or ())
+    if owned is None and not all([tensor.is_floating_point() for tensor in steps.pinned.values()]):
+        layout.attempts = ATTEMPTS
+        return result
     plan = plan_of(steps, SERVICES)
     if plan is not None:
         layout.add(plan)

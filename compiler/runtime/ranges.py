@@ -1,9 +1,9 @@
-"""Index values against the dimensions they point into, read once per tensor and remembered."""
+"""Index values against the dimensions they point into, and whether they ascend; read once per tensor, remembered."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -17,6 +17,7 @@ from ..language import IndexRangeError
 from .recording import paused
 
 __all__ = [
+    "ascends",
     "check_ranges",
     "range_expression",
     "read_ranges",
@@ -32,21 +33,23 @@ _RANGE, _SEGMENTS = "_insum_value_range", "_insum_segments"
 class _Range(ChangeGuard):
     """The smallest and the largest value of one tensor; a copy has the tensor's attributes too, but is another one."""
 
-    __slots__ = ("owner", "values")
+    __slots__ = ("ascends", "owner", "values")
 
     def __init__(self, index: Tensor) -> None:
         super().__init__(index)
         self.owner = ref(index)
         self.values = 0, -1
+        self.ascends: bool | None = None  # nobody has asked yet
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
 
 
-def read_ranges(indices: Sequence[Tensor]) -> list[tuple[int, int]]:
+def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> list[tuple[int, int]]:
     """Return the smallest and the largest value of each tensor, `(0, -1)` if it has none, and keep them with it.
 
-    However many tensors there are, the host waits once for each device.
+    Of those at the places `ordered` it is kept too whether they ascend. However many tensors there are, the host waits
+    once for each device.
     """
     kept = [_new_range(index) for index in indices]  # before they are read: another thread may write to them
     values = [(0, -1)] * len(indices)
@@ -56,27 +59,60 @@ def read_ranges(indices: Sequence[Tensor]) -> list[tuple[int, int]]:
             by_device.setdefault(index.device, []).append(at)
     for numbers in by_device.values():
         with paused():
+            asked = [at for at in numbers if at in ordered]
             bounds = [bound for at in numbers for bound in torch.aminmax(indices[at])]
+            bounds += [_is_ascending(indices[at]) for at in asked]
             read = torch.stack(bounds).tolist()  # of int32 and int64 too, as int64
         for place, at in enumerate(numbers):
             values[at] = read[2 * place], read[2 * place + 1]
-    for index, new_range, own in zip(indices, kept, values):
-        _keep(index, new_range, own)
+        for answer, at in zip(read[2 * len(numbers) :], asked):
+            if (own := kept[at]) is not None:
+                own.ascends = bool(answer)
+    for index, new_range, own_values in zip(indices, kept, values):
+        _keep(index, new_range, own_values)
     return values
 
 
-def remember_range(index: Tensor, low: int, high: int) -> None:
-    """Cache the range of a tensor whose values lie from `low` to `high`, as its maker knows; nothing is read."""
-    if _cached_range(index) is None:
-        _keep(index, _new_range(index), (low, high))
+def _is_ascending(index: Tensor) -> Tensor:
+    """Return whether an index tensor [P] ascends, as a number on its device."""
+    return (index[1:] >= index[:-1]).all().to(index.dtype)
 
 
-def _cached_range(index: Tensor) -> tuple[int, int] | None:
-    """Return the range that is kept with a tensor; None if there is none or the tensor has changed since."""
+def ascends(index: Tensor) -> bool:
+    """Return whether an index tensor [P] ascends, read once per tensor and version.
+
+    One that can't be read, while a CUDA graph is captured or on the meta device, counts as one that does not.
+    """
+    cached = _cached(index)
+    if cached is not None and cached.ascends is not None:
+        return cached.ascends
+    if (index.is_cuda and is_capturing()) or index.is_meta:
+        return False
+    with paused():
+        answer = bool(_is_ascending(index))
+    if cached is not None:
+        cached.ascends = answer
+    return answer
+
+
+def remember_range(index: Tensor, low: int, high: int, ascends: bool = False) -> None:
+    """Cache the range of a tensor whose values lie from `low` to `high`, as its maker knows; nothing is read.
+
+    Nor is its order: whether it ascends is for its maker to say.
+    """
+    if _cached(index) is None:
+        new_range = _new_range(index)
+        if new_range is not None:
+            new_range.ascends = ascends
+        _keep(index, new_range, (low, high))
+
+
+def _cached(index: Tensor) -> _Range | None:
+    """Return what is kept with a tensor; None if there is nothing or the tensor has changed since."""
     cached: _Range | None = getattr(index, _RANGE, None)
     if not cached:  # a pickle has an empty dictionary in its place
         return None
-    return cached.values if cached.owner() is index and cached.holds_for(index) else None
+    return cached if cached.owner() is index and cached.holds_for(index) else None
 
 
 def _new_range(index: Tensor) -> _Range | None:
@@ -105,25 +141,28 @@ def remembered_range(index: Tensor) -> tuple[int, int]:
     return remembered_ranges(index)[0]
 
 
-def remembered_ranges(*indices: Tensor) -> list[tuple[int, int]]:
+def remembered_ranges(*indices: Tensor, ordered: Collection[int] = ()) -> list[tuple[int, int]]:
     """Return the smallest and the largest value of each tensor, read once per tensor and version.
 
-    A tensor without values has (0, -1), and one that can't be read (-1, -1): any entry may be -1 then. Nothing is read
-    while a CUDA graph is captured, and there is nothing to read on the meta device.
+    Where tensors at the places `ordered` have to be read, the answer of `ascends` is read with them. A tensor without
+    values has (0, -1), and one that can't be read (-1, -1): any entry may be -1 then. Nothing is read while a CUDA
+    graph is captured, and there is nothing to read on the meta device.
     """
-    values = [_cached_range(index) for index in indices]
+    values = [None if (cached := _cached(index)) is None else cached.values for index in indices]
     if None not in values:
         return values  # type: ignore[return-value]
     unread: dict[int, list[int]] = {}  # where each tensor stands that is to be read, by its id
-    for at, (index, cached) in enumerate(zip(indices, values)):
-        if cached is not None:
+    for at, (index, known) in enumerate(zip(indices, values)):
+        if known is not None:
             continue
         if (index.is_cuda and is_capturing()) or index.is_meta:
             values[at] = -1, -1
         else:
             unread.setdefault(id(index), []).append(at)
     if unread:
-        for places, read in zip(unread.values(), read_ranges([indices[places[0]] for places in unread.values()])):
+        asked = [number for number, places in enumerate(unread.values()) if not {*ordered}.isdisjoint(places)]
+        all_read = read_ranges([indices[places[0]] for places in unread.values()], asked)
+        for places, read in zip(unread.values(), all_read):
             for at in places:
                 values[at] = read
     return values  # type: ignore[return-value]

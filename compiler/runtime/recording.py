@@ -139,11 +139,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Range:
-    """The positions in an index tensor are below `extent`, and some are negative if `is_padded`."""
+    """The positions in an index tensor are below `extent`, and some are negative if `is_padded`.
+
+    Whether they ascend too, or not, where kernels were chosen by it.
+    """
 
     slot: Slot
     extent: int
     is_padded: bool
+    ascends: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class Recording(TorchFunctionMode):
     refusal: str = ""  # why no plan can be made of this run
     is_postponed: bool = False
     is_for_eager_calls: bool = False  # while a CUDA graph is captured another kernel runs
+    copies: dict[object, Tensor] = field(default_factory=dict)  # of inputs, which several statements read alike
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -239,9 +244,12 @@ class Recording(TorchFunctionMode):
         slots = tuple([self._slot(tensor) for tensor in tensors])
         self.steps.append(Launch(kernels, unaligned, tuple(grid), parts, slots, tuple(numbers)))
 
-    def ranged(self, index: Tensor, extent: int, is_padded: bool) -> None:
-        """Note that the range of an index tensor was compared with the dimension it points into."""
-        slot = self._slot(index)
+    def ranged(self, index: Tensor, extent: int, is_padded: bool, ascends: bool | None = None) -> None:
+        """Note that the range of an index tensor was compared with the dimension it points into, and its order read.
+
+        The order of a view is not that of its base, and is not asked again: a kernel is right for any.
+        """
+        own = slot = self._slot(index)
         maker = self.maker_of(slot)
         while isinstance(maker, Call):
             view, name = maker.view(slot), getattr(maker.function, "__name__", "")
@@ -250,13 +258,18 @@ class Recording(TorchFunctionMode):
             slot = slots_in(maker.args)[0] if view is None else view.base  # which has all numbers that this one has
             maker = self.maker_of(slot)
         if maker is None:  # an input or pinned; what a step makes is in range by how it is made
-            self.ranges.append(Range(slot, extent, is_padded))
+            self.ranges.append(Range(slot, extent, is_padded, ascends if slot == own else None))
 
     def check(self, function: Callable[[Tensor], bool], index: Tensor, answer: bool) -> None:
         """Note what a function says of an index tensor; of one that a step makes it always says the same."""
         slot = self._slot(index)
         if slot.number < len(self.inputs):
             self.checks.append(Check(function, slot, answer))
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is an input of the run, which nobody changes in it."""
+        slot = self.slots.get(id(tensor))
+        return slot is not None and slot.number < len(self.inputs)
 
     def maker_of(self, slot: Slot) -> Step | None:
         """Return the step that made a tensor; None for inputs and pinned tensors."""

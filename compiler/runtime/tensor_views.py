@@ -63,6 +63,6 @@ def owned(result: Tensor) -> Tensor:
     A caller could not change a view in place that an autograd function made, and forward mode would look for the
     tangent of its base.
     """
-    if is_compiling() or result._base is None:
+    if result._base is None or is_compiling():
         return result
     return _without_base(result, result.shape)  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, choice_key, device_name, digest, generator_version, is_uneven
-from .search import FIRST
+from .search import FIRST, Search, next_batch
 from .settings import tuning_mode
 from .tuning_cache import Key
 from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
@@ -35,6 +35,7 @@ __all__ = [
     "JointProblem",
     "Key",
     "Problem",
+    "Search",
     "Timing",
     "Tuned",
     "candidates",
@@ -52,6 +53,7 @@ __all__ = [
     "is_uneven",
     "joint_problem",
     "known_launcher",
+    "next_batch",
     "predicted_milliseconds",
     "recall",
     "refusals",

@@ -57,6 +57,7 @@ OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of
 
 
 Refusal = tuple[Choices, str]  # a candidate that can't be built for this GPU, and why
+Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
 
 @dataclass(frozen=True)
@@ -289,21 +290,18 @@ def _timed(
     All of them are built if `goal` is None; else those that may be faster than what was found before (`Search`).
     Candidates that spill registers are not timed if another does not. Raises UnsupportedError if none can be built.
     """
-    ways = candidates(problem, full)
-    search, built = Search(problem, ways, goal), dict[int, tuple[Launcher | None, str]]()
-    runs, times, reasons = dict[int, Launcher | None](), dict[int, float | None](), dict[int, str]()
-    while batch := search.batch(times):
-        built |= zip(batch, _build_all(problem, [ways[at] for at in batch], tensors, fact))
-        _time_batch(problem, batch, built, runs, times, reasons, tensors, fact)
-    measured = [(Timing(ways[at], times[at], reasons[at]), runs[at], ways[at].choices) for at in sorted(runs)]
-    measured.sort(key=lambda timed: _rank(*timed[:2]))
+    trials = _Trials(problem, candidates(problem, full), tensors, fact)
+    search = Search(problem, trials.ways, goal)
+    while batch := search.batch(trials.times):
+        trials.build(batch)
+        trials.time(batch)
+    measured = sorted(trials.measured, key=lambda timed: _rank(*timed[:2]))
     timings, (_, winner, best) = tuple(timing for timing, *_ in measured), measured[0]
     if winner is None:
         raise _none_built(problem, [timing.reason for timing in timings])
     all_times = ((choices, timing.milliseconds) for timing, _, choices in measured)
     ranked = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
-    refused = tuple((ways[at].choices, reason) for at, (way, reason) in sorted(built.items()) if way is None)
-    entry = Entry(best, ranked, refused)
+    entry = Entry(best, ranked, trials.refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else a later call tunes again
         _cache(str(cache_dir())).put(problem.key, entry)
     quickest = _for_captures(entry)
@@ -313,24 +311,46 @@ def _timed(
     return timings, winner
 
 
-def _time_batch(
-    problem: Problem,
-    batch: Sequence[int],
-    built: Mapping[int, tuple[Launcher | None, str]],
-    runs: dict[int, Launcher | None],
-    times: dict[int, float | None],
-    reasons: dict[int, str],
-    tensors: Sequence[Tensor],
-    fact: Fact | None,
-) -> None:
-    """Time those that were built of a batch, each unless it spills and another that was built does not."""
-    is_clean_known = any(way is not None and not way.spills for way, _ in built.values())
-    for at in batch:
-        way, reason = built[at]
-        if way is not None and way.spills and is_clean_known:
-            way, reason = None, "spills"
-        hopeless = HOPELESS * min([ms for ms in times.values() if ms is not None], default=float("inf"))
-        runs[at], (times[at], reasons[at]) = way, _time_one(problem, way, reason, tensors, fact, hopeless)
+class _Trials:
+    """The candidates of a problem and what building and timing them has found so far, by their places."""
+
+    def __init__(
+        self, problem: Problem, ways: tuple[Candidate, ...], tensors: Sequence[Tensor], fact: Fact | None
+    ) -> None:
+        self.problem, self.ways, self.tensors, self.fact = problem, ways, tensors, fact
+        self.built: dict[int, tuple[Launcher | None, str]] = {}  # None, and why it can't be built
+        self.launchers: dict[int, Launcher | None] = {}  # of those that had their turn; None: it was not run
+        self.times: dict[int, float | None] = {}
+        self.reasons: dict[int, str] = {}
+
+    def build(self, batch: Sequence[int]) -> None:
+        """Build those of a batch, on all cores."""
+        ways = [self.ways[at] for at in batch]
+        self.built |= zip(batch, _build_all(self.problem, ways, self.tensors, self.fact))
+
+    def time(self, batch: Sequence[int]) -> None:
+        """Time those that were built of a batch, each unless it spills and another that was built does not."""
+        is_clean_known = any(way is not None and not way.spills for way, _ in self.built.values())
+        for at in batch:
+            way, reason = self.built[at]
+            if way is not None and way.spills and is_clean_known:
+                way, reason = None, "spills"
+            hopeless = HOPELESS * min([ms for ms in self.times.values() if ms is not None], default=float("inf"))
+            timed = _time_one(self.problem, way, reason, self.tensors, self.fact, hopeless)
+            self.launchers[at], (self.times[at], self.reasons[at]) = way, timed
+
+    @property
+    def measured(self) -> list[tuple[Timing, Launcher | None, Choices]]:
+        """The time, launcher and choices of each candidate that had its turn."""
+        return [
+            (Timing(self.ways[at], self.times[at], self.reasons[at]), way, self.ways[at].choices)
+            for at, way in sorted(self.launchers.items())
+        ]
+
+    @property
+    def refused(self) -> tuple[tuple[Choices, str], ...]:
+        """The choices of those that could not be built, and why."""
+        return tuple((self.ways[at].choices, reason) for at, (way, reason) in sorted(self.built.items()) if way is None)
 
 
 def _time_one(
@@ -357,23 +377,24 @@ def fastest(
     key: Key,
     ways: Collection[str],
     first: Sequence[str],
-    others: Mapping[str, Sequence[str]],  # to be timed after that one of `first` has won
     start: Callable[[str], tuple[Callable[[], object], float] | None],
     times: dict[str, float] | None = None,
     is_new: bool = False,
     is_waited_for: bool = False,
     enough: float = 0.0,
+    others: Others = lambda best, times: (),
 ) -> str:
     """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
 
-    `ways` are all names, so that the result of a full search serves a smaller one. `start` returns the call of a name,
-    and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides, since
-    the host's is hidden where calls are queued or captured; of those that take about the least, the one that keeps the
-    host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured, so that
-    the time until its result is there decides, the host's included. All that take no more than `enough` milliseconds of
-    the device are alike, and the first of them that takes no more of the host wins at once, so that the rest is never
-    built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not remembered.
-    `times` is filled as calls are timed; if `is_new`, the cache is not read.
+    `ways` are all names, so that the result of a full search serves a smaller one; `first` are timed first, then what
+    `others` returns of the best name and all times so far, until there is nothing new. `start` returns the call of a
+    name, and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides,
+    since the host's is hidden where calls are queued or captured; of those that take about the least, the one that
+    keeps the host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured,
+    so that the time until its result is there decides, the host's included. All that take no more than `enough`
+    milliseconds of the device are alike, and the first of them that takes no more of the host wins at once, so that the
+    rest is never built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not
+    remembered. `times` is filled as calls are timed; if `is_new`, the cache is not read.
     """
     tuned_ways = _cache(str(cache_dir()))
     entry = None if is_new else tuned_ways.get(key)
@@ -403,7 +424,7 @@ def fastest(
         equals = [name for name, ms in times.items() if ms <= about]
         best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
         is_enough = best in times and max(times[best], hosts[best]) <= enough
-        names = [name for name in others.get(best, ()) if name not in times and has_room and not is_enough]
+        names = [name for name in others(best, times) if name not in times and has_room and not is_enough]
     if has_room:
         ranked = sorted(times.items(), key=lambda pair: pair[1])
         tuned_ways.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))

@@ -8,10 +8,10 @@ what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from math import ceil, gcd, prod
 
 import torch
@@ -23,7 +23,7 @@ from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, shared_bytes
 from .streams import stream_seconds
 
-__all__ = ["NEAR", "Cost", "floor_milliseconds", "predicted_milliseconds"]
+__all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds", "predicted_milliseconds"]
 
 NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
@@ -46,33 +46,46 @@ ROW, ROW_ELEMENT, ALIGNED_ELEMENT, FLAT_ELEMENT, DIVISION = 12, 2, 5, 22, 10
 MOVED, TURNED = 1.5, 3.0  # registers for an element of such a row, and of one whose columns go round
 UNALIGNED = 0.25  # more bytes, as it were, where a row is written that begins between sectors
 AT_ONCE = 16  # neighbours of a run that are loaded together
-OF_RUNS = 0.5  # additions of runs for each one of their entries, if nothing is known of the index
 ADDITION = 2.0  # times a store: what an addition in memory takes
 # Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.
 LINE_BYTES, AT_A_LINE = 128, 2.6e-9
 MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a multiprocessor
 
 
-def floor_milliseconds(bound: Bound, device: Device, uses_tensor_cores: bool) -> float:
+def floor_milliseconds(
+    bound: Bound, device: Device, uses_tensor_cores: bool, between: Sequence[Sequence[int]] = ()
+) -> float:
     """Return the least time of a statement: to launch it, to move each number once, or to make each product.
 
-    Products of three or more factors may be made in fewer steps, so that they have no such floor.
+    Products of three or more factors may be made in fewer steps, so that they have no such floor. Steps with tensors of
+    the sizes `between` are launches of their own, which write and read these, at best in the cache.
     """
     statement, extents = bound.statement, bound.extents
     bytes_moved = prod(bound.size) * bound.dtype.itemsize
     for access in statement.reads:
         numbers = min(prod(extents[name] for name in access.names), prod(bound.shapes[access.name]))
         bytes_moved += numbers * bound.dtypes[access.name].itemsize
-    flops = 2 * prod(extents[name] for name in statement.names) if len(statement.accesses) == 2 else 0
+    cached = 2 * sum(map(prod, between)) * bound.dtype.itemsize / L2_SPEED
+    is_product = len(statement.accesses) == 2 and not between
+    flops = 2 * prod(extents[name] for name in statement.names) if is_product else 0
     rate = device.flops(bound.dtype.itemsize) if uses_tensor_cores else device.multiprocessors * device.vector_flops
-    return 1e3 * max(device.launch_gap, bytes_moved / (REACHED * device.bandwidth), flops / rate)
+    launches = (1 + len(between)) * device.launch_gap
+    return 1e3 * max(launches, (bytes_moved + cached) / (REACHED * device.bandwidth), flops / rate)
 
 
 def predicted_milliseconds(
-    schedule: Schedule, config: Config, strides: Strides, device: Device, precision: str = "tf32"
+    schedule: Schedule,
+    config: Config,
+    strides: Strides,
+    device: Device,
+    precision: str = "tf32",
+    in_order: Collection[str] = (),
 ) -> float:
-    """Return about how long a candidate takes; `precision` is that of a float32 dot."""
-    return Cost(schedule, config, strides, device, precision, schedule.extents).milliseconds
+    """Return about how long a candidate takes.
+
+    `precision` is that of a float32 dot; the index tensors `in_order` ascend.
+    """
+    return Cost(schedule, config, strides, device, precision, schedule.extents, in_order).milliseconds
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,7 @@ class Cost:
     device: Device
     precision: str
     extents: Mapping[str, int]
+    in_order: Collection[str] = ()  # index tensors that scatter and ascend
 
     @cached_property
     def blocks(self) -> dict[str, int]:
@@ -118,9 +132,9 @@ class Cost:
         schedule, turns = self.schedule, dict[str, float]()
         for name in schedule.names("loop", "step"):
             turns[name] = float(self.count(name))
-        for name in schedule.names("segment"):
-            rows = self.extents[schedule.owner.row] if schedule.owner is not None else 1
-            turns[name] = max(1.0, self.extents[name] / max(rows, 1))
+        if schedule.owner is not None:
+            entries = self.extents[schedule.owner.segment] / max(self.extents[schedule.owner.row], 1)
+            turns[schedule.owner.segment] = max(1.0, entries / self.blocks.get(schedule.owner.segment, 1))
         return turns
 
     @cached_property
@@ -160,13 +174,17 @@ class Cost:
         return max(1, sum(bool(number_at(schedule.tables[held[0].name], place)) for place in places))
 
     @cached_property
-    def held(self) -> float:
-        """How many registers of a thread hold the tiles of constant tables, and the sums of a run."""
+    def held_of(self) -> dict[str, float]:
+        """How many registers of a thread hold the tiles of each tensor of constant tables, and "" the sums of a run."""
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
-        accesses = [factor for factor in schedule.factors if isinstance(factor, Access) and self.is_read(factor)]
-        accesses += [schedule.output] if schedule.run else []
-        elements = [prod(self.blocks.get(name, 1) for name in access.names) / threads for access in accesses]
-        return sum(self.tiles_of(access) * max(1.0, count) for access, count in zip(accesses, elements))
+        held = {f.name: f for f in schedule.factors if isinstance(f, Access) and self.is_read(f)}
+        held |= {"": schedule.output} if schedule.run else {}
+        elements = {name: prod(self.blocks.get(axis, 1) for axis in access.names) for name, access in held.items()}
+        return {name: self.tiles_of(access) * max(1.0, elements[name] / threads) for name, access in held.items()}
+
+    @property
+    def held(self) -> float:
+        return sum(self.held_of.values())
 
     def is_read(self, access: Access) -> bool:
         """Return whether a kernel loads a tensor: constant tables are in its source."""
@@ -189,9 +207,9 @@ class Cost:
         return elements / run * (ceil(run * itemsize / sector) + (0 if is_aligned else 0.5))
 
     @cached_property
-    def loaded(self) -> float:
-        """Bytes that all programs read, from the cache or from memory."""
-        schedule, total = self.schedule, 0.0
+    def loaded_of(self) -> dict[str, float]:
+        """Bytes of each tensor that all programs read, from the cache or from memory."""
+        schedule, loaded = self.schedule, dict[str, float]()
         for factor in schedule.factors:
             if not isinstance(factor, Access):
                 continue
@@ -202,8 +220,24 @@ class Cost:
                 turns = prod(turns for name, turns in self.looped.items() if name in access.names)
                 share = self.config.parts if turns > 1 else 1
                 sectors = self.sectors(access, self.strides[access.name], itemsize) * self.tiles_of(access)
-                total += sectors * max(1.0, turns / share)
-        return self.programs * self.in_turn * total * self.device.sector_bytes
+                each = sectors * max(1.0, turns / share) * self.device.sector_bytes
+                loaded[access.name] = loaded.get(access.name, 0.0) + self.programs * self.in_turn * each
+        return loaded
+
+    @property
+    def loaded(self) -> float:
+        return sum(self.loaded_of.values())
+
+    @cached_property
+    def additions(self) -> float:
+        """How many additions a run makes for each of its entries: one for each place, where neighbours share one."""
+        schedule, run = self.schedule, self.config.run
+        places = [
+            length for index, length in zip(schedule.output.indices, schedule.bound.size) if isinstance(index, Access)
+        ]
+        if run == 1 or not schedule.run or any(own.name not in self.in_order for own in schedule.output.indirections):
+            return 1.0
+        return min(1.0, 1 / run + prod(map(bucket, places)) / self.extents[schedule.run])
 
     @cached_property
     def stored(self) -> float:
@@ -214,16 +248,26 @@ class Cost:
         per_program = sectors * self.device.sector_bytes
         total = self.programs * self.in_turn * per_program
         if schedule.is_atomic:
-            total = total * ADDITION * (OF_RUNS if self.config.run > 1 else 1)
+            total = total * ADDITION * self.additions
         return total + (0 if schedule.covers_output else self.numbers(bound.statement.output, bound.size) * itemsize)
 
     @cached_property
+    def distinct_of(self) -> dict[str, float]:
+        """Bytes of each tensor that is read."""
+        bound = self.schedule.bound
+        reads = bound.statement.reads
+        return {a.name: self.numbers(a, bound.shapes[a.name]) * bound.dtypes[a.name].itemsize for a in reads}
+
+    @property
+    def written(self) -> float:
+        """Bytes of the output."""
+        bound = self.schedule.bound
+        return self.numbers(bound.statement.output, bound.size) * bound.dtype.itemsize
+
+    @property
     def distinct(self) -> float:
         """Bytes of all tensors, each once."""
-        bound = self.schedule.bound
-        statement, written = bound.statement, self.numbers(bound.statement.output, bound.size)
-        read = sum(self.numbers(a, bound.shapes[a.name]) * bound.dtypes[a.name].itemsize for a in statement.reads)
-        return read + written * bound.dtype.itemsize
+        return sum(self.distinct_of.values()) + self.written
 
     @property
     def cut(self) -> float:
@@ -249,7 +293,8 @@ class Cost:
         schedule, bound = self.schedule, self.schedule.bound
         if not schedule.is_atomic or not schedule.output.indirections:
             return 0.0
-        additions = self.programs * self.in_turn * self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
+        sectors = self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
+        additions = self.programs * self.in_turn * self.additions * sectors
         lines = max(1.0, prod(bound.size) * bound.compute_dtype.itemsize / LINE_BYTES)
         return additions / (lines * self.config.copies) * AT_A_LINE
 
@@ -386,4 +431,70 @@ class Cost:
         moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
         parts = sorted((work, waiting, moved))
         longest = (parts[2] + OVERLAP * (parts[0] + parts[1])) * (SPILLED if self.spills else 1)
-        return 1e3 * (device.launch_gap * (1 + (not self.schedule.covers_output)) + longest)
+        return 1e3 * (device.launch_gap * (1 + self.prepared) + longest)
+
+    @property
+    def prepared(self) -> int:
+        """How many outputs are set to zero before."""
+        return int(not self.schedule.covers_output)
+
+
+@dataclass(frozen=True)
+class JointCost(Cost):
+    """One config of a kernel that several statements share: what they read is loaded once, and held for all."""
+
+    others: tuple[Cost, ...] = ()  # besides the first, which has the grid of all
+
+    @classmethod
+    def of(cls, parts: Sequence[Cost]) -> JointCost:
+        first, *others = parts
+        settings = first.device, first.precision, first.extents, first.in_order
+        return cls(first.schedule, first.config, first.strides, *settings, tuple(others))
+
+    @cached_property
+    def parts(self) -> tuple[Cost, ...]:
+        settings = self.device, self.precision, self.extents, self.in_order
+        return Cost(self.schedule, self.config, self.strides, *settings), *self.others
+
+    @cached_property
+    def held_of(self) -> dict[str, float]:
+        return {**_most([part.held_of for part in self.parts]), "": sum(part.held_of.get("", 0) for part in self.parts)}
+
+    @cached_property
+    def loaded_of(self) -> dict[str, float]:
+        return _most([part.loaded_of for part in self.parts])
+
+    @cached_property
+    def distinct_of(self) -> dict[str, float]:
+        return _most([part.distinct_of for part in self.parts])
+
+    @property
+    def written(self) -> float:
+        return sum(part.written for part in self.parts)
+
+    @cached_property
+    def stored(self) -> float:
+        return sum(part.stored for part in self.parts)
+
+    @cached_property
+    def crowding(self) -> float:
+        return max(part.crowding for part in self.parts)
+
+    @cached_property
+    def entries(self) -> int:
+        return sum(part.entries for part in self.parts)
+
+    @cached_property
+    def spills(self) -> bool:
+        """Whether a thread would need more registers than there are."""
+        needed = REGISTERS + self.held if self.schedule.tables else 0
+        return needed > MOST_REGISTERS or any(part.spills for part in self.parts)
+
+    @property
+    def prepared(self) -> int:
+        return sum(part.prepared for part in self.parts)
+
+
+def _most(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest number of each name."""
+    return {name: max(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(chain.from_iterable(parts))}

@@ -136,10 +136,15 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[q,n] = A[P[q],n]", {"P": (900_000,), "A": (300, 41)}, HALF),
         Exemplar("C[e,h] += A[P[e],h,d] * B[e,h,d]", {"P": (300,), "A": (90, 3, 11), "B": (300, 3, 11)}, SINGLE),
         Exemplar(
-            "C[AM[e],h,d] += A[e,h] * B[e,h,d]",
-            {"AM": (300,), "A": (300, 3), "B": (300, 3, 11), "": (50, 3, 11)},
+            "C[AM[e],h,d] += A[e,h] * B[P[e],h,d]",
+            {"AM": (300,), "P": (300,), "A": (300, 3), "B": (90, 3, 11), "": (50, 3, 11)},
             SINGLE,
             rows,
+        ),
+        Exemplar(
+            "C[P[e],h,d] += A[e,h] * B[Q[e],h,d]",
+            {"P": (300,), "Q": (300,), "A": (300, 3), "B": (90, 3, 11), "": (50, 3, 11)},
+            SINGLE,
         ),
         Exemplar("C[i] = min(0.5 * A[i,E[k]])", {"A": (100_000, 30_000), "E": (20,)}, SINGLE, flags=_flags("E")),
         Exemplar(

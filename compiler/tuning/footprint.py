@@ -2,8 +2,8 @@
 
 The estimate follows Triton's pipeliner (3.6 and 3.7): of `stages` it keeps (stages - 1) // (1 + levels) tiles of every
 operand in flight, where a position that is itself loaded in the loop is a level, and one more where the tensor core
-reads its operands from shared memory while the next ones arrive. `tests/cross/test_footprint.py` compares it with what
-the compiler takes.
+reads its operands from shared memory while the next ones arrive. The tests in `tests/cross` compare it with what the
+compiler takes.
 """
 
 from __future__ import annotations

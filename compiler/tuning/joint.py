@@ -17,6 +17,7 @@ from ..language import UnsupportedError
 from ..planning import Schedule, Strides, device_of, in_turns, joint_schedules
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
+from .cost import Cost, JointCost
 from .problem import Problem, digest
 from .space import run_lengths
 from .tuning_cache import Key
@@ -30,8 +31,7 @@ ELEMENTS = {True: (1, 2), False: (4, 8)}
 # Over tables a warp takes a whole row first, in vectors of up to so many elements: gradients of x and weights of 18,357
 # edges of 68 channels took 0.030 ms so and 0.035 with four warps to a row (`python -m bench.products --seed 25`).
 VECTOR = 4
-MOST_TURNS = 4  # configs that are tried of programs that take neighbours in turn
-REGISTERS = 255  # that a thread may have
+EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too long for few warps; not measured
 
 Item = TypeVar("Item")
 
@@ -61,23 +61,21 @@ class JointProblem:
     def configs(self) -> tuple[Config, ...]:
         """The configs that are worth trying: over tables a row to a warp, then those with few elements for each thread.
 
-        A program holds every tile that it has loaded until the last result is stored. A config whose tiles take more
-        registers than a thread may have is left out, unless all are such.
+        A program holds every tile that it has loaded until the last result is stored.
         """
         first = self.schedules[0]
         width = device_of(first.bound.device).warp_width
-        ways = [self._config(warps, each) for each in ELEMENTS[bool(first.tables)] for warps in WARPS]
+        summed = prod(power_of_two(first.extents[name]) for name in first.names("step"))
+        most = min(summed // (EACH_OF_A_SUM * width), MOST_WARPS)
+        more = [warps for warps in (most, most // 2) if warps > max(WARPS)]
+        ways = [self._config(warps, each) for each in ELEMENTS[bool(first.tables)] for warps in (*more, *WARPS)]
+        ways = list(dict.fromkeys(ways))
         if first.tables:
             row = power_of_two(first.extents[first.names("tile", "step")[-1]])
             ways.insert(0, self._config(1, max(1, min(VECTOR, row // width))))
         if any(schedule.run for schedule in self.schedules):
             ways = [turned for config in ways for turned in self._in_turns(config)]
-        source = self.kernel(ways[0]).source
-        tiles = source.count("tl.load(") + source.count("= tl.zeros(")
-        registers = {config: tiles * _elements(config) / (config.num_warps * width) for config in ways}
-        fitting = [config for config in registers if registers[config] <= REGISTERS]
-        most = MOST_TURNS if any(schedule.run for schedule in self.schedules) else len(fitting)
-        return tuple(fitting[:most] or [min(registers, key=lambda config: registers[config])])
+        return tuple(dict.fromkeys(ways))
 
     def _config(self, warps: int, each: int) -> Config:
         """Return a config with tiles of so many elements for each thread, or of all that is summed over if it is more.
@@ -115,6 +113,17 @@ class JointProblem:
 
     def kernel(self, config: Config) -> Kernel:
         return emit_joint(self.schedules, self.strides, config, [problem.flags for problem in self.problems])
+
+    def predicted_milliseconds(self, config: Config) -> float:
+        """Return about how long the kernel of a config takes."""
+        device, parts = device_of(self.schedules[0].bound.device), zip(self.schedules, self.problems)
+        costs = [
+            # one that holds no sums adds each neighbour by itself
+            Cost(part, config if part.run else replace(config, run=1), problem.strides, *settings, problem.in_order)
+            for part, problem in sorted(parts, key=lambda pair: not pair[0].run)
+            for settings in [(device, problem.flags.precision, part.extents)]
+        ]
+        return JointCost.of(costs).milliseconds
 
     def launcher(self, config: Config) -> JointLauncher:
         """Return the launcher of a config, which is not built yet."""
@@ -160,10 +169,6 @@ class JointProblem:
             for total in [part.sum_dtype(problem.flags.sum_dtype)]
         ]
         return sum(apart) - launch * (len(apart) - 1), sum(apart)
-
-
-def _elements(config: Config) -> int:
-    return prod(block for _, block in config.blocks)
 
 
 def _joined(tuples: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby
 from math import prod
+from pathlib import Path
 from platform import machine
 
 import torch
 from torch import Tensor
 
+from ...formats import facts
 from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access, Var
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
-from ..runtime import TRITON_VERSION, Launcher, launcher, sum_of_copies
+from ..runtime import TRITON_VERSION, Launcher, cache_dir, launcher, replace_file, sum_of_copies
 from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
@@ -34,6 +37,7 @@ __all__ = [
     "choice_key",
     "device_name",
     "digest",
+    "emitted_version",
     "generator_version",
     "is_uneven",
     "resize",
@@ -41,6 +45,7 @@ __all__ = [
 
 PREDICTED = 4  # configs of a schedule that the cost model adds to those of the measured tables
 EVICTING = 3  # configs that are also tried with results that leave the cache first
+GENERATOR = Path(__file__).parents[1], Path(facts.__file__).parent  # all that a kernel's text depends on
 EVEN = 1.05  # times the mean: rows up to this long count as of one length, and their order is not tuned
 
 
@@ -56,6 +61,7 @@ class Problem:
     deterministic: bool
     rows: tuple[int, int] = (0, 0)  # of owned rows: how many there are, and the most groups of one
     has_order: bool = False  # the fact has the order of rows by their length
+    in_order: tuple[str, ...] = ()  # index tensors that scatter and ascend: neighbours meet at one place
 
     def launcher(self, candidate: Candidate) -> Launcher:
         """Return the launcher of a candidate, which is not built yet."""
@@ -81,7 +87,7 @@ class Problem:
         settings = self.names, self.fact, self.flags, self.deterministic, bound.is_seeded, bound.device, tuning_mode()
         winners = None if bound.statement.is_sum else bound.winner_dtype
         output = shape_class(bound.size, self.strides[""]), self.strides.get(" seed"), winners
-        rows = *map(bucket, self.rows), self.has_order, self.is_uneven
+        rows = *map(bucket, self.rows), self.has_order, self.is_uneven, self.in_order
         return id(bound.statement), settings, tuple(bound.dtypes.values()), *shapes, *output, *rows
 
     @cached_property
@@ -114,7 +120,7 @@ class Problem:
             f"{name}:{','.join(str(min(s, 2)) for s in self.strides[name])}" for name in sorted(self.strides)
         )
         return Key(
-            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}",
+            f"{statement} seeded={bound.is_seeded} fact={self.fact or ''}{self._order}",
             f"{generator_version()} {digest(str(way.choices) for way in self.ways)}",
             tuple(f"{name}={dtype}" for name, dtype in bound.dtypes.items()),
             (
@@ -129,6 +135,10 @@ class Problem:
             str(self.flags),
             self.deterministic,
         )
+
+    @property
+    def _order(self) -> str:
+        return f" in order: {', '.join(self.in_order)}" if self.in_order else ""
 
     @property
     def pointed_sizes(self) -> tuple[tuple[str, int], ...]:
@@ -200,6 +210,7 @@ class Candidate:
             "run": config.run,
             "aligned": config.is_aligned,
             "evicts": config.evicts,
+            "ahead": config.is_ahead,
         }
 
     def __str__(self) -> str:
@@ -246,7 +257,8 @@ def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: boo
 def _by_prediction(problem: Problem, schedule: Schedule, listed: Iterable[Config]) -> tuple[Config, ...]:
     """Return configs in the order of the cost model, those that seem to spill last: the first is taken untimed."""
     device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
-    costs = {config: Cost(schedule, config, problem.strides, device, precision, lengths) for config in listed}
+    settings = problem.strides, device, precision, lengths, problem.in_order
+    costs = {config: Cost(schedule, config, *settings) for config in listed}
     return tuple(sorted(costs, key=lambda config: (costs[config].spills, costs[config].milliseconds)))
 
 
@@ -276,7 +288,7 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
         return []
     device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
     costs = [
-        (Cost(schedule, config, problem.strides, device, precision, lengths), at, config)
+        (Cost(schedule, config, problem.strides, device, precision, lengths, problem.in_order), at, config)
         for at, config in enumerate(spread(schedule, device))
         if config not in listed
     ]
@@ -339,10 +351,27 @@ def _place(device: torch.device) -> str:
 def generator_version() -> str:
     """Return the version of the code generator, to which tuned configs belong.
 
-    It is a digest of the kernels and candidates of the `EXEMPLARS`, not of our files, which may change without a change
-    to any kernel. Of candidates that differ in sizes alone the first is emitted: a millisecond each. A problem's own
-    candidates are in its key as well. Code that no exemplar reaches would not count, so a test compares the functions
-    that exemplars call with those that the kernels of all other tests do.
+    Working it out takes a quarter of a second, so that the cache folder has it by the text of our own files.
+    """
+    files = sorted(path for folder in GENERATOR for path in folder.rglob("*.py"))
+    known = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
+    with suppress(OSError, ValueError):
+        version = known.read_text("ascii")
+        if len(version) == len(known.stem):
+            return version
+    version = emitted_version()
+    with suppress(OSError):
+        replace_file(known, version.encode())
+    return version
+
+
+def emitted_version() -> str:
+    """Return a digest of the kernels and candidates of the `EXEMPLARS`: that of the code generator.
+
+    It is none of our files, which may change without a change to any kernel. Of candidates that differ in sizes alone
+    the first is emitted: a millisecond each. A problem's own candidates are in its key as well. Code that no exemplar
+    reaches would not count, so a test compares the functions that exemplars call with those that the kernels of all
+    other tests do.
     """
     return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 

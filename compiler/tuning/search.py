@@ -8,7 +8,7 @@ many times as the luckiest of those that were measured, so that a model that is 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -18,7 +18,7 @@ from ..planning import device_of
 from .cost import NEAR, Cost, floor_milliseconds
 from .problem import Candidate, Problem
 
-__all__ = ["BUILDERS", "FIRST", "Search"]
+__all__ = ["BUILDERS", "FIRST", "Search", "next_batch"]
 
 BUILDERS = 8  # threads that compile at once; Triton's passes release the interpreter lock
 # Kernels of the first batch. Of 22 statements of the suite at odd sizes the best of the first six by prediction took at
@@ -48,7 +48,7 @@ class Search:
     def costs(self) -> list[Cost]:
         problem, device = self.problem, device_of(self.problem.bound.device)
         settings = problem.strides, device, problem.flags.precision
-        return [Cost(way.schedule, way.config, *settings, way.schedule.extents) for way in self.ways]
+        return [Cost(way.schedule, way.config, *settings, way.schedule.extents, problem.in_order) for way in self.ways]
 
     @cached_property
     def predicted(self) -> list[float]:
@@ -76,13 +76,28 @@ class Search:
         """Return the candidates to build next; `times` has those that were built, None for one that can't run."""
         if self.goal is None or not self.is_known:
             return [at for at in range(len(self.ways)) if at not in times]
-        known = {at: ms for at, ms in times.items() if ms is not None}
-        rest = [at for at in self.order if at not in times]
-        if not known:
-            near = FAR * min([self.predicted[at] for at in rest], default=0.0)
-            return [at for at in rest[:FIRST] if self.predicted[at] <= near]
-        best = min([*known.values(), *([self.goal] if self.goal else [])])
-        most = FEW_CORES_BUILD if _cores() < BUILDERS else len(self.ways)
-        luck = min(ms / self.predicted[at] for at, ms in known.items())
-        hopeful = [at for at in rest if self.predicted[at] * luck < best]
-        return [] if best <= self.enough else hopeful[: max(0, min(BUILDERS, most - len(times)))]
+        return next_batch(self.order, self.predicted, times, self.goal, self.enough)
+
+
+def next_batch(
+    order: Sequence[int],
+    predicted: Sequence[float],
+    times: Mapping[int, float | None],
+    goal: float = 0.0,
+    enough: float = 0.0,
+) -> list[int]:
+    """Return which of several ways to build next, by the milliseconds that each is predicted to take.
+
+    `times` has those that were built, None for one that can't run. Another way takes `goal` milliseconds, if it is not
+    0, and none takes clearly fewer than `enough`.
+    """
+    known = {at: ms for at, ms in times.items() if ms is not None}
+    rest = [at for at in order if at not in times]
+    if not known:
+        near = FAR * min([predicted[at] for at in rest], default=0.0)
+        return [at for at in rest[:FIRST] if predicted[at] <= near]
+    best = min([*known.values(), *([goal] if goal else [])])
+    most = FEW_CORES_BUILD if _cores() < BUILDERS else len(order)
+    luck = min(ms / predicted[at] for at, ms in known.items())
+    hopeful = [at for at in rest if predicted[at] * luck < best]
+    return [] if best <= enough else hopeful[: max(0, min(BUILDERS, most - len(times)))]

@@ -21,7 +21,10 @@ from .tuning_cache import SCHEMA, Entry, Key, TuningCache
 __all__ = ["Imported", "Tuned", "clear_cache", "export_tuned", "import_tuned", "tuned"]
 
 TITLE = "insum_ops tuned configs"
-OURS = re.compile(r"[0-9a-f]{32}\.(json|py|lock)(\.[0-9a-f]{16}\.tmp)?|[0-9a-f]{32}\.[0-9a-f]{16}\.aside")
+HEX, UNFINISHED = "[0-9a-f]", r"(\.[0-9a-f]{16}\.tmp)?"
+OURS = re.compile(
+    rf"{HEX}{{32}}\.(json|py|lock){UNFINISHED}|{HEX}{{32}}\.{HEX}{{16}}\.aside|{HEX}{{16}}\.txt{UNFINISHED}"
+)
 Watch = Callable[[list[Any]], Iterable[Any]]  # a progress bar around a list
 
 
@@ -93,7 +96,7 @@ def import_tuned(path: Path, watch: Watch = iter) -> Imported:
 def clear_cache() -> int:
     """Remove the tuned configs and kernel sources of the cache folder, and no file of another name; return how many."""
     removed = 0
-    for folder in (cache_dir() / "tuning", cache_dir() / "kernels"):
+    for folder in (cache_dir() / name for name in ("tuning", "kernels", "generator")):
         paths = sorted(folder.glob("*"), key=lambda path: path.suffix == ".lock")
         for path in (path for path in paths if OURS.fullmatch(path.name) and path.is_file()):
             with suppress(Timeout, FileNotFoundError):  # another process tunes this statement now, or clears too

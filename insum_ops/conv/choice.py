@@ -160,7 +160,8 @@ def _fastest(
 
     key = _key(first, tensors, kernel_map, kind, mark)
     with on_device(device), paused():  # a launch plan of the caller must not record the timed launches
-        name = fastest(key, ways, [way.name for way in first], others, start, is_waited_for=is_cpu, enough=enough)
+        names, vary = [way.name for way in first], lambda best, times: others.get(best, ())
+        name = fastest(key, ways, names, start, is_waited_for=is_cpu, enough=enough, others=vary)
     best = kernel_map.memory[mark] = ways[name]
     for way in ways.values():
         if way != best and way not in present:

@@ -11,13 +11,12 @@ from torch import Tensor
 from ..compiler import (
     OperandError,
     ShapeError,
-    active,
     direct_apply,
     followed,
     keep_learning,
-    one_by_one,
     owned,
     planned,
+    planned_backward,
     refuse_freed,
     replayed,
     run_plain,
@@ -30,11 +29,9 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_deterministic,
-    is_dynamo,
     is_exporting,
     is_followed,
     is_free,
-    is_grad_enabled,
     is_traced,
     is_transformed,
     is_watched,
@@ -47,8 +44,8 @@ from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
 from .choice import Way, may_choose, size_of_sums, way_of
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import gradients_key, implement, plans_of, traced_convolution, value_key
-from .weight_views import DENSE, IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
+from .operators import PLANS, implement, traced_convolution
+from .weight_views import IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
 
@@ -153,28 +150,41 @@ def _convolve(
     kernel_map: KernelMap,
     groups: int,
     is_swapped: bool = False,
+    is_counted: bool = True,
 ) -> Tensor:
     """Return the convolution, by a launch plan where there is one; autocast has been applied.
 
-    If `is_swapped`, it leads from the weight's output channels to its input channels.
+    A plan takes the map's index tensors as it takes the features, so that it serves clouds that are new at every call.
+    If `is_swapped`, it leads from the weight's output channels to its input channels. If `is_counted`, it is one more
+    use of the map.
     """
-    tensors = (features, weight) if bias is None else (features, weight, bias)
-    plans, marks, rest = plans_of(kernel_map), value_key(groups, is_swapped), (kernel_map, groups, is_swapped)
-    value = replayed(plans, marks, tensors, (), rest)
+    call = _call_for(features, weight, kernel_map, groups, is_swapped)
+    if is_counted and call.awaits:
+        kernel_map.count_use()
+    learning = (features, weight) if bias is None else (features, weight, bias)
+    tensors, sizes = (*learning, *call.tensors), call.sizes
+    rest = kernel_map, groups, is_swapped
+    value = replayed(PLANS, call.key, tensors, sizes, (rest, len(learning)))
     if value is not None:
         return value  # type: ignore[no-any-return]
-    run = lambda *_: _run(features, weight, bias, *rest)
-    if not wants_gradient(tensors) or is_transformed():
-        return planned(plans, marks, run, tensors)  # type: ignore[no-any-return]
+    run = lambda *_: _run(call, features, weight, bias, *rest)
+    if not wants_gradient(learning) or is_transformed():
+        return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)  # type: ignore[no-any-return]
     with torch.no_grad():
-        value = planned(plans, marks, run, tensors)
-    result = _Convolution.apply((*rest, value), *tensors)
-    keep_learning(plans, marks, tensors, _learn)
+        value = planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
+    result = _Convolution.apply((*rest, value), *learning)
+    keep_learning(PLANS, call.key, tensors, _learn, sizes)
     return result  # type: ignore[no-any-return]
 
 
 def _run(
-    features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int, is_swapped: bool
+    call: _Call,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
 ) -> Tensor:
     """Check the tensors and evaluate one statement; the bias is what its sums start from."""
     if not is_swapped:
@@ -183,9 +193,7 @@ def _run(
         refuse_freed("weight", weight)
         if bias is not None:
             refuse_freed("bias", bias)
-    Weight = statement_weight(weight, groups, is_swapped)
-    call = _call_for(features, Weight, kernel_map)
-    is_flat = len(call.shape) == 2
+    Weight, is_flat = statement_weight(weight, groups, is_swapped), len(call.shape) == 2
     operands = {"In": features if is_flat else features.unflatten(1, (groups, -1)), "Weight": Weight, **call.operands}
     if bias is not None:
         operands["Out"] = (bias if is_flat else bias.view(call.shape[1:])).expand(call.shape)
@@ -204,28 +212,28 @@ class _Call(NamedTuple):
     operands: dict[str, Tensor]
     fact: OwnedRows | None  # where each tile's taps begin and which tiles have the most, if outputs are in tiles
     awaits: str  # what replaces this call once it pays, as `forms.awaited` names it; "" for nothing
+    key: tuple[Any, ...]  # of its launch plans
+    tensors: tuple[Tensor, ...]  # of the map, which a plan takes
+    sizes: tuple[int, int]  # rows of the features and of the result, which differ from map to map
 
 
-def _call_for(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
+def _call_for(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: int, is_swapped: bool) -> _Call:
     """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings."""
-    key = "statement", Weight.shape, *forms.settings_of(features.dtype)
+    key = "statement", weight.shape, groups, is_swapped, *forms.settings_of(features.dtype)
     call: _Call | None = kernel_map.memory.get(key)
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
-        call = _prepare(features, Weight, kernel_map)
-        if may_keep(*call.operands.values(), *(() if call.fact is None else call.fact.tensors)):
+        if not is_swapped:
+            _check(features, weight, kernel_map, None, groups)
+        call = _prepare(features, weight, kernel_map, groups, is_swapped)
+        if may_keep(*call.tensors):
             kernel_map.memory[key] = call
-    if call.awaits:
-        kernel_map.count_use()
-        recording = active()
-        if recording is not None:
-            recording.postpone()  # a plan would not count uses
     return call
 
 
-def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
+def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: int, is_swapped: bool) -> _Call:
     """Return the statement and operands for weights of one shape, in the fastest form or by the rules of forms.py."""
-    sizes, rows = Weight.shape, kernel_map.num_outputs
-    kind = {2: ONE_BY_ONE, 3: DENSE, 4: IN_GROUPS}[len(sizes)]
+    Weight = statement_weight(weight, groups, is_swapped)
+    sizes, rows, kind = Weight.shape, kernel_map.num_outputs, channel_kind(weight, groups)
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
     channels = 1 if kind == ONE_BY_ONE else max(sizes[-2:])
     way = way_of(features, Weight, kernel_map, kind, shape)
@@ -235,7 +243,26 @@ def _prepare(features: Tensor, Weight: Tensor, kernel_map: KernelMap) -> _Call:
         way = Way(form, forms.TILE_SIZE if form == forms.TILED else forms.GROUP_SIZE)
         awaits = forms.awaited(form, kernel_map) or ("ways" if may_choose(features) else "")
     operands, fact = operands_of(kernel_map, *way)
-    return _Call(way.form[kind], shape, operands, fact, awaits)
+    statement, tensors = way.form[kind], (*operands.values(), *(() if fact is None else fact.tensors))
+    key = "convolution", statement, weight.shape, groups, is_swapped
+    return _Call(statement, shape, operands, fact, awaits, key, tensors, (kernel_map.num_inputs, rows))
+
+
+def _plans(ctx: Any, saved: tuple[Tensor, ...], dOut: Tensor) -> Any:
+    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+    features, weight = saved
+    wanted = ctx.needs_input_grad[1:3]
+    key, indices, sizes = gradients_over(dOut, features, weight, kernel_map, groups, is_swapped, wanted)
+    return PLANS, (*key, bias_dtype), (*saved, *indices), sizes, True, None
+
+
+def _planned_gradients(
+    ctx: Any, wanted: tuple[bool, ...], dOut: Tensor, features: Tensor, weight: Tensor, *_: Tensor
+) -> tuple[Tensor | None, ...]:
+    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
+    wants = *wanted[1:3], wanted[3:] == (True,)
+    grads = _gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, bias_dtype)
+    return None, *grads[: len(wanted) - 1]
 
 
 class _Convolution(torch.autograd.Function):
@@ -252,44 +279,45 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(features, weight)
         kernel_map, groups, is_swapped, value = planned_call
         ctx.rest = kernel_map, groups, is_swapped, None if bias is None else bias.dtype
-        return value if value._base is None else owned(value)
+        return owned(value)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
-        if not is_dynamo():
-            kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-            marks = gradients_key(groups, is_swapped, ctx.needs_input_grad, bias_dtype)
-            grads = replayed(plans_of(kernel_map), marks, (upstream, *saved))
-            if grads is not None:
-                return grads
-        return _gradients_of_convolution(ctx, upstream, saved)
-
-
-@one_by_one
-def _gradients_of_convolution(ctx: Any, upstream: Tensor, saved: tuple[Tensor, ...]) -> Any:
-    """Return what `_Convolution.backward` does, where it has no plan."""
-    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-    wanted, tensors = ctx.needs_input_grad, (upstream, *saved)
-
-    def run(dOut: Tensor, features: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-        wants_bias = wanted[3:] == (True,)
-        grads = _gradients(
-            dOut, features, weight, kernel_map, groups, is_swapped, (*wanted[1:3], wants_bias), bias_dtype
-        )
-        return None, *grads[: len(wanted) - 1]
-
-    if is_grad_enabled():
-        return run(*tensors)
-    return planned(plans_of(kernel_map), gradients_key(groups, is_swapped, wanted, bias_dtype), run, tensors)
+    backward = staticmethod(planned_backward(_plans, _planned_gradients))
 
 
 _apply = direct_apply(_Convolution)
 
 
-def _learn(value: Tensor, tensors: Sequence[Tensor], rest: tuple[KernelMap, int, bool]) -> Any:
+def _learn(value: Tensor, tensors: Sequence[Tensor], given: tuple[tuple[KernelMap, int, bool], int]) -> Any:
     """Return a planned convolution with its gradients recorded."""
-    return _apply((*rest, value), *tensors)
+    rest, count = given
+    return _apply((*rest, value), *tensors[:count])
+
+
+def gradients_over(
+    dOut: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    wanted: Sequence[bool],
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[int, int]]:
+    """Return what plans of gradients take of a map: a key, index tensors and sizes; it is one more use of the map.
+
+    `wanted` says whether the features' gradient is, and the weight's.
+    """
+    key: tuple[Any, ...] = groups, is_swapped, weight.shape
+    indices: tuple[Tensor, ...] = ()
+    if wanted[0]:
+        inverse = kernel_map.inverse
+        call = _call_for(dOut, weight, inverse, groups, not is_swapped)
+        if call.awaits:
+            inverse.count_use()
+        key, indices = (*key, call.statement), call.tensors
+    if wanted[1]:
+        In, other, side = (dOut, features, kernel_map.inverse) if is_swapped else (features, dOut, kernel_map)
+        indices += tuple(_operands_of_sums(In, other, side, weight, groups).values())
+    return key, indices, (kernel_map.num_inputs, kernel_map.num_outputs)
 
 
 def _gradients(
@@ -305,7 +333,7 @@ def _gradients(
     """Return the gradients of the features, the weight and the bias, those that are wanted."""
     d_features = d_weight = d_bias = None
     if wanted[0]:
-        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped)
+        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, is_counted=False)
         d_features = _as_type(d_features, features.dtype)
     if wanted[1]:
         if is_swapped:  # the features have the weight's output channels
@@ -317,25 +345,39 @@ def _gradients(
     return d_features, d_weight, d_bias
 
 
+def _operands_of_sums(
+    In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int
+) -> dict[str, Tensor]:
+    """Return what the gradient of a weight reads of a map."""
+    if not is_deterministic():
+        kind = channel_kind(weight, groups)
+        if kind == IN_GROUPS:
+            In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
+        return maps(kernel_map, size_of_sums(In, dOut, kernel_map, kind, _size_of_sums(In, dOut, kernel_map, kind)))
+    parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
+    MAPP = groups_by_tap(kernel_map, parts["MAPX"].shape[1])
+    return {"MAPX": parts["MAPX"], "MAPY": parts["MAPY"], "MAPP": MAPP}
+
+
+def _size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int) -> tuple[int, ...]:
+    return kernel_map.volume, *(In.shape[1:] if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1]))
+
+
 def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
     """Return the gradient of the weight, in two statements without atomics if torch is to be deterministic."""
-    kind = channel_kind(weight, groups)
+    kind, operands = channel_kind(weight, groups), _operands_of_sums(In, dOut, kernel_map, weight, groups)
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
-    if is_deterministic():
-        parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
-        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=parts["MAPX"], MAPY=parts["MAPY"])
-        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=groups_by_tap(kernel_map, parts["MAPX"].shape[1]))
+    if "MAPP" in operands:
+        Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=operands["MAPX"], MAPY=operands["MAPY"])
+        dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=operands["MAPP"])
     else:
-        channels = (groups,) if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1])
-        size = (kernel_map.volume, *channels)
-        group_size = size_of_sums(In, dOut, kernel_map, kind, size)
-        statement = forms.WEIGHT_GRADIENT[kind]
-        dWeight = insum(statement, size=size, In=In, dOut=dOut, **maps(kernel_map, group_size))
+        size = _size_of_sums(In, dOut, kernel_map, kind)
+        dWeight = insum(forms.WEIGHT_GRADIENT[kind], size=size, In=In, dOut=dOut, **operands)
     return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
 
 
-implement(_convolve, _gradients)
+implement(_convolve, _gradients, gradients_over)
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

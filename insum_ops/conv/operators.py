@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..compiler import OperandError, bind, owned, parse, planned, refuse_transforms, replayed, runs_at_once
+from ..compiler import (
+    OperandError,
+    bind,
+    gradients_key,
+    owned,
+    parse,
+    planned,
+    refuse_transforms,
+    runs_at_once,
+)
 from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
@@ -22,9 +31,9 @@ from ..lru_cache import LRUCache
 from .forms import STATIONARY
 from .weight_views import IN_GROUPS, as_weight, channel_kind, statement_weight
 
-__all__ = ["gradients_key", "implement", "plans_of", "same_rows", "traced_convolution", "value_key"]
+__all__ = ["PLANS", "implement", "same_rows", "traced_convolution"]
 
-PLANS = 256  # launch plans that are kept with one map
+PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their gradients, whatever the voxels
 
 _OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
@@ -43,6 +52,7 @@ _gradients = torch.ops.insum_ops.convolution_gradients.default
 
 _value: Callable[..., Tensor]
 _computed_gradients: Callable[..., Sequence[Tensor | None]]
+_gradients_over: Callable[..., tuple[Any, ...]]
 
 
 class _Over(NamedTuple):
@@ -81,48 +91,25 @@ def traced_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, pa
     return _convolve(features, weight, bias, *over, False)  # type: ignore[no-any-return]
 
 
-def implement(value: Callable[..., Tensor], gradients: Callable[..., Sequence[Tensor | None]]) -> None:
-    """Make these two functions over a `KernelMap` what the operators call when they run."""
-    global _value, _computed_gradients
-    _value, _computed_gradients = value, gradients
+def implement(
+    value: Callable[..., Tensor],
+    gradients: Callable[..., Sequence[Tensor | None]],
+    gradients_over: Callable[..., tuple[Any, ...]],
+) -> None:
+    """Make these functions over a `KernelMap` what the operators call when they run."""
+    global _value, _computed_gradients, _gradients_over
+    _value, _computed_gradients, _gradients_over = value, gradients, gradients_over
 
 
-def plans_of(kernel_map: KernelMap) -> LRUCache[Any]:
-    """Return the launch plans over a map, which it keeps."""
-    plans: LRUCache[Any] | None = kernel_map.memory.get("plans")
-    if plans is None:
-        plans = kernel_map.memory["plans"] = LRUCache(PLANS)
-    return plans
-
-
-def value_key(groups: int, is_swapped: bool) -> tuple[Any, ...]:
-    """Return what tells the plans of convolutions over one map apart."""
-    return "convolution", groups, is_swapped
-
-
-def gradients_key(
-    groups: int, is_swapped: bool, wanted: Sequence[bool], bias_dtype: torch.dtype | None
-) -> tuple[Any, ...]:
-    """Return what tells the plans of gradients over one map apart.
-
-    `wanted` is as autograd asks: of something that is no tensor, the features, the weight and, if there is one, a bias.
-    """
-    return "gradients", groups, is_swapped, tuple(wanted), bias_dtype
-
-
-def _replayed(over: _Over, key: tuple[Any, ...], tensors: Sequence[Tensor]) -> Any:
-    """Return the result of a call by the launch plan that ordinary calls share; None if there is none yet.
-
-    This is all that a warm call of a compiled graph does, in which no gradient is recorded.
-    """
-    if is_grad_enabled() or modes() or type(over.source) not in PLAIN:
+def _known_map(over: _Over, tensors: Sequence[Tensor]) -> KernelMap | None:
+    """Return the map of a call that can run as it is, in which no gradient is recorded; None if it was not made yet."""
+    if is_grad_enabled() or modes() or not all([type(tensor) in PLAIN for tensor in (over.source, *tensors)]):
         return None
-    kernel_map = over.known_map
-    return None if kernel_map is None else replayed(plans_of(kernel_map), key, tensors)
+    return over.known_map
 
 
 def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor if tensor._base is None else owned(tensor) for tensor in tensors if tensor is not None]
+    return [owned(tensor) for tensor in tensors if tensor is not None]
 
 
 @uncompiled
@@ -137,15 +124,29 @@ def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> T
 def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    kernel_map, groups, wants = over.map, over.groups, (*wanted, False)
+    with torch.no_grad():
+        return _gradients_on(dOut, features, weight, over.map, over.groups, is_swapped, wanted)
 
-    def gradients(dOut: Tensor, features: Tensor, weight: Tensor) -> Sequence[Tensor | None]:
+
+def _gradients_on(
+    dOut: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    kernel_map: KernelMap,
+    groups: int,
+    is_swapped: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Return the gradients that are wanted, by the launch plans that ordinary calls share."""
+    key, indices, sizes = _gradients_over(dOut, features, weight, kernel_map, groups, is_swapped, wanted)
+
+    def gradients(*_: Tensor) -> Sequence[Tensor | None]:
+        wants = *wanted, False
         grads = _computed_gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, None)
         return None, *grads[:2]
 
-    with torch.no_grad():
-        key = gradients_key(groups, is_swapped, (False, *wanted), None)
-        return _owned(planned(plans_of(kernel_map), key, gradients, (dOut, features, weight)))
+    plan_key, tensors = gradients_key((*key, None), (False, *wanted)), (dOut, features, weight, *indices)
+    return _owned(planned(PLANS, plan_key, gradients, tensors, sizes, varies=True, owned=None))
 
 
 @torch.library.register_fake("insum_ops::convolution", lib=voxel_library)
@@ -220,9 +221,9 @@ class _WeightGradient(torch.autograd.Function):
 def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
-    value = _replayed(over, value_key(over.groups, is_swapped), tensors)
-    if value is not None:
-        return _owned([value])[0]
+    kernel_map = _known_map(over, tensors)
+    if kernel_map is not None:
+        return owned(_value(features, weight, bias, kernel_map, over.groups, is_swapped))
     if not refuse_transforms("a convolution", tensors):
         if runs_at_once(tensors):
             return _run(features, weight, bias, *rest)
@@ -235,10 +236,9 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    key = gradients_key(over.groups, is_swapped, (False, *wanted), None)
-    replayed_grads: Sequence[Tensor | None] | None = _replayed(over, key, (dOut, features, weight))
-    if replayed_grads is not None:
-        return _owned(replayed_grads)
+    kernel_map = _known_map(over, (dOut, features, weight))
+    if kernel_map is not None:
+        return _gradients_on(dOut, features, weight, kernel_map, over.groups, is_swapped, wanted)
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)

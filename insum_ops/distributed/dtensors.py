@@ -22,6 +22,7 @@ from ..compiler import (
     Var,
     bind,
     check_ranges,
+    gradients_one_by_one,
     parse,
     run_plain,
     run_plain_with_winners,
@@ -138,6 +139,14 @@ def _whole_along(tensor: Tensor, dim: int) -> Tensor:
     return tensor.redistribute(placements=wanted)
 
 
+def _run_gradients(
+    cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> list[Tensor]:
+    """Evaluate `insum_ops::run_gradients` over DTensors: each gradient is a statement, split by its own rule."""
+    return gradients_one_by_one(*args)
+
+
 whole_along[DTensor] = _whole_along
+torch.library.register_torch_dispatch("insum_ops::run_gradients", DTensor, _run_gradients)
 for _operator in ("insum_ops::run", "insum_ops::run_with_winners"):
     torch.library.register_torch_dispatch(_operator, DTensor, _run)

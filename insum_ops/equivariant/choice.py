@@ -70,7 +70,7 @@ def _timed(
     host = host_milliseconds(device, "")
     start: Callable[[str], tuple[Callable[[], object], float]] = lambda name: (partial(run, name), host)
     with on_device(device), paused():  # a launch plan of the caller must not record the timed launches
-        return fastest(_key(what, ways, tensors), ways, ways, {}, start)
+        return fastest(_key(what, ways, tensors), ways, ways, start)
 
 
 def _key(what: tuple[object, ...], ways: Sequence[str], tensors: Mapping[str, Tensor]) -> Key:

@@ -18,14 +18,13 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ..compiler import (
     direct_apply,
     keep_learning,
-    one_by_one,
     outside_transforms,
     owned,
     planned,
+    planned_backward,
     replayed,
-    wanted_gradients,
 )
-from ..formats.torch_state import is_dynamo, is_free, is_grad_enabled, may_autocast, wants_gradient
+from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
 from .format_term_statements import shared_step, single_step
 from .in_place import InPlaceProduct, Work, writes_parts
 from .shared_weights import SharedTerm
@@ -97,6 +96,23 @@ def _in_place_product(composition: Composition, inputs: Sequence[Any], num_rows:
     return InPlaceProduct((first, second, out), work, steps, inputs, num_rows)  # type: ignore[arg-type]
 
 
+def _plans(ctx: Any, saved: tuple[Tensor | None, ...], _: Tensor) -> Any:
+    present = [tensor for tensor in saved if tensor is not None]
+    return ctx.composition.memory, ("product", ctx.absent), present, (ctx.num_rows,), True, ()
+
+
+def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, *tensors: Tensor) -> Any:
+    """Return the gradients of x, y and the weights between None for all else, those that are wanted."""
+    following = iter(tensors)
+    x, y, weight, src, dst, *intermediates = [None if is_absent else next(following) for is_absent in ctx.absent]
+    inputs: list[Any] = [x, y, weight, src, dst]
+    if not is_free() or is_grad_enabled():
+        rest = *inputs[3:], ctx.num_rows
+        return None, *_composed(ctx.composition, inputs[:3], wanted[1:4], rest, upstream), None, None
+    product = _in_place_product(ctx.composition, inputs, ctx.num_rows)
+    return None, *product.backward(intermediates, inputs[3:], upstream, wanted[1:4]), None, None
+
+
 class _Product(torch.autograd.Function):
     """The product z of x, y and weights; backward computes all of their gradients at once."""
 
@@ -111,39 +127,12 @@ class _Product(torch.autograd.Function):
         dst: Tensor | None,
     ) -> Tensor:
         ctx.composition, ctx.num_rows, (z, *intermediates) = planned_product
-        ctx.save_for_backward(x, y, weight, src, dst, *intermediates)
-        return z if z._base is None else owned(z)
+        saved = x, y, weight, src, dst, *intermediates
+        ctx.absent = tuple([tensor is None for tensor in saved])
+        ctx.save_for_backward(*saved)
+        return owned(z)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        saved, wanted = ctx.saved_tensors, wanted_gradients(ctx)  # unpacked once, as checkpointed layers want it
-        if not is_dynamo():
-            tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
-            grads = replayed(ctx.composition.memory, _gradient_marks(saved, wanted), tensors, (ctx.num_rows,))
-            if grads is not None:
-                return grads
-        return _gradients(ctx, upstream, saved, wanted)
-
-
-def _gradient_marks(saved: tuple[Tensor | None, ...], wanted: tuple[bool, ...]) -> object:
-    """Return what marks the plans of a product's gradients."""
-    return "gradients of a product", wanted, tuple([tensor is None for tensor in saved])
-
-
-@one_by_one
-def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
-    """Return what `_Product.backward` does, where it has no plan."""
-    inputs, num_rows = saved[:5], ctx.num_rows
-    if not is_free() or is_grad_enabled():
-        rest = *inputs[3:], num_rows
-        return None, *_composed(ctx.composition, inputs[:3], wanted[1:4], rest, upstream), None, None
-
-    def run(upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        product = _in_place_product(ctx.composition, inputs, num_rows)
-        return None, *product.backward(saved[5:], inputs[3:], upstream, wanted[1:4]), None, None
-
-    tensors = [upstream, *[tensor for tensor in saved if tensor is not None]]
-    return planned(ctx.composition.memory, _gradient_marks(saved, wanted), run, tensors, (num_rows,), varies=True)
+    backward = staticmethod(planned_backward(_plans, _gradients))
 
 
 _apply = direct_apply(_Product)

@@ -148,8 +148,9 @@ def gather(x: Tensor, columns: Tensor, inverse: Tensor) -> Tensor:
 def _gathered(x: Tensor, columns: Tensor) -> Tensor:
     """Return what `gather` returns, without a graph; a tracer sees torch's operator, which it may fuse.
 
-    Of 917 rows of 748 columns torch's operator took an H200 5 to 7 us, more than a third of a product along 18,357
-    edges with its gather and its scatter.
+    On a GPU the clock chooses between that operator and kernels, as of every statement: of 917 rows of 748 columns an
+    H200 took 5 to 7 us by the operator and 3.3 by a kernel, of 1,200 rows of 1,400 6.8 and 7.1. A CPU has the operator
+    alone.
     """
     if type(x) in PLAIN and is_free() and has_kernels(x.device):
         return insum("Y[b,i] = X[b,I[i]]", X=x, I=columns)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import direct_apply, evaluate, gradients_of, keep_learning, one_by_one, owned, planned, replayed
+from ..compiler import direct_apply, evaluate, gradients_of, keep_learning, owned, planned, planned_backward, replayed
 from ..formats import BlockCOO
 from ..formats.parts import FormatParts
-from ..formats.torch_state import is_compiling, is_dynamo, is_free, is_grad_enabled, wants_gradient
+from ..formats.torch_state import is_compiling, is_free, wants_gradient
 from ..functional import insum
 
 __all__ = ["EXPR", "product"]
@@ -65,6 +65,21 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
 
+def _plans(ctx: Any, saved: tuple[Tensor, ...], _: Tensor) -> Any:
+    W = ctx.W
+    return W.memory, EXPR, saved, (), False, W.coords
+
+
+def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, x: Tensor, weight: Tensor) -> Any:
+    """Return None, d_x, d_weight and, if there is a bias, d_bias, those that are wanted."""
+    W = ctx.W if ctx.W.values is weight else ctx.W.with_values(weight)
+    dY = _rows(upstream)
+    d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[2], wanted[1]))
+    if d_x is not None and x.ndim != 2:
+        d_x = d_x.view(x.shape)
+    return None, d_x, d_weight, *[dY.sum(0) if wants_bias else None for wants_bias in wanted[3:]]
+
+
 class _Product(torch.autograd.Function):
     """The product. Its gradients are those of the statement, and the bias gets the sum over all rows."""
 
@@ -74,36 +89,9 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.W, value = planned_product
         ctx.save_for_backward(x, weight)
-        return value if value._base is None else owned(value)
+        return owned(value)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
-        if not is_dynamo():
-            marks = "gradients", EXPR, ctx.needs_input_grad
-            grads = replayed(ctx.W.memory, marks, (upstream, *saved))
-            if grads is not None:
-                return grads
-        return _gradients(ctx, upstream, saved)
-
-
-@one_by_one
-def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Tensor, ...]) -> Any:
-    """Return what `_Product.backward` does, where it has no plan."""
-    tensors, wanted = (upstream, *saved), ctx.needs_input_grad
-
-    def gradients(upstream: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-        """Return None, d_x, d_weight and, if there is a bias, d_bias, those that are wanted."""
-        W = ctx.W if ctx.W.values is weight else ctx.W.with_values(weight)
-        dY = _rows(upstream)
-        d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[2], wanted[1]))
-        if d_x is not None and x.ndim != 2:
-            d_x = d_x.view(x.shape)
-        return None, d_x, d_weight, *[dY.sum(0) if wants_bias else None for wants_bias in wanted[3:]]
-
-    if is_grad_enabled():
-        return gradients(*tensors)
-    return planned(ctx.W.memory, ("gradients", EXPR, wanted), gradients, tensors, owned=ctx.W.coords)
+    backward = staticmethod(planned_backward(_plans, _gradients))
 
 
 _apply = direct_apply(_Product)

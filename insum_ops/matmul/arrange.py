@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,10 @@ class Arranged:
 
     pattern: SparseFormat
     source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
+    memory: dict[Any, Any] = field(init=False)  # the pattern's launch plans: nobody else can change its coordinates
+
+    def __post_init__(self) -> None:
+        self.memory = self.pattern.memory
 
     def fill(self, values: Tensor) -> SparseFormat:
         """Return the format over `values` [E, *block_size], in the order of the source; differentiable."""

@@ -14,7 +14,7 @@ from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transf
 from ..formats import COO
 from ..formats.check import VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
-from ..formats.parts import FormatParts, Kind, register_kind
+from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
@@ -152,10 +152,19 @@ def _traced_format(parts: FormatParts) -> SparseFormat:
     return COO._traced((targets, sources), parts.values, parts.shape, 0, None)
 
 
+def _pattern(parts: FormatParts) -> SparseFormat:
+    """Return the pattern of a graph's edges; refuse weights that do not fit it."""
+    edges = _edges_of_parts(parts)
+    _check_weights(parts.values, edges.arranged)
+    keep_pattern(parts, edges.guard, edges.arranged.pattern)
+    return edges.arranged.pattern
+
+
 register_kind(
     "Edges",
     Kind(
-        build=lambda parts: _edges_of_parts(parts).format(parts.values, parts.dtype),
+        build=_pattern,
+        fill=lambda parts, form, values: _edges_of_parts(parts).arranged.fill(values),
         trace=_traced_format,
         listed=lambda parts, form, grad: _edges_of_parts(parts).arranged.read(grad),
     ),

@@ -26,6 +26,7 @@ from ..compiler import (
     owned,
     pattern_of,
     planned,
+    planned_backward,
     replayed,
     shortened,
 )
@@ -128,13 +129,14 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
             return _spmm(A, B, reduce)
         if type(A) is Tensor:
             source = remembered_source(A)
-            if source is not None:
-                marks = "spmm", reduce, A.requires_grad
-                C = replayed(source.calls, marks, (B,), (), (A, source))
+            form = None if source is None else source.filled
+            if source is not None and form is not None:
+                plans, marks, tensors = source.arranged.memory, ("spmm", reduce, A.requires_grad), (form.values, B)
+                C = replayed(plans, marks, tensors, (), (A, source))
                 if C is not None:
                     return C  # type: ignore[no-any-return]
-                if not wants_gradient((A, B)):  # the values are the source's own
-                    return planned(source.calls, marks, lambda *_: _spmm(A, B, reduce), (B,))  # type: ignore[no-any-return]
+                if not wants_gradient((A, B)):
+                    return planned(plans, marks, lambda *_: _spmm(form, B, reduce), tensors, owned=form.coords)  # type: ignore[no-any-return]
         elif type(A) in FORMATS and not wants_gradient((A.values, B)):
             tensors = (A.values, B)
             return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
@@ -215,6 +217,7 @@ def _refuse_dense(A: Any, B: Any) -> NoReturn:
 def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
     """Return the sum of products with a matrix whose values are `listed` by their source, with gradients for them."""
     arranged, statement = source.arranged, SUM[B.ndim - 1]
+    plans, coords = arranged.memory, arranged.pattern.coords
 
     def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the product, and the values over the format's slots, which its gradients read again."""
@@ -224,14 +227,36 @@ def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
     with torch.no_grad():
         if isinstance(source, SparseSource):
             form = source.filled or source.format(listed)
-            C, slots = planned(source.calls, TRAINED, lambda B: insum(statement, A=form, B=B), (B,)), form.values
+            slots, run = form.values, lambda slots, B: insum(statement, A=form, B=B)
+            C = planned(plans, TRAINED, run, (slots, B), owned=coords)
         else:  # weights of edges change at most calls, so that the plan gathers them
-            pattern, operands = arranged.pattern, (source.entries(listed), B)
-            C, slots = planned(pattern.memory, ("trained", statement), product, operands, owned=pattern.coords)
+            operands = source.entries(listed), B
+            C, slots = planned(plans, ("trained", statement), product, operands, owned=coords)
     result = _Trained.apply((source, statement, slots, C), listed, B)
     if isinstance(source, SparseSource):
-        keep_learning(source.calls, TRAINED, (B,), _learn)
+        keep_learning(plans, TRAINED, (slots, B), _learn)
     return result  # type: ignore[no-any-return]
+
+
+def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
+    (listed, slots, B), source = saved, ctx.source
+    tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed
+    arranged = source.arranged
+    return arranged.memory, ("trained", ctx.statement), tensors, (), False, arranged.pattern.coords
+
+
+def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, slots: Tensor, B: Tensor) -> Any:
+    """Return None, d_entries, in the order in which they are listed, and d_B, those that are wanted."""
+    arranged = ctx.source.arranged
+    form = arranged.pattern.with_values(slots)
+    d_slots, d_B = gradients_of(evaluate, ctx.statement, "A", form, {"B": B}, upstream, wanted[1:])
+    return None, None if d_slots is None else arranged.read(d_slots), d_B
+
+
+def _as_listed(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], grads: tuple[Any, ...]) -> Any:
+    """Return the gradients with that of the entries as one of the tensor that lists them."""
+    _, d_entries, d_B = grads
+    return None, None if d_entries is None else ctx.source.like(saved[0], d_entries), d_B
 
 
 class _Trained(torch.autograd.Function):
@@ -243,38 +268,9 @@ class _Trained(torch.autograd.Function):
     ) -> Tensor:
         ctx.source, ctx.statement, slots, C = planned_product
         ctx.save_for_backward(listed, slots, B)
-        return C if C._base is None else owned(C)
+        return owned(C)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        listed, slots, B = saved = ctx.saved_tensors  # which may be unpacked once, where layers are checkpointed
-        if not is_dynamo():
-            source, marks = ctx.source, ("gradients", ctx.statement, ctx.needs_input_grad)
-            grads = replayed(source.arranged.pattern.memory, marks, (upstream, slots, B))
-            if grads is not None:
-                d_entries, d_B = grads
-                return None, None if d_entries is None else source.like(listed, d_entries), d_B
-        return _gradients(ctx, upstream, saved)
-
-
-@one_by_one
-def _gradients(ctx: Any, upstream: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Return what `_Trained.backward` does, where it has no plan."""
-    (listed, slots, B), source, statement, wanted = saved, ctx.source, ctx.statement, ctx.needs_input_grad
-    arranged = source.arranged
-
-    def gradients(upstream: Tensor, slots: Tensor, B: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return d_entries, in the order in which they are listed, and d_B, those that are wanted."""
-        form = arranged.pattern.with_values(slots)
-        d_slots, d_B = gradients_of(evaluate, statement, "A", form, {"B": B}, upstream, wanted[1:])
-        return None if d_slots is None else arranged.read(d_slots), d_B
-
-    if is_grad_enabled():  # the gradients will be differentiated
-        listed, d_entries, d_B = listed.detach(), *gradients(upstream, source.slots(listed), B)
-    else:
-        pattern, marks = arranged.pattern, ("gradients", statement, wanted)
-        d_entries, d_B = planned(pattern.memory, marks, gradients, (upstream, slots, B), owned=pattern.coords)
-    return None, None if d_entries is None else source.like(listed, d_entries), d_B
+    backward = staticmethod(planned_backward(_plans, _gradients, _as_listed))
 
 
 _apply = direct_apply(_Trained)
@@ -282,8 +278,8 @@ _apply = direct_apply(_Trained)
 
 def _learn(C: Tensor, tensors: Sequence[Tensor], given: tuple[Tensor, SparseSource]) -> Any:
     """Return a planned product with a torch sparse tensor that is trained, with its gradients recorded."""
-    (A, source), (B,) = given, tensors
-    return _apply((source, SUM[B.ndim - 1], source.filled.values, C), A, B)  # type: ignore[union-attr]
+    (A, source), (slots, B) = given, tensors
+    return _apply((source, SUM[B.ndim - 1], slots, C), A, B)
 
 
 _eager_spmm = uncompiled(_spmm)

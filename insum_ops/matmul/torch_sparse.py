@@ -1,9 +1,14 @@
-"""Torch sparse tensors as formats: the pattern is made once per tensor, values are gathered when they change."""
+"""Torch sparse tensors as formats: the pattern is made once per tensor, values are gathered when they change.
+
+A tensor that was written to may have other coordinates: torch counts its writes together, whether to values or to
+indices, and `copy_` writes both where they lie. So its index tensors are compared with copies of them, of which the
+host waits for the answer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,14 +29,12 @@ from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
 from ..formats.sources import torch_entries
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_grad_enabled, modes
+from ..formats.torch_state import is_free, is_grad_enabled, modes
 from ..identity_cache import ByIdentity
-from ..lru_cache import LRUCache
 from .arrange import Arranged, arrange, merge_map
 
 __all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
 
-CALLS = 64  # launch plans that are kept for one tensor
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -43,8 +46,8 @@ class SparseSource:
     merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
     guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values that it had then
-    calls: LRUCache[Any] = field(default_factory=partial(LRUCache, CALLS))  # over those values
-    positions: tuple[Tensor, Tensor] | None = None  # the two index tensors of a compressed tensor, not copied
+    indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
+    shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -54,6 +57,10 @@ class SparseSource:
         """Return the pattern with A's values; gradients come back to A as a sparse tensor of its layout."""
         if A.requires_grad and is_grad_enabled():
             return self.arranged.pattern.with_values(self.slots(A))
+        return self.fill(A)
+
+    def fill(self, A: Tensor) -> SparseFormat:
+        """Return the pattern with A's values without their graph, and keep it if it may be kept."""
         with outside_transforms(), outside_modes(A, *self.arranged.parts):
             filled = self.arranged.fill(_entries(A, self.merged))
         if may_keep(filled.values):
@@ -70,20 +77,28 @@ class SparseSource:
 
     def like(self, A: Tensor, entries: Tensor) -> Tensor:
         """Return a torch sparse tensor of A's pattern and layout that holds `entries`, in the order of the pattern."""
-        if self.positions is not None and not modes():
-            return _compressed(A, self.positions, entries)
-        if A.layout is not torch.sparse_coo:
-            with outside_modes(A):
-                positions = _positions(A)
-            if may_keep(*positions):
-                self.positions = positions
-            return _compressed(A, positions, entries)
+        is_constant = not (modes() or is_grad_enabled())
+        if is_constant and self.shaped is not None:
+            shaped = self.shaped(entries)
+            if shaped is not None:  # in a pass for named tensors it has no gradient for those that are not named
+                return shaped
         with outside_modes(A):
-            indices = A._indices() if self.merged is None else self.merged[0]
-            is_coalesced = self.merged is not None or A.is_coalesced()
-        # else it goes to the default device
-        place: Any = {"device": entries.device, "check_invariants": False}
-        return torch.sparse_coo_tensor(indices, entries, A.shape, is_coalesced=is_coalesced or None, **place)
+            indices = self.indices or _indices(A)
+            if self.merged is not None:
+                indices = self.merged[:1]
+            is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
+        if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
+            self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
+        return _sparse(A, indices, entries, is_coalesced)
+
+
+def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
+    """Return torch's own gradient of `values()`: a function that makes a sparse tensor like an example of values.
+
+    It takes the host two thirds of the time of torch's constructors, which look at each of their arguments.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        return example.requires_grad_().values().grad_fn  # type: ignore[return-value]
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -93,7 +108,16 @@ def remembered_source(A: Tensor) -> SparseSource | None:
         return None
     source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
     guard = source.guard
-    return None if source.filled is None or guard is None or not guard.holds_for(A) else source
+    if guard is not None and source.filled is not None and guard.holds_for(A):
+        return source
+    return _rewritten(A) if is_free() else None
+
+
+def _rewritten(A: Tensor) -> SparseSource | None:
+    """Return the source of a tensor that was written to since it was converted; None if it can't be kept."""
+    source = sparse_source(A, "A")
+    source.fill(A)
+    return None if source.guard is None or source.filled is None else source
 
 
 def remembered_format(A: Tensor) -> SparseFormat | None:
@@ -123,22 +147,25 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
 def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSource:
     """Return a source with the cached pattern if that is still A's, else with a new one."""
     A = A.detach()  # here: inside a transform torch has no detached compressed tensors
+    before = cached if cached is not None and _is_alike(cached.arranged, A) else None
+    if before is not None and before.indices and all(map(torch.equal, before.indices, _indices(A))):
+        return SparseSource(before.arranged, before.merged, indices=before.indices, shaped=before.shaped)
     coords, values, is_sorted = _listed(A, name)
+    indices = () if cached is None else tuple([part.clone() for part in _indices(A)])  # it may be written to again
+    if before is not None and before.merged is None and torch.equal(before.arranged.coords, coords):
+        return SparseSource(before.arranged, None, indices=indices)
     shape = tuple(A.shape)
-    if cached is not None and cached.merged is None and _is_pattern(cached.arranged, A, coords):
-        return SparseSource(cached.arranged, None)
     _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
     merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
     if merged is not None:
         coords, values, is_sorted = merged[0], _merge(values, merged), True
-    return SparseSource(arrange(coords, values, shape, is_sorted), merged)
+    return SparseSource(arrange(coords, values, shape, is_sorted), merged, indices=indices)
 
 
-def _is_pattern(arranged: Arranged, A: Tensor, coords: Tensor) -> bool:
-    """Whether a pattern is A's: its shape, dtype and device, with entries at `coords`."""
+def _is_alike(arranged: Arranged, A: Tensor) -> bool:
+    """Whether a pattern has A's shape, dtype and device."""
     pattern = arranged.pattern
-    is_alike = (pattern.shape, pattern.dtype, pattern.device) == (tuple(A.shape), A.dtype, A.device)
-    return is_alike and torch.equal(arranged.coords, coords)
+    return (pattern.shape, pattern.dtype, pattern.device) == (tuple(A.shape), A.dtype, A.device)
 
 
 def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
@@ -198,6 +225,11 @@ def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
     return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)
 
 
+def _indices(A: Tensor) -> tuple[Tensor, ...]:
+    """Return the index tensors of a sparse tensor of any layout."""
+    return (A._indices(),) if A.layout is torch.sparse_coo else _positions(A)
+
+
 def _positions(A: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index tensors of a compressed tensor."""
     if A.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -205,11 +237,13 @@ def _positions(A: Tensor) -> tuple[Tensor, Tensor]:
     return A.ccol_indices(), A.row_indices()
 
 
-def _compressed(A: Tensor, positions: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
-    """Return a compressed tensor of A's layout, on the device of its values."""
-    return torch.sparse_compressed_tensor(
-        *positions, values, A.shape, layout=A.layout, device=values.device, check_invariants=False
-    )
+def _sparse(A: Tensor, indices: tuple[Tensor, ...], values: Tensor, is_coalesced: bool) -> Tensor:
+    """Return a sparse tensor of A's layout and shape, on the device of its values, else it goes to the default one."""
+    place: Any = {"device": values.device, "check_invariants": False}
+    if A.layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(indices[0], values, A.shape, is_coalesced=is_coalesced or None, **place)
+    compressed, plain = indices
+    return torch.sparse_compressed_tensor(compressed, plain, values, A.shape, layout=A.layout, **place)
 
 
 def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:

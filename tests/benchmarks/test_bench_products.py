@@ -40,7 +40,7 @@ def test_ten_products_are_drawn_from_a_seed(seed):
     ids=lambda product: product.name,
 )
 def test_a_case_is_checked_and_timed_in_every_pass(product, monkeypatch):
-    monkeypatch.setattr(bench.products, "timed", lambda call: {"device_ms": 0.002})
+    monkeypatch.setattr(bench.products, "timed", lambda call: {"device_ms": 0.002, "timing": "graph"})
     rows = list(run_case(product, lambda: ROOFS))
     assert [row.pass_ for row in rows] == [FORWARD, GRADIENTS, *([FORCES] if product.mode == "uvu" else [])]
     for row in rows:
@@ -51,7 +51,7 @@ def test_a_case_is_checked_and_timed_in_every_pass(product, monkeypatch):
 
 
 def test_a_wrong_result_of_ours_has_no_time(monkeypatch):
-    monkeypatch.setattr(bench.products, "timed", lambda call: {"device_ms": 0.002})
+    monkeypatch.setattr(bench.products, "timed", lambda call: {"device_ms": 0.002, "timing": "graph"})
     right = bench.products.Operands.layer
     wrong = lambda self, provider: lambda *given: 1.1 * right(self, provider)(*given)
     monkeypatch.setattr(bench.products.Operands, "layer", wrong)
@@ -59,6 +59,14 @@ def test_a_wrong_result_of_ours_has_no_time(monkeypatch):
     (row, *_) = run_case(product, lambda: ROOFS)
     assert not row.us
     assert row.failures[OURS].startswith("AssertionError: relative error")
+
+
+def test_what_no_graph_captured_is_told(monkeypatch):
+    monkeypatch.setattr(bench.products, "timed", lambda call: {"device_ms": 0.002, "timing": "queue"})
+    row = {"us": {}, "failures": {}}
+    bench.products._time(row, OURS, lambda: None)
+    assert row["us"] == {OURS: 2.0}
+    assert "which the host may hold up" in row["failures"][OURS]
 
 
 def test_the_table_names_the_best_peer_in_the_same_layout():

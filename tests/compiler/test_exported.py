@@ -43,7 +43,7 @@ STATEMENTS: dict[str, tuple[Callable[[int], Operands], Callable[[int], tuple[int
         lambda n: (5, n),
     ),
     "Y[t,O[p],x] += X[t,I[p],y] * V[p,x,y]": (
-        lambda n: dict(X=torch.randn(n, 2, 8), O=_indices(3, 4), I=_indices(2, 4), V=torch.randn(4, 8, 8)),
+        lambda n: dict(X=torch.randn(n, 2, 8), O=_indices(3, 2), I=_indices(2, 2), V=torch.randn(2, 8, 8)),
         lambda n: (n, 3, 8),
     ),
     "Y[i,c] = max(X[I[i,k],c])": (lambda n: dict(X=torch.randn(n, 4), I=_indices(n, n, 3)), None),

@@ -20,7 +20,7 @@ from insum_ops.compiler.joint import JointCall, run_jointly
 from insum_ops.compiler.language import terms
 from insum_ops.compiler.pipeline import run
 from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.tuning import joint_problem
+from insum_ops.compiler.tuning import joint_problem, search
 from insum_ops.lru_cache import LRUCache
 
 pytestmark = pytest.mark.kernels
@@ -105,6 +105,13 @@ CASES = {
         (EDGES,),
         lambda A, B: (A.diagonal(dim1=1, dim2=2) * B).sum(1),
         ("A", "B"),
+    ),
+    "a row longer than a tile": Case(
+        "Y[e,c] += D[e] * X[e,c]",
+        {"D": (EDGES,), "X": (EDGES, 4500)},
+        (EDGES, 4500),
+        lambda D, X: D[:, None] * X,
+        ("D", "X"),
     ),
 }
 
@@ -268,9 +275,9 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
     """Timing is pretended: the first config, or a kernel for each statement, takes the least."""
     asked = []
 
-    def fastest(key, ways, first, others, start):
+    def fastest(key, ways, first, start, others):
         asked.append(key)
-        name = [*ways][int(is_faster)]
+        name = first[0] if is_faster else joint.APART
         started = start(name)
         assert started is not None
         started[0]()
@@ -292,13 +299,15 @@ def test_the_faster_way_is_kept(monkeypatch, is_faster):
 
 
 def test_statements_that_store_may_share_a_kernel_without_those_that_scatter(monkeypatch):
-    """Timing is pretended: the last way takes the least."""
+    """Timing is pretended: the last of the joint kernels takes the least."""
 
-    def fastest(key, ways, first, others, start):
-        started = start(ways[-1])
+    def fastest(key, ways, first, start, others):
+        *_, name, apart = ways
+        assert apart == joint.APART
+        started = start(name)
         assert started is not None
         assert len(started[0]()) == 3
-        return ways[-1]
+        return name
 
     monkeypatch.setenv("INSUM_TUNE", "default")
     monkeypatch.setattr(joint, "fastest", fastest)
@@ -321,7 +330,49 @@ def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
     for sorted_ones, groups in (("", {(0, 1, 2): ()}), ("T", by_itself), ("TU", together)):
         given = {name: t.sort().values if name in sorted_ones else t for name, t in operands.items()}
         calls = [*calls_of(case, given), *calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())[:1]]
-        assert joint._groups([prepare(*call) for call in calls], calls) == groups
+        assert joint._groups([prepare(*call).problem(call.tensors, call.fact) for call in calls]) == groups
+
+
+@pytest.mark.parametrize(
+    ("expr", "size", "is_told"), [("Y[T[e],c] += X[e,c]", (NODES, 5), True), ("Y[e,c] += X[T[e],c]", (EDGES, 5), False)]
+)
+def test_what_was_tuned_for_an_index_that_ascends_is_not_taken_for_another(expr, size, is_told):
+    """A gather costs the same in any order, but for what caches hold."""
+    X = torch.randn(EDGES, 5).to(DEVICE)
+    indices = [torch.tensor([*range(4), *[4] * (EDGES - 5), last]).to(DEVICE) for last in (5, 0)]
+    statement = prepare(expr, "T,X", size, [indices[0], X], None)
+    variants = [statement.variant([index, X]) for index in indices]
+    keys = [statement.problem([index, X], None).key for index in indices]
+    signatures = [statement.problem([index, X], None).signature for index in indices]
+    for first, second in (variants, keys, signatures, [statement.kernel_key(own, None) for own in variants]):
+        assert (first != second) == is_told
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_few_joint_kernels_are_built_and_none_for_each_statement_where_they_win(monkeypatch, cores):
+    """Timing is pretended: joint kernels take about as long, by the prediction less than a kernel for each or more."""
+    started, alone = list[str](), 0.0
+
+    def fastest(key, ways, first, start, others):
+        times, names = {}, [*first]
+        while names:
+            for name in names:
+                started.append(name)
+                times[name] = 3.0 + 0.01 * len(times)
+            names = [*others(min(times, key=times.__getitem__), times)]
+        return min(times, key=times.__getitem__)
+
+    monkeypatch.setenv("INSUM_TUNE", "default")
+    monkeypatch.setattr(search, "_cores", lambda: cores)
+    monkeypatch.setattr(joint, "fastest", fastest)
+    monkeypatch.setattr(joint, "INTERPRETED", False)
+    monkeypatch.setattr(joint, "_predicted", lambda joints, problems, ways: [*[1.0 for _ in ways], alone])
+    for alone in (1.5, 0.9):
+        monkeypatch.setattr(joint, "_choices", LRUCache(8))
+        started.clear()
+        joint._choice(calls_of(CASES["weighted sum"], CASES["weighted sum"].operands(edges=67)), run)
+        assert 0 < len(started) <= 8
+        assert (joint.APART in started) == (alone < 1)
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="nothing is timed")

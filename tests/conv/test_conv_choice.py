@@ -17,7 +17,6 @@ from insum_ops.conv import choice as conv_choice
 from insum_ops.conv import forms as conv_forms
 from insum_ops.conv import functional as sparse_conv
 from insum_ops.conv.forms import GROUPED, STATIONARY, TILED
-from insum_ops.conv.weight_views import statement_weight
 from insum_ops.formats import KernelMap
 from insum_ops.formats.voxels import kernel_map as kernel_map_module
 
@@ -49,7 +48,8 @@ def contest(times, first, others=None, hosts=None, statement="a", more=(), enoug
 
     others = others or {}
     ways = {*first, *more, *[name for added in others.values() for name in added]}
-    return autotune.fastest(key_of(statement), ways, list(first), others, start, enough=enough), started
+    vary = lambda best, _: others.get(best, ())
+    return autotune.fastest(key_of(statement), ways, list(first), start, enough=enough, others=vary), started
 
 
 @pytest.mark.usefixtures("folder")
@@ -95,7 +95,7 @@ def test_calls_that_wait_are_ranked_by_the_time_until_their_result(monkeypatch, 
     start = lambda name: (lambda: call(name), 0.0)
     times = {}
     ways = ["tables", "kernel", "slow"]
-    assert autotune.fastest(key_of(), ways, ways, {}, start, times, is_waited_for=is_waited_for) == winner
+    assert autotune.fastest(key_of(), ways, ways, start, times, is_waited_for=is_waited_for) == winner
     if is_waited_for:
         assert times == pytest.approx({"tables": 0.5, "kernel": 0.4, "slow": 18.0})
         assert counts["slow"] == 2  # built, and timed once
@@ -151,12 +151,13 @@ def test_without_memory_for_all_the_rest_decide_for_now(folder):
         return call, 0.0
 
     times = {"a": 3.0, "b": 1.0, "c": 2.0, "x": 0.0}
+    vary = lambda best, _: ["x"] if best == "c" else []
     missing = [""]
     for missing[0], winner in (("b", "c"), ("abc", "a")):
-        assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], {"c": ["x"]}, start) == winner
+        assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == winner
         assert not [*(folder / "tuning").glob("*.json")]
     missing[0] = ""
-    assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], {"c": ["x"]}, start) == "b"
+    assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == "b"
 
 
 def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, monkeypatch):
@@ -178,9 +179,9 @@ class Contests(list):
 
     winner = "table"
 
-    def __call__(self, key, ways, first, others, start, enough, is_waited_for):
+    def __call__(self, key, ways, first, start, enough, is_waited_for, others):
         self.is_waited_for = is_waited_for
-        names = [*first, *[name for added in others.values() for name in added]]
+        names = [*first, *[name for way in first for name in others(way, {})]]
         assert {*names} <= {*ways}
         self.append((key, names))
         self.enough = enough
@@ -219,8 +220,8 @@ def step(layer, x):
 
 
 def call_of(layer, found):
-    shape = statement_weight(layer.weight, layer.groups).shape
-    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
+    kind = layer.weight.shape, layer.groups, False
+    return found.memory[("statement", *kind, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def statement_of(layer, found):

@@ -20,7 +20,6 @@ from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.conv import forms as conv_forms
 from insum_ops.conv.cost import MEASURED
 from insum_ops.conv.forms import GROUPED, PAYS_AFTER, STATIONARY, TILED, awaited, form_of
-from insum_ops.conv.weight_views import statement_weight
 from insum_ops.formats import KernelMap, kernel_map
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -305,8 +304,8 @@ def often(monkeypatch):
 
 def remembered(layer, found, is_swapped=False):
     """What the map remembers for a layer."""
-    shape = statement_weight(layer.weight, layer.groups, is_swapped).shape
-    return found.memory[("statement", shape, *conv_forms.settings_of(layer.weight.dtype))]
+    kind = layer.weight.shape, layer.groups, is_swapped
+    return found.memory[("statement", *kind, *conv_forms.settings_of(layer.weight.dtype))]
 
 
 def taken(layer, found, is_swapped=False):

@@ -23,6 +23,7 @@ from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.device import DEVICES, described_as
 from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.tuning.footprint import shared_bytes
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import APART, MIXED, statement
 from insum_ops.equivariant.path_tables import TEXTS, product_texts
@@ -310,8 +311,11 @@ def check(case: Case, sm: int, count: int, build: Callable) -> None:
     built = [(way, build(problem, way, sm)) for way in chosen(problem, count)]
     report = "\n".join(f"{way}: {kernel}" for way, kernel in built)
     for way, kernel in built:
-        if way.schedule.uses_dot and case.has_tensor_cores:
-            assert kernel.tensor_core_ops > 0, f"{way} uses no tensor core\n{report}"
+        if way.schedule.uses_dot:
+            assert kernel.tensor_core_ops > 0 or not case.has_tensor_cores, f"{way} uses no tensor core\n{report}"
+            reckoned = shared_bytes(way.schedule, way.config, DEVICES[f"sm_{sm}"], problem.flags.precision)
+            reckoned *= 1 if case.sum_dtype is None else 2  # it takes the result to be stored in its own dtype
+            assert kernel.shared_memory <= reckoned, f"{reckoned} B of shared memory were reckoned with\n{report}"
     assert min(kernel.shared_memory for _, kernel in built) <= SHARED_MEMORY[sm], report
     if sm == 90:
         (_, first), *_ = built

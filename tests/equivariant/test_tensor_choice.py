@@ -63,10 +63,10 @@ def test_keys_on_disk_differ_by_shapes_and_not_by_lengths():
     assert key(5, 4, 3) == choice._key(("Z", 10), ("in memory", "held"), {"X": torch.ones(5, 4, 3)})
 
 
-def assert_right(ours: FullyConnectedTensorProduct, learns: tuple[bool, ...]) -> None:
+def assert_right(ours: FullyConnectedTensorProduct, learns: tuple[bool, ...], rows: int = 5) -> None:
     """Values, and gradients of those of x, y and weight that learn."""
-    weights = (ours.weight_numel,) if ours.shared_weights else (5, ours.weight_numel)
-    shapes = (5, ours.irreps_in1.dim), (5, ours.irreps_in2.dim), weights
+    weights = (ours.weight_numel,) if ours.shared_weights else (rows, ours.weight_numel)
+    shapes = (rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), weights
     tensors = [(torch.randn(shape) / 2).to(DEVICE).requires_grad_(own) for shape, own in zip(shapes, learns)]
     wide = [tensor.detach().double().cpu().requires_grad_(tensor.requires_grad) for tensor in tensors]
     actual, expected = ours(*tensors), dense_product(ours, *wide)
@@ -84,7 +84,8 @@ def assert_right(ours: FullyConnectedTensorProduct, learns: tuple[bool, ...]) ->
 def test_either_way_to_weights_of_each_sample_is_right(way, monkeypatch):
     seen = []
     monkeypatch.setattr(path_tables, "fastest_way", lambda memory, what, *rest: seen.append(what[0]) or way)
-    assert_right(FullyConnectedTensorProduct(*LARGE, shared_weights=False, internal_weights=False), (True, True, True))
+    ours = FullyConnectedTensorProduct(*LARGE, shared_weights=False, internal_weights=False)
+    assert_right(ours, (True, True, True), rows=2)  # an interpreter takes a second for each, of matrices in memory
     assert {*seen} == {*"ZXYW"}
 
 

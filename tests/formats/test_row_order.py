@@ -264,7 +264,7 @@ def test_twins_find_each_other() -> None:
 def test_a_full_search_times_rows_in_every_order_whatever_rules_say(way, dtype, monkeypatch):
     seen = {}
 
-    def run_all(key, ways, first, others, start):
+    def run_all(key, ways, first, start):
         seen.update({name: start(name)[0]() for name in first})
         return way
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import ref
 
 import pytest
@@ -170,9 +171,35 @@ def scaled(A: Tensor, B: Tensor) -> Tensor:
     return A
 
 
+def moved(A: Tensor, B: Tensor) -> Tensor:
+    """A with other coordinates in the same memory, of which torch counts no more than of other values."""
+    with torch.no_grad():
+        if A.layout is torch.sparse_coo:
+            others = A._indices()[1]
+        else:
+            others = A.col_indices() if A.layout in (torch.sparse_csr, torch.sparse_bsr) else A.row_indices()
+        others.copy_(others.max() - others)
+    return A
+
+
+def in_turn(*changes: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Changes one after another, with a step between them."""
+
+    def change(A: Tensor, B: Tensor) -> Tensor:
+        for each in changes:
+            taught(A, B)
+            A = each(A, B)
+        return A
+
+    return change
+
+
 CHANGES = {
     "nothing": lambda A, B: A,
     "values in place": scaled,
+    "coordinates in place": moved,
+    "values, then coordinates": in_turn(scaled, scaled, moved),
+    "coordinates, then values": in_turn(moved, scaled, scaled),
     "A asks for no gradient": lambda A, B: A.requires_grad_(False),
     "B asks for no gradient": lambda A, B: (A, B.requires_grad_(False))[0],
     "another tensor": lambda A, B: A.detach().clone().requires_grad_(),
@@ -191,6 +218,23 @@ def test_a_sparse_tensor_that_is_trained_is_read_again_when_it_changes(kind, cha
     assert (found[0] - first[0]).abs().max() > 0 or change != "values in place"
     for part, right in zip(found, expected, strict=True):
         assert_matches(part, right)
+
+
+@pytest.mark.parametrize("dense", [random_matrix(6, 4), torch.eye(6, 4)], ids=["values are moved", "values stay"])
+@pytest.mark.parametrize("kind", [kind for kind in TENSORS if kind in ("coo", "csr", "uncoalesced")])
+def test_every_step_of_training_a_sparse_tensor_is_right(kind, dense):
+    """Its gradients are collected, and its values are written to after each step."""
+    dense = dense.to(DEVICE, torch.float64)
+    A, B = TENSORS[kind](dense).requires_grad_(), random_dense(4, 3).requires_grad_()
+    upstream = random_dense(6, 3)
+    for _ in range(6):
+        A.grad = B.grad = None
+        spmm(A, B).backward(upstream)
+        present = A.detach().to_dense()
+        assert A.grad.layout is A.layout
+        assert_matches(B.grad, present.T @ upstream)
+        assert_matches(A.grad.to_dense(), (upstream @ B.detach().T) * (dense != 0))
+        A = scaled(A, B)
 
 
 @pytest.mark.parametrize("dense", [random_matrix(6, 4), torch.eye(6, 4)], ids=["values are moved", "values stay"])

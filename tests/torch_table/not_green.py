@@ -23,7 +23,11 @@ LIMITS: dict[Cell, str] = {
     **_cells([*COO, *CSR], ["AOTI", "AOTI on a GPU"], "AOTInductor packages no sparse tensor."),
     **_cells([COO[1], CSR[1]], ["functorch"], "torch.func.vmap makes no sparse tensor, and the result is one."),
     **_cells([COO[1], CSR[1]], ["make_fx"], "make_fx has no gradient through a sparse tensor that is made dense."),
-    **_cells([CSR[1]], ["capture"], "A CUDA graph holds no gradient through a CSR tensor that is made dense."),
+    **_cells(
+        [CSR[1]],
+        ["capture"],
+        "A CUDA graph holds no gradient through a CSR tensor that is made dense; one through its `values()` it does.",
+    ),
     **_cells(CSR, ["pickle"], "copy.deepcopy fails for a CSR tensor."),
     **_cells([COO[1], CSR[1]], ["TP", "DTensor"], "A DTensor is never sparse, and the result is."),
     **_cells(

@@ -36,17 +36,26 @@ RANKED_CELLS = {
     "DTensor": "insum, dense",
 }
 
+# A row has one core, and needs no pool of processes that all import torch first. Where a single package is built, its
+# speed is not worth three programs that find out which vectors this CPU has.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(HERE),
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    **({} if IS_WHOLE else {"TORCHINDUCTOR_VEC_ISA_OK": "0"}),
+}
+
 
 class Row:
     """A process that fills the cells of one entry point."""
 
     def __init__(self, name: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "entry_columns.py"), name]
         self.name, self.errors = name, tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
+            command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
         )
         self.answers: Queue[str] = Queue()
         self.listener = Thread(target=self._listen, daemon=True)
@@ -108,11 +117,10 @@ def _ends():
 @cache
 def _on_ranks(cells: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """What two processes gave for cells `name|column`."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "rank_columns.py"), folder, *cells]
         with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(command, env=environment, stdout=errors, stderr=errors, start_new_session=True)
+            process = subprocess.Popen(command, env=ENVIRONMENT, stdout=errors, stderr=errors, start_new_session=True)
             try:
                 process.wait(RANKED_SECONDS)
             except subprocess.TimeoutExpired:
@@ -131,13 +139,11 @@ def _on_ranks(cells: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 
 def _cells() -> list[object]:
-    columns = [(name, column, name) for name in CASES for column in ALONE]
-    columns += [(name, column, column) for column in RANKED for name in CASES]
+    """Those that one process fills stand together; conftest.py tells by its id which worker takes a cell."""
+    columns = [(name, column) for name in CASES for column in ALONE]
+    columns += [(name, column) for column in RANKED for name in CASES]
     of_cpu = {column: [] if column in OF_GPUS else [pytest.mark.cpu] for column in (*ALONE, *RANKED)}
-    return [
-        pytest.param(name, column, id=f"{name}-{column}", marks=[pytest.mark.xdist_group(group), *of_cpu[column]])
-        for name, column, group in columns
-    ]
+    return [pytest.param(name, column, id=f"{name}-{column}", marks=of_cpu[column]) for name, column in columns]
 
 
 @pytest.mark.skipif(not IS_WHOLE, reason="part of make test-torch")

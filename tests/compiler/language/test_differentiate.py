@@ -80,6 +80,24 @@ def test_a_tensor_gets_one_term_for_each_place_where_it_stands() -> None:
     assert terms("C[E[i]] = A[i]", "E") == ()
 
 
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        ("Y[()] += X[i,j] * X[i,j]", ["dX[i,j] += dY[()] * X[i,j] * 2"]),
+        ("Y[()] += X[i,j] * X[j,i]", ["dX[i,j] += dY[()] * X[j,i] * 2"]),
+        ("Y[i] += X[i,k] * A[k] * X[i,k] * 0.5 * X[i,k]", ["dX[i,k] += dY[i] * A[k] * X[i,k] * 0.5 * X[i,k] * 3"]),
+        ("Y[i,j] += X[i,k] * X[j,k]", ["dX[i,k] += dY[i,j] * X[j,k]", "dX[j,k] += dY[i,j] * X[i,k]"]),
+        ("Y[i] += X[i] * X[E[i]]", ["dX[i] += dY[i] * X[E[i]]", "dX[E[i]] += dY[i] * X[i]"]),
+    ],
+)
+def test_gradients_that_are_equal_are_one_statement(expr, expected):
+    assert [derived for derived, _, _ in terms(expr, "X")] == expected
+
+
+def test_tangents_that_are_equal_are_one_statement():
+    assert tangent_terms("Y[i] += X[i,k] * X[i,k]", "X") == (("tY[i] += tX[i,k] * X[i,k] * 2", "tX", ("X",)),)
+
+
 def test_a_terms_text_can_be_read_again() -> None:
     for derived, upstream, others in terms("C[E[p],0] += -1e-30 * A[p,F[p]] * B[()]", "A"):
         statement = parse(derived)

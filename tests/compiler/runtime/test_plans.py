@@ -36,7 +36,8 @@ class Surroundings:
             is_interpreted,
             has_several_devices,
             lambda: self.is_capturing,
-            lambda *indices: [(int(index.min()), int(index.max())) for index in indices],
+            lambda *indices, ordered=(): [(int(index.min()), int(index.max())) for index in indices],
+            lambda index: bool((index[1:] >= index[:-1]).all()),
             lambda name, cached, *layout: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
             lambda: self.precision,
@@ -222,6 +223,27 @@ def test_a_strided_view_begins_where_its_tensor_begins():
         for start in (5, 0, 9, 28):
             x = whole[start : start + 12]
             assert_same(plan.replay(x), view(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_new_memory_is_filled_with_a_row_that_is_not_expanded_first(dtype):
+    def function(x: Tensor) -> Tensor:
+        memory = torch.empty_strided((4, 3), (3, 1), dtype=dtype, device="cpu")
+        return memory.copy_(x.expand(4, 3))
+
+    plan = plan_for(function, torch.randn(3))
+    assert Tensor.expand not in [step.function for step in plan.steps]
+    for x in (torch.randn(3), torch.randn(3)):
+        assert_same(plan.replay(x), x.to(dtype).expand(4, 3).clone())
+
+
+def test_what_is_expanded_to_another_shape_than_the_memory_stays_so():
+    def function(x: Tensor) -> Tensor:
+        memory = torch.empty_strided((2, 4, 3), (12, 3, 1), dtype=torch.float32, device="cpu")
+        return memory.copy_(x.expand(4, 3))
+
+    x = torch.randn(3)
+    assert_same(plan_for(function, x).replay(x), x.expand(2, 4, 3).clone())
 
 
 def test_one_tensor_in_two_places():
@@ -618,6 +640,19 @@ def test_index_tensors_are_in_range_and_padded_as_they_were(read):
     assert_same(plan.replay(x, torch.tensor([2, 1])), x[[2, 1]])
     for outside in ([0, 4], [-1, 3]):
         assert plan.replay(x, torch.tensor(outside)) is None
+
+
+def test_kernels_that_were_chosen_by_an_order_are_for_that_order():
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        recording = active()
+        if recording is not None:
+            recording.ranged(index, 4, False, True)
+        return x[index] * 1
+
+    x = torch.randn(4)
+    plan = plan_for(function, x, torch.tensor([0, 3]))
+    assert_same(plan.replay(x, torch.tensor([2, 2])), x[[2, 2]])
+    assert plan.replay(x, torch.tensor([2, 1])) is None
 
 
 # threads

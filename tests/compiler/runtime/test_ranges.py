@@ -19,7 +19,14 @@ from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.errors import IndexRangeError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.runtime import ranges
-from insum_ops.compiler.runtime.ranges import check_ranges, remembered_range, remembered_ranges, segment_lengths
+from insum_ops.compiler.runtime.ranges import (
+    ascends,
+    check_ranges,
+    remember_range,
+    remembered_range,
+    remembered_ranges,
+    segment_lengths,
+)
 
 
 @pytest.fixture
@@ -64,6 +71,27 @@ def test_a_tensor_with_other_data_is_read_again(reads: list[Tensor]) -> None:
     index.data = torch.tensor([9, 2])  # no change that is counted
     assert remembered_range(index) == (2, 9)
     assert len(reads) == 2
+
+
+def test_the_order_is_read_with_the_range_and_once(reads: list[Tensor]) -> None:
+    sorted_index, index, one = torch.tensor([-1, 2, 2]), torch.tensor([2, 0]), torch.tensor([5])
+    assert remembered_ranges(sorted_index, index, one, ordered=(0, 1)) == [(-1, 2), (0, 2), (5, 5)]
+    read = [getattr(own, ranges._RANGE).ascends for own in (sorted_index, index, one)]
+    assert read == [True, False, None]
+    assert [ascends(own) for own in (sorted_index, index, one)] == [True, False, True]
+    index.copy_(torch.tensor([0, 2]))
+    assert ascends(index)
+    sorted_index[0] = 9
+    assert not ascends(sorted_index)
+    assert len(reads) == 3
+
+
+def test_a_maker_says_whether_its_tensor_ascends(reads: list[Tensor]) -> None:
+    first, second = torch.tensor([0, 1]), torch.tensor([0, 1])
+    remember_range(first, 0, 1)
+    remember_range(second, 0, 1, ascends=True)
+    assert (ascends(first), ascends(second)) == (False, True)
+    assert not reads
 
 
 def test_a_tensor_that_grows_or_shrinks_at_its_address_is_read_again() -> None:

@@ -117,6 +117,8 @@ def test_the_floor_is_a_launch_or_the_bytes_or_the_products():
     square = torch.empty(8192, 8192, dtype=torch.float16, device="meta")
     product = bind(parse(PRODUCT), {"A": square, "B": square})
     assert floor_milliseconds(tiny, H200, False) == 1e3 * H200.launch_gap
+    assert floor_milliseconds(tiny, H200, False, [(4,), (4,)]) == pytest.approx(3e3 * H200.launch_gap)
+    assert floor_milliseconds(moved, H200, False, [(2**28,)]) > 1.5 * floor_milliseconds(moved, H200, False)
     assert floor_milliseconds(moved, H200, False) == pytest.approx(2e3 * 2**30 / (0.9 * H200.bandwidth))
     assert floor_milliseconds(product, H200, True) == pytest.approx(2e3 * 8192**3 / H200.flops(2))
 

@@ -224,11 +224,11 @@ def test_of_forms_too_those_are_passed_over_that_have_no_memory(
 ) -> None:
     gpu.fail = raising(error, "captured", "table")
     start = lambda name: (lambda: gpu.run(name), 0.0)
-    assert fastest(problem.key, {"table", "groups"}, ["table", "groups"], {}, start) == "groups"
+    assert fastest(problem.key, {"table", "groups"}, ["table", "groups"], start) == "groups"
     assert is_usable(gpu)
     assert stored() == []
     gpu.fail = raising(error, "captured")
-    assert fastest(problem.key, {"table", "groups"}, ["table", "groups"], {}, start) == "table"
+    assert fastest(problem.key, {"table", "groups"}, ["table", "groups"], start) == "table"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -1,0 +1,68 @@
+"""Training over clouds that are new at every step: right whatever earlier plans were for, and soon by those plans."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from short_clouds import expected_of, strided, submanifold
+from statements import DEVICE, IS_INTERPRETED
+from tolerances import assert_matches
+
+from insum_ops.conv import functional
+from insum_ops.nn import SparseConvTensor
+
+# of two that are alike one is a cloud of as many other voxels, which no plan may take for the first; then a length of
+# another class, and lengths that divide by 16
+LENGTHS = [70, 70, 75, 75, 71, 90, 90, 97, 96, 80, 80, 112, 74, 74, 93, 93]
+
+
+def new_cloud(length: int) -> SparseConvTensor:
+    place = torch.randperm(3 * length)[:length].sort().values
+    indices = torch.stack([torch.zeros_like(place), place], 1).int().to(DEVICE)
+    features = torch.randn(length, 4, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    return SparseConvTensor(features, indices, [3 * length], 1)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(submanifold, {}, id="submanifold"),
+        pytest.param(submanifold, {"groups": 2}, id="groups"),
+        pytest.param(strided, {}, id="strided"),
+    ],
+)
+def test_values_and_gradients_over_ever_new_clouds(make, options, is_deterministic):
+    layer = make(**options).to(DEVICE)
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        for length in LENGTHS[:6] if IS_INTERPRETED else LENGTHS:
+            x = new_cloud(length)
+            leaves = [x.features, *layer.parameters()]
+            for _ in range(2):  # as a block of two layers uses one map twice
+                y = layer(x)
+            expected = expected_of(layer, x, y)
+            assert_matches(y.features, expected)
+            upstream = torch.randn_like(expected)
+            for one, other in zip(*(torch.autograd.grad(made, leaves, upstream) for made in (y.features, expected))):
+                assert_matches(one, other)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_cloud_of_a_known_kind_is_not_planned_again(monkeypatch):
+    """A step over a new cloud asks nobody for its statement's kernel: that took longer than all of its work."""
+    layer = submanifold().to(DEVICE)
+
+    def step(length: int) -> None:
+        x = new_cloud(length)
+        for _ in range(2):
+            y = layer(x)
+        y.features.sum().backward()
+
+    for length in (81, 83, 85, 87, 89, 91, 93, 95):
+        step(length)
+    monkeypatch.setattr(functional, "insum", None)
+    for length in (82, 84, 94):
+        step(length)

@@ -77,7 +77,7 @@ class Faster(Products):
             node, first = node.args
             order = tuple(first[dim] for dim in order)
         is_turned = order != tuple(range(len(order)))
-        return self.call(torch.permute, node, order) if is_turned else node  # type: ignore[no-any-return]
+        return self.call(torch.permute, node, order) if is_turned else node
 
     # products
 

@@ -207,6 +207,18 @@ def _maker(steps: Sequence[Step], slot: Slot) -> Call | None:
     return None
 
 
+def _touched_by_torch(steps: Sequence[Step]) -> set[int]:
+    """Return the tensors whose memory torch functions read or write, by their numbers, be it through views of them."""
+    calls = [step for step in steps if isinstance(step, Call)]
+    bases = {view.slot.number: view.base.number for call in calls for view in call.views}
+    touched = set()
+    for number in [slot.number for call in calls if not call.views for slot in _reads(call)]:
+        while number in bases:
+            number = bases[number]
+        touched.add(number)
+    return touched
+
+
 def _count(steps: Sequence[Step], slot: Slot) -> int:
     """Return how many times steps take a tensor."""
     return sum(_reads(step).count(slot) for step in steps)
@@ -296,10 +308,10 @@ class _Writer:
             if tensor.is_inference():
                 return False
             self.miss_if(change_expression(name, tensor, is_version_compared=True))
-        if plan.device.type == "cpu":  # kernels ask for addresses themselves
-            lives = [address_expression(f"x{at}") for at in sorted(plan.filled)]
-            if lives:
-                self.miss_if(f"not ({' and '.join(lives)})")
+        # of the inputs that kernels take, their launches ask for addresses themselves
+        lives = plan.filled if plan.device.type == "cpu" else plan.filled & _touched_by_torch(plan.steps)
+        if lives:
+            self.miss_if(f"not ({' and '.join([address_expression(f'x{at}') for at in sorted(lives)])})")
         for at, length in enumerate(lengths):
             if at < plan.inputs and length is not None:
                 self.lines.append(f"n{at} = x{at}.shape[0]")
@@ -585,5 +597,6 @@ class _Join:
             }
             if len(multiples) == 1:  # of two that grow alike nobody knows which it is
                 return next(iter(multiples.values()))
-        self.differs |= bool(first != second)
+        is_nan = first != first and second != second  # which tests fill new memory with
+        self.differs |= bool(first != second) and not is_nan
         return first

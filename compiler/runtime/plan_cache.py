@@ -373,7 +373,6 @@ def _recorded(
         return result
     steps = Steps.of(recording, result_slots, owned or ())
     if owned is None and not all([tensor.is_floating_point() for tensor in steps.pinned.values()]):
-        layout.attempts = ATTEMPTS
         return result
     plan = plan_of(steps, SERVICES)
     if plan is not None:

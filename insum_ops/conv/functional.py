@@ -150,17 +150,16 @@ def _convolve(
     kernel_map: KernelMap,
     groups: int,
     is_swapped: bool = False,
-    is_counted: bool = True,
+    call: _Call | None = None,
 ) -> Tensor:
     """Return the convolution, by a launch plan where there is one; autocast has been applied.
 
     A plan takes the map's index tensors as it takes the features, so that it serves clouds that are new at every call.
-    If `is_swapped`, it leads from the weight's output channels to its input channels. If `is_counted`, it is one more
-    use of the map.
+    If `is_swapped`, it leads from the weight's output channels to its input channels. `call` is what `_used` has found
+    for it, if it was asked before.
     """
-    call = _call_for(features, weight, kernel_map, groups, is_swapped)
-    if is_counted and call.awaits:
-        kernel_map.count_use()
+    if call is None:
+        call = _used(features, weight, kernel_map, groups, is_swapped)
     learning = (features, weight) if bias is None else (features, weight, bias)
     tensors, sizes = (*learning, *call.tensors), call.sizes
     rest = kernel_map, groups, is_swapped
@@ -217,8 +216,11 @@ class _Call(NamedTuple):
     sizes: tuple[int, int]  # rows of the features and of the result, which differ from map to map
 
 
-def _call_for(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: int, is_swapped: bool) -> _Call:
-    """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings."""
+def _used(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: int, is_swapped: bool) -> _Call:
+    """Return the statement and operands for weights of one shape over a map, kept with the map by torch's settings.
+
+    It is one more use of the map, which may be the last one before another form pays.
+    """
     key = "statement", weight.shape, groups, is_swapped, *forms.settings_of(features.dtype)
     call: _Call | None = kernel_map.memory.get(key)
     if call is None or (call.awaits and forms.is_due(call.awaits, kernel_map)):
@@ -227,11 +229,15 @@ def _call_for(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: i
         call = _prepare(features, weight, kernel_map, groups, is_swapped)
         if may_keep(*call.tensors):
             kernel_map.memory[key] = call
+    if call.awaits:
+        kernel_map.count_use()
     return call
 
 
 def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: int, is_swapped: bool) -> _Call:
     """Return the statement and operands for weights of one shape, in the fastest form or by the rules of forms.py."""
+    if not is_watched():
+        refuse_freed("weight", weight)
     Weight = statement_weight(weight, groups, is_swapped)
     sizes, rows, kind = Weight.shape, kernel_map.num_outputs, channel_kind(weight, groups)
     shape = (rows, sizes[1]) if kind == ONE_BY_ONE else (rows, *sizes[1:-2], sizes[-1])
@@ -252,7 +258,9 @@ def _plans(ctx: Any, saved: tuple[Tensor, ...], dOut: Tensor) -> Any:
     kernel_map, groups, is_swapped, bias_dtype = ctx.rest
     features, weight = saved
     wanted = ctx.needs_input_grad[1:3]
-    key, indices, sizes = gradients_over(dOut, features, weight, kernel_map, groups, is_swapped, wanted)
+    key, indices, sizes, ctx.inverse_call = gradients_over(
+        dOut, features, weight, kernel_map, groups, is_swapped, wanted
+    )
     return PLANS, (*key, bias_dtype), (*saved, *indices), sizes, True, None
 
 
@@ -261,7 +269,8 @@ def _planned_gradients(
 ) -> tuple[Tensor | None, ...]:
     kernel_map, groups, is_swapped, bias_dtype = ctx.rest
     wants = *wanted[1:3], wanted[3:] == (True,)
-    grads = _gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, bias_dtype)
+    over = kernel_map, groups, is_swapped
+    grads = _gradients(dOut, features, weight, *over, wants, bias_dtype, ctx.inverse_call)
     return None, *grads[: len(wanted) - 1]
 
 
@@ -301,23 +310,21 @@ def gradients_over(
     groups: int,
     is_swapped: bool,
     wanted: Sequence[bool],
-) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[int, int]]:
-    """Return what plans of gradients take of a map: a key, index tensors and sizes; it is one more use of the map.
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[int, int], _Call | None]:
+    """Return what plans of gradients take of a map: a key, index tensors and sizes; and what `_used` says of it.
 
-    `wanted` says whether the features' gradient is, and the weight's.
+    That is the call by which the features' gradient is computed, None if `wanted`, of it and the weight's, says no.
     """
     key: tuple[Any, ...] = groups, is_swapped, weight.shape
     indices: tuple[Tensor, ...] = ()
+    call = None
     if wanted[0]:
-        inverse = kernel_map.inverse
-        call = _call_for(dOut, weight, inverse, groups, not is_swapped)
-        if call.awaits:
-            inverse.count_use()
+        call = _used(dOut, weight, kernel_map.inverse, groups, not is_swapped)
         key, indices = (*key, call.statement), call.tensors
     if wanted[1]:
         In, other, side = (dOut, features, kernel_map.inverse) if is_swapped else (features, dOut, kernel_map)
         indices += tuple(_operands_of_sums(In, other, side, weight, groups).values())
-    return key, indices, (kernel_map.num_inputs, kernel_map.num_outputs)
+    return key, indices, (kernel_map.num_inputs, kernel_map.num_outputs), call
 
 
 def _gradients(
@@ -329,11 +336,12 @@ def _gradients(
     is_swapped: bool,
     wanted: Sequence[bool],
     bias_dtype: torch.dtype | None,
+    call: _Call | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, the weight and the bias, those that are wanted."""
+    """Return the gradients of the features, by `call`, the weight and the bias, those that are wanted."""
     d_features = d_weight = d_bias = None
     if wanted[0]:
-        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, is_counted=False)
+        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, call)
         d_features = _as_type(d_features, features.dtype)
     if wanted[1]:
         if is_swapped:  # the features have the weight's output channels

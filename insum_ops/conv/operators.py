@@ -138,12 +138,12 @@ def _gradients_on(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Return the gradients that are wanted, by the launch plans that ordinary calls share."""
-    key, indices, sizes = _gradients_over(dOut, features, weight, kernel_map, groups, is_swapped, wanted)
+    over = kernel_map, groups, is_swapped
+    key, indices, sizes, call = _gradients_over(dOut, features, weight, *over, wanted)
 
     def gradients(*_: Tensor) -> Sequence[Tensor | None]:
         wants = *wanted, False
-        grads = _computed_gradients(dOut, features, weight, kernel_map, groups, is_swapped, wants, None)
-        return None, *grads[:2]
+        return None, *_computed_gradients(dOut, features, weight, *over, wants, None, call)[:2]
 
     plan_key, tensors = gradients_key((*key, None), (False, *wanted)), (dOut, features, weight, *indices)
     return _owned(planned(PLANS, plan_key, gradients, tensors, sizes, varies=True, owned=None))

@@ -26,7 +26,7 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, keep_learning, owned, planned, replayed
+from ..runtime import PLAIN_CALLS, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
@@ -35,7 +35,7 @@ from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
 from .run_gradients import traced_gradients
-from .torch_gradients import by_torch, is_torchs, torchs_value
+from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 
 __all__ = ["differentiable", "unchecked"]
@@ -55,6 +55,7 @@ class _Call(NamedTuple):
     name: str = ""
     dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
+    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
@@ -107,44 +108,18 @@ def _learned(
 ) -> Tensor:
     """Return the value of a sum with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)
-    if place is None and is_torchs(call.expr, operands, call.size, partial(_timed, call, key, numbers)):
-        return torchs_value(call.expr, call.names, call.size, cache, key, tensors, numbers)
-    return _as_statements(call, operands, cache, key, run, tensors, numbers, varies, pattern, place)
-
-
-def _timed(
-    call: _Call, key: object, numbers: tuple[int, ...], cache: dict[Any, Any], by_torch: bool, tensors: Sequence[Tensor]
-) -> Tensor:
-    """Return the value of a sum as a call like earlier ones has it, whose plans are in a cache for the clock alone."""
-    operands = dict(zip(call.names, tensors))
-    value = replayed(cache, key, tensors, numbers, (operands, cache))
-    if value is not None:
-        return value  # type: ignore[no-any-return]
-    if by_torch:
-        return torchs_value(call.expr, call.names, call.size, cache, key, tensors, numbers)
-    run = lambda *_: call.evaluate(call.expr, operands, call.size)
-    return _as_statements(call, operands, cache, key, run, tensors, numbers, True, (), None)
-
-
-def _as_statements(
-    call: _Call,
-    operands: Mapping[str, Any],
-    cache: dict[Any, Any],
-    key: object,
-    run: Callable[..., Any],
-    tensors: Sequence[Tensor],
-    numbers: tuple[int, ...],
-    varies: bool,
-    pattern: Sequence[Tensor | None],
-    place: int | None,
-) -> Tensor:
-    """Return the value of a sum whose gradients are statements; a format's values are at a place among the tensors."""
     learn: Callable[..., Tensor] = partial(_learn, call)
     apply, plan_key = _Sum.apply, key
     if place is not None:
         name, dense = call.names[place], call.names[:place] + call.names[place + 1 :]
         learn, apply = partial(_learn_sparse, call._replace(name=name, dense=dense), place), _SparseSum.apply
-    elif may_have_steps(call.expr):
+    else:
+        plan = cache, key, run, tensors, numbers, varies, pattern
+        summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
+        graph = graph_of(call.expr, operands, call.size, plan, summed)
+        if graph is not None:
+            return summed(graph, *tensors)  # type: ignore[no-any-return]
+    if place is None and may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
     with torch.no_grad():
@@ -193,7 +168,8 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 
 def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
-    return PLAIN_CALLS, (call.expr, call.names, ctx.rounds), saved, (), True, ()
+    # what torch differentiates is in a graph of its own
+    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, (), True, ()
 
 
 def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
@@ -203,6 +179,8 @@ def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *
         if evaluate is _as_operators:
             return None, *_traced_gradients(expr, names, wanted[1:], tensors, grad_output)
         kept = ()
+    elif ctx.call.graph is not None:
+        return None, *gradients_by_torch(kept, ctx.needs_input_grad[1:], grad_output)
     return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, ctx.rounds)
 
 
@@ -216,6 +194,11 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
         call, value = planned_call
         ctx.call, ctx.rounds = call, False
+        if call.graph is not None:
+            # released with what is saved; the value has a version of its own, so that it may be changed in place
+            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
+            ctx.save_for_backward(*tensors, *kept, graph)
+            return owned(graph.data)
         if value is None:
             ctx.save_for_backward(*tensors)
             return owned(_value(call, tensors))

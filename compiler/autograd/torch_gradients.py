@@ -34,8 +34,8 @@ BY_TORCH, AS_STATEMENTS = "by torch", "as statements"
 
 _choices: LRUCache[str] = LRUCache(CHOICES)
 
-# of a cache of plans, whether torch differentiates it, and tensors: the value, with its gradients recorded
-Timed = Callable[[dict[Any, Any], bool, Sequence[Tensor]], Tensor]
+Graph = Callable[[list[Tensor]], Tensor]  # of detached tensors: a value that torch can differentiate
+Summed = Callable[..., Tensor]  # of a graph or None, and tensors: the value, with gradients by torch or as statements
 
 
 def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
@@ -48,53 +48,53 @@ def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None)
     return not _has_index(expr) and _may_be_torchs(expr, operands, size)
 
 
-def is_torchs(expr: str, operands: Mapping[str, Any], size: tuple[int, ...] | None, timed: Timed) -> bool:
-    """Return whether torch differentiates the operations of a sum with index tensors: where that is faster.
+def graph_of(
+    expr: str, operands: Mapping[str, Any], size: tuple[int, ...] | None, plan: tuple[Any, ...], summed: Summed
+) -> Graph | None:
+    """Return what evaluates a sum with index tensors for torch to differentiate, where that was timed to be faster.
 
-    Else, and where nothing may be timed, gradients are statements. They are so too where hooks are told of what is
-    saved, as those of checkpoints, which count it, and where an index holds -1: a gradient of torch's multiplies what
-    that hides by 0, and 0 times NaN is NaN.
+    Else, and where nothing may be timed, the result is None: gradients are statements. They are so too where hooks are
+    told of what is saved, as those of checkpoints, which count it, and where an index holds -1: a gradient of torch's
+    multiplies what that hides by 0, and 0 times NaN is NaN. `plan` holds the arguments of `planned` for this call, and
+    `summed` evaluates it either way.
     """
     if tuning_mode() == "off" or is_deterministic() or has_saving_hooks() or not _may_be_torchs(expr, operands, size):
-        return False
-    layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in operands.values()]
+        return None
+    cache, call_key, _, tensors, numbers, varies, pattern = plan
+    run = lambda *leaves: run_plain(expr, ",".join(operands), size, list(leaves), None)
+    graph = lambda leaves: planned(cache, ("graph", call_key), run, leaves, numbers, varies, pattern, "learns")
+    layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors]
     key = expr, tuple(operands), size, tuning_mode(), *layouts
     choice = _choices.get(key)
     if choice is None:
-        choice = _chosen(expr, operands, size, timed)
+        choice = _chosen(expr, operands, size, graph, summed)
         if choice:
             _choices[key] = choice
-    return choice == BY_TORCH and not _hides(expr, operands)
-
-
-def torchs_value(
-    expr: str,
-    names: Sequence[str],
-    size: Sequence[int] | None,
-    cache: dict[Any, Any],
-    key: object,
-    tensors: Sequence[Tensor],
-    numbers: tuple[int, ...],
-) -> Tensor:
-    """Return the value of a sum that torch differentiates; the next call like it is replayed."""
-
-    def run(*tensors: Tensor) -> Tensor:
-        recording = active()
-        if recording is not None:
-            recording.check(_is_kept_by_torch, tensors[0], True)
-        return run_plain(expr, ",".join(names), size, list(tensors), None)
-
-    return planned(cache, key, run, tensors, numbers, varies=True, kind="learns")  # type: ignore[no-any-return]
-
-
-def _is_kept_by_torch(_: Tensor) -> bool:
-    """Return whether nobody else is told of what is saved, whichever tensor a plan asks about."""
-    return not has_saving_hooks()
+    return graph if choice == BY_TORCH and not _hides(expr, operands) else None
 
 
 def _hides(expr: str, operands: Mapping[str, Tensor]) -> bool:
     """Return whether an index tensor of a statement holds -1."""
     return any(low < 0 for low, _ in remembered_ranges(*[operands[name] for name in parse(expr).index_names]))
+
+
+def differentiated(graph: Graph, tensors: Sequence[Tensor], needs_grads: Sequence[bool]) -> list[Tensor]:
+    """Return detached tensors for those that need a gradient, and the value that torch can differentiate by them."""
+    leaves = [tensor.detach().requires_grad_() if needs else tensor for tensor, needs in zip(tensors, needs_grads)]
+    with torch.enable_grad():
+        value = graph(leaves)
+    return [*[leaf for leaf in leaves if leaf.requires_grad], value]
+
+
+def gradients_by_torch(kept: Sequence[Tensor], needs_grads: Sequence[bool], grad_output: Tensor) -> list[Tensor | None]:
+    """Return the gradient of each tensor that needs one, by what `differentiated` returned; None for the others.
+
+    The graph is there until the caller's own is released, who may ask again. A gradient is laid out as a statement's
+    is: torch's may have one number in the place of many.
+    """
+    *leaves, value = kept
+    grads = iter(torch.autograd.grad(value, leaves, grad_output, retain_graph=True))
+    return [next(grads).contiguous() if needs else None for needs in needs_grads]
 
 
 def _may_be_torchs(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
@@ -120,7 +120,7 @@ def _has_index(expr: str) -> bool:
     return bool(parse(expr).index_accesses)
 
 
-def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None, timed: Timed) -> str:
+def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None, graph: Graph, summed: Summed) -> str:
     """Return the way that takes the least, measured now unless it is remembered; "" if that is for another call.
 
     What is timed makes plans, as calls do, and so never inside a call that is recorded. A wrong call is for its
@@ -145,9 +145,8 @@ def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | Non
     upstream = grad_like(bound.size, bound.dtype)
 
     def start(way: str) -> tuple[Callable[[], object], float]:
-        cache, by_torch, tensors = dict[Any, Any](), way == BY_TORCH, list(leaves.values())
-        call = lambda: torch.autograd.grad(timed(cache, by_torch, tensors), wanted, upstream)
-        return call, float(by_torch)  # of equals the one that holds less wins
+        chosen, holds = (graph, 1.0) if way == BY_TORCH else (None, 0.0)  # of equals the one that holds less wins
+        return lambda: torch.autograd.grad(summed(chosen, *leaves.values()), wanted, upstream), holds
 
     lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
     lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]

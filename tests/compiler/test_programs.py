@@ -133,11 +133,6 @@ def drawn_case(name: str, dtype: torch.dtype, index_dtype: torch.dtype) -> tuple
     return expr, {**tensors, **indexes}, size
 
 
-def is_torchs(value: Tensor) -> bool:
-    """Whether torch's own operations lead to a value, not an autograd function of a statement."""
-    return not hasattr(value.grad_fn, "call")
-
-
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("choice", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -157,12 +152,12 @@ def test_statements_have_the_gradients_of_the_loop_nest_in_every_way(
         names = [key for key, tensor in tensors.items() if tensor.requires_grad]
         for _ in range(4):
             result = insum(expr, size=size, **tensors)
-            assert is_torchs(result) == (choice == torch_gradients.BY_TORCH)
+            assert (result.grad_fn.call.graph is not None) == (choice == torch_gradients.BY_TORCH)
             assert_within(result, expected.value, bound(dtype, expected.magnitude, expected.terms, expected.factors))
             grads = torch.autograd.grad(result, [tensors[key] for key in names], upstream)
             for key, grad in zip(names, grads, strict=True):
                 own = wanted[key]
-                assert grad.is_contiguous() or choice == torch_gradients.BY_TORCH
+                assert grad.is_contiguous()
                 rounding = bound(dtype, own.magnitude, 0, 1)
                 assert_within(grad, own.value, rounding + bound(dtype, own.magnitude, own.terms, own.factors))
 
@@ -184,9 +179,8 @@ def test_a_graph_is_kept_as_long_as_torch_keeps_its_own() -> None:
         torch.testing.assert_close(torch.autograd.grad(result.sum(), leaves), first)
         with pytest.raises(RuntimeError, match="a second time"):
             torch.autograd.grad(result.sum(), leaves)
-        if not is_torchs(result):
-            with pytest.raises(RuntimeError, match="freed"):
-                _ = result.grad_fn.saved_tensors
+        with pytest.raises(RuntimeError, match="freed"):
+            _ = result.grad_fn.saved_tensors
 
 
 @pytest.mark.usefixtures("chosen")
@@ -196,8 +190,7 @@ def test_gradients_of_gradients_leave_the_first_graph_as_it_is() -> None:
     for _ in range(4):
         result = insum(SCORES, **tensors)
         first = torch.autograd.grad(result.sum(), leaves, create_graph=True)
-        retains = is_torchs(result)  # through whose graph the second gradients lead, not through the operands' own
-        second = torch.autograd.grad((first[0] * first[1]).sum(), leaves, retain_graph=retains)
+        second = torch.autograd.grad((first[0] * first[1]).sum(), leaves)
         again = torch.autograd.grad(result.sum(), leaves)
         torch.testing.assert_close(again, first)
         wanted = torch.autograd.grad(expected_scores(**tensors).sum(), leaves, create_graph=True)
@@ -216,9 +209,6 @@ def test_a_value_may_be_changed_in_place_and_an_operand_may_not() -> None:
         result = insum(SCORES, **tensors)
         with torch.no_grad():
             tensors["Q"].add_(0)
-        if is_torchs(result):  # which keeps the rows that it has gathered
-            torch.testing.assert_close(torch.autograd.grad(3 * result.sum(), leaves), wanted)
-            continue
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(result.sum(), leaves)
 
@@ -286,7 +276,7 @@ def test_gradients_of_any_order_are_right_whoever_makes_them(
         upstream = torch.randn_like(expected)
         found, wanted = (torch.autograd.grad(value, (Q, K), upstream) for value in (result, expected))
         torch.testing.assert_close(found, wanted)
-        assert is_torchs(result) == (choice == torch_gradients.BY_TORCH)
+        assert (result.grad_fn.call.graph is not None) == (choice == torch_gradients.BY_TORCH)
     assert torch.autograd.gradgradcheck(lambda Q, K: insum(SCORES, Q=Q, K=K, T=T, U=U), (Q, K))
 
 

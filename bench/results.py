@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .case import OURS, in_tf32, is_ours, is_tf32, ours_beside
+from .machine import slug
 from .row_file import SUFFIX, as_results, commit_of
 
 __all__ = [
@@ -332,8 +333,13 @@ def merge(paths: Sequence[Path], target: Path) -> None:
 
 
 def _joined(first: Path, mine: Mapping[str, Any], path: Path, theirs: Mapping[str, Any]) -> dict[str, str]:
-    """The packages of runs so far and of one more; a peer may be of one run alone, torch and Triton are of all."""
-    if {**mine, "packages": None} != {**theirs, "packages": None}:
+    """The packages of runs so far and of one more; a peer may be of one run alone, torch and Triton are of all.
+
+    How many threads torch had on the host tells runs apart on a CPU, and not those of a GPU: one that several processes
+    share has one.
+    """
+    aside = {"packages": None, **({} if slug(dict(mine)).startswith("cpu-") else {"threads": None})}
+    if {**mine, **aside} != {**theirs, **aside}:
         raise ResultsError(f"{path} and {first} differ in machine_info; join runs of one machine")
     before, more = mine.get("packages") or {}, theirs.get("packages") or {}
     for name in dict.fromkeys((*CORE, *before, *more)):

@@ -130,6 +130,15 @@ def test_the_committed_run_joined_with_nothing_is_itself(tmp_path):
         assert load(tmp_path / "all.json") == load(path)
 
 
+@pytest.mark.parametrize(("machine", "is_joined"), [(H200, True), (CPU, False)])
+def test_threads_of_the_host_tell_runs_apart_on_a_cpu_alone(tmp_path, machine, is_joined):
+    paths = []
+    for threads in (1, 16):
+        rows = [{**row, "fullname": f"{threads} {at}"} for at, row in enumerate(spmm(1.0, 2.0, str(threads)))]
+        paths.append(write(tmp_path / f"{threads}.json", rows, {**machine, "threads": threads}))
+    assert main(["merge", str(tmp_path / "all.json"), *map(str, paths)]) == (0 if is_joined else 2)
+
+
 def test_runs_of_several_experiments_are_joined(tmp_path, capsys):
     first, again, other = spmm(1.0, 2.0), spmm(3.0, 4.0), spmm(5.0, 6.0, "DD")
     for entries, name in ((first, "cora"), (again, "cora"), (other, "DD")):

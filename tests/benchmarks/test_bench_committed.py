@@ -32,7 +32,7 @@ SKIPPED = (
     r"test_beside_matmul\[.*alone-e3nn\]",
     r"test_edges\[SevenNet-l3i5-.*-cuequivariance\]",  # it falls back from its fused kernels
     r"test_statement\[.*\]",  # whose sizes are of a seed
-    r"test_unstructured_spmm\[.*-(16|64|256)-.*\]",  # which came after the last whole run
+    r"test_kernel_map\[.*a step of four layers over a new cloud.*\]",  # which came after the last whole run
     r"test_compiled_step\[.*\]",  # which was not measured in a whole run yet
 )
 UNMEASURED = {"compiled_steps"}

@@ -27,7 +27,7 @@ from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_program, fastest_route
 from .row_order import grouped
-from .runtime import arguments, as_memory, as_traced, cast_operands, planned, recalled
+from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed
 from .tuning import choose, known_launcher
 
 __all__ = ["evaluate", "runner_of"]
@@ -39,10 +39,10 @@ Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
-    value = recalled(expr, operands, size)
+    cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
+    value = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
     if value is not None:
         return value  # type: ignore[no-any-return]
-    cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     if key is None or is_compiling():  # a tracer; or an operand is no tensor or the size no size: `check` refuses them
         return cold()

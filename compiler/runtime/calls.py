@@ -14,7 +14,7 @@ from ...formats.torch_state import is_dynamo
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
-__all__ = ["PLAIN_CALLS", "arguments", "integers"]
+__all__ = ["PLAIN_CALLS", "arguments"]
 
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
@@ -27,15 +27,15 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
     in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
-    vary. The key is None, and the cache empty, if a
-    tracer reads this code, if the expression is no text, if an operand is no tensor or format, if `size` holds no
-    integers, or if a tracer's symbols or tensors stand for them, which no plan can hold.
+    vary. The key is None, and the cache empty, if a tracer reads this code, if the expression is no text, if an operand
+    is no tensor or format, if `size` holds no integers, or if a tracer's symbols or tensors stand for them, which no
+    plan can hold.
     """
     if is_dynamo() or not isinstance(expr, str):
         return NOTHING
     tensors: list[Any] = [*operands.values()]
     try:
-        numbers = () if size is None else integers(size)
+        numbers = () if size is None else _integers(size)
         for place, operand in enumerate(tensors):
             if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
                 return _over_format(expr, operands, size is None, numbers, tensors, place)
@@ -67,7 +67,7 @@ def _over_format(
     return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form.coords
 
 
-def integers(size: object) -> tuple[int, ...]:
+def _integers(size: object) -> tuple[int, ...]:
     """Return a size as integers; raise TypeError for anything else: what equals one, such as 3.0, or a symbol."""
     if type(size) is tuple:
         for extent in size:

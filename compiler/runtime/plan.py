@@ -597,6 +597,6 @@ class _Join:
             }
             if len(multiples) == 1:  # of two that grow alike nobody knows which it is
                 return next(iter(multiples.values()))
-        is_nan = first != first and second != second  # which tests fill new memory with
+        is_nan = first != first and second != second  # NaN is the same number as NaN here
         self.differs |= bool(first != second) and not is_nan
         return first

@@ -15,12 +15,11 @@ with its pattern, and another one as soon as the pattern changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...formats.torch_state import (
     PLAIN,
@@ -30,7 +29,6 @@ from ...formats.torch_state import (
     float32_precision,
     is_capturing,
     is_deterministic,
-    is_dynamo,
     is_forward_mode,
     is_grad_enabled,
     may_autocast,
@@ -41,14 +39,13 @@ from ...formats.torch_state import (
     transforms,
 )
 from ..binding import shape_class
-from .calls import PLAIN_CALLS, arguments, integers
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["keep_learning", "planned", "recalled", "replayed"]
+__all__ = ["keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
 Learn = Callable[[Any, Sequence[Tensor], Any], Any]
@@ -122,37 +119,6 @@ class _AnyLength(_Layout):
                     self.add(plan)
                 return
         self.samples = [*self.samples[-VARIANTS + 1 :], (steps, lengths)]
-
-
-def recalled(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Any:
-    """Return the value of a statement by its plan, if there is one for operands like these; else None.
-
-    It asks what `arguments` and `replayed` ask, in one function over plain tensors: where other work has used the
-    caches of the processor, each function that is called takes two microseconds before it does anything.
-    """
-    if is_dynamo() or type(expr) is not str:
-        return None
-    tensors = operands.values()
-    for operand in tensors:
-        if type(operand) is not Tensor and type(operand) is not Parameter:
-            cache, key, values, numbers, *_ = arguments(expr, operands, size)
-            return None if key is None else replayed(cache, key, values, numbers, (operands, cache))
-    try:
-        numbers = () if size is None else integers(size)
-    except TypeError:
-        return None
-    recent = PLAIN_CALLS.get(((expr, size is None, *operands), numbers, len(operands), is_grad_enabled()))
-    if recent and not modes() and not is_forward_mode() and not Recordings.count:
-        for guard, layout, learn in recent:
-            if guard(*tensors):
-                if learn is not None:
-                    return _learned(layout, learn, tuple(tensors), numbers, (operands, PLAIN_CALLS))
-                for plan in layout.plans:
-                    result = plan.replay(*tensors, *numbers)
-                    if result is not None:
-                        return result
-                return None
-    return None
 
 
 def replayed(

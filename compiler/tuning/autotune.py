@@ -496,7 +496,7 @@ def _time(call: Callable[[], object], hopeless: float) -> float:
     single, host = _elapsed_with_host(call)
     if single - host > hopeless + LAUNCH:
         return single
-    if single > LONG_CALL:
+    if single - host > LONG_CALL:
         return min(single, _elapsed(call))
     graph = captured(call, TIMED_CALLS)
     graph.replay()

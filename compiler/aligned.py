@@ -89,11 +89,7 @@ class AlignedRunner:
         """Return what a statement copies, by one kernel: torch copies rows of odd lengths in half the speed."""
         copying = prepare(str(statement), ",".join(names), size, tensors, None)
         variant = copying.variant(tensors)
-        runner = copying.runners.get(variant)
-        if runner is None:
-            runner = self.kernel(copying, variant, tensors, None, 0.0)
-            if copying.bound.device.type != "cuda" or not is_capturing():
-                copying.runners[variant] = runner
+        runner = copying.runner(variant, lambda: self.kernel(copying, variant, tensors, None, 0.0))
         return runner(tensors, None)  # type: ignore[return-value]
 
 

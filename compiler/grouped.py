@@ -73,11 +73,7 @@ class GroupedRunner:
         grouped_fact = self._fact(tables) if fact is None else fact
         grouped = prepare(self.text, ",".join(self.names), self.statement.bound.size, passed, grouped_fact)
         variant = grouped.variant(passed)
-        runner = grouped.runners.get(variant)
-        if runner is None:
-            runner = self.kernel(grouped, variant, passed, grouped_fact, 0.0)
-            if grouped.bound.device.type != "cuda" or not is_capturing():
-                grouped.runners[variant] = runner
+        runner = grouped.runner(variant, lambda: self.kernel(grouped, variant, passed, grouped_fact, 0.0))
         return runner(passed, grouped_fact)
 
     def _fact(self, tables: GroupTables) -> Fact | None:

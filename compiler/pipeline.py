@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import is_capturing, is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
+from ..formats.torch_state import is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
 from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, transformed, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
@@ -95,14 +95,14 @@ def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | N
 def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None, times: Times = None) -> Runner:
     """Return the runner of a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     bound, variant = statement.bound, statement.variant(tensors)
-    runner = statement.runners.get(key := (variant, wants_gradient(tensors)))
-    if runner is None and (bound.is_empty or not has_kernels(bound.device)):
-        runner = fastest_program(statement, variant, tensors)  # lower
-    elif runner is None:  # one kernel; or several statements or torch operations, where those are faster
-        runner = fastest_route(statement, variant, tensors, fact, run, _kernel, times)
-    if bound.device.type != "cuda" or not is_capturing():  # what capture finds untuned is for it alone
-        statement.runners[key] = runner
-    return runner
+
+    def find() -> Runner:
+        if bound.is_empty or not has_kernels(bound.device):
+            return fastest_program(statement, variant, tensors)  # lower
+        # one kernel; or several statements or torch operations, where those are faster
+        return fastest_route(statement, variant, tensors, fact, run, _kernel, times)
+
+    return statement.runner((variant, wants_gradient(tensors)), find)
 
 
 def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], fact: Fact | None, ms: float) -> Runner:

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import is_freed
-from ..formats.torch_state import HALF, default_dtype, is_deterministic, may_round_sums, rounds_float32
+from ..formats.torch_state import (
+    HALF,
+    default_dtype,
+    is_capturing,
+    is_deterministic,
+    may_round_sums,
+    rounds_float32,
+)
 from ..lru_cache import LRUCache
 from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
@@ -83,6 +90,18 @@ class PreparedStatement:
         self.scattering = tuple([place for place, (at, _) in enumerate(self.pointed) if names[at] in told])
         self.is_half = self.bound.dtype in HALF
         self.is_sum = self.bound.statement.is_sum
+
+    def runner(self, key: object, find: Callable[[], Runner]) -> Runner:
+        """Return the runner that is kept by a key; at first what `find` returns.
+
+        That is kept too, unless a CUDA graph is captured: nothing is tuned meanwhile, so it is for the graph alone.
+        """
+        runner = self.runners.get(key)
+        if runner is None:
+            runner = find()
+            if self.bound.device.type != "cuda" or not is_capturing():
+                self.runners[key] = runner
+        return runner
 
     def variant(self, tensors: list[Tensor]) -> object:
         """Return which index tensors hold a -1, which of those that scatter ascend, and how half precision is summed.

@@ -87,9 +87,12 @@ def replay_first(operator: Any, replay: Callable[..., Any]) -> None:
     """Let `replay` answer calls of an operator from Python, as compiled graphs make them, in which nothing is recorded.
 
     It takes the operator's arguments, and returns None where no launch plan serves them. Torch's dispatcher, which it
-    spares, takes as long as a plan: it turns each text, number and list into its own kind and back.
+    spares, takes as long as a plan: it turns each text, number and list into its own kind and back. Of a torch in which
+    `operator(...)` calls something else than `operator._op`, which is private, operators stay as they are.
     """
-    dispatch = operator._op  # what `operator(...)` calls
+    dispatch = getattr(operator, "_op", None)
+    if dispatch is None:
+        return
 
     def call(*arguments: Any, **named: Any) -> Any:
         if not (named or is_grad_enabled() or modes()):

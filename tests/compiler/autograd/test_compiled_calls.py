@@ -129,6 +129,27 @@ def test_a_warm_operator_follows_coordinates_that_change_in_place():
             torch.testing.assert_close(call(*arguments(A, B)), dense @ B, **CLOSE)
 
 
+class Operator:
+    """One of torch, in a version that calls what it dispatches to by some name."""
+
+    def __init__(self, name):
+        self.name = name
+        setattr(self, name, lambda *arguments, **named: ("dispatched", *arguments))
+
+    def __call__(self, *arguments, **named):
+        return getattr(self, self.name)(*arguments, **named)
+
+
+def test_a_plan_answers_first_where_nothing_is_recorded_and_a_torch_that_dispatches_otherwise_stays_as_it_is():
+    known, unknown = Operator("_op"), Operator("_other")
+    for operator in (known, unknown):
+        operators.replay_first(operator, lambda number: number or None)
+    assert known(1) == unknown(1) == ("dispatched", 1)  # gradients are recorded here
+    with torch.no_grad():
+        assert (known(1), unknown(1)) == (1, ("dispatched", 1))
+        assert known(0) == known(0, named=1) == ("dispatched", 0)
+
+
 def test_the_operators_of_gradients_replay_the_plans_of_ordinary_calls(monkeypatch):
     A, B = matrix(), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
     A = A.with_values(A.values.clone().requires_grad_())

@@ -31,18 +31,17 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
 
 def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return what `wanted_gradients` does, of those that `needs` says, if no tracer reads our code."""
-    if sum(needs) < 2:
-        return needs
-    nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each that needs a gradient
-    if len(nodes) != sum(needs):
-        return needs
-    for node in nodes:
-        if type(node).__name__ != LEAF:
+    nodes = ctx.next_functions
+    for node, _ in nodes:  # None for a tensor that needs no gradient
+        if node is not None and type(node).__name__ != LEAF:
             break
     else:
         return needs
-    following = iter(nodes)
-    return needs if is_watched() else tuple([need and _is_reached(next(following)) for need in needs])
+    following = [node for node, _ in nodes if node is not None]
+    if len(following) < 2 or len(following) != sum(needs) or is_watched():
+        return needs
+    reached = map(_is_reached, following)
+    return tuple([need and next(reached) for need in needs])
 
 
 def _is_reached(node: Any) -> bool:

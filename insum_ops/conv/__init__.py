@@ -4,7 +4,7 @@ cost            how long each statement would take over a map, estimated from th
 forms           the statements, and which of them a new map takes
 operands        a kernel map as the statements read it
 choice          the fastest of them over a map that lasts
-weight_views    a weight as the statements read it, and its gradient as the weight lies
+weight_views    a weight as the statements read it
 functional      `sparse_conv3d`, and what all layers call
 tensor          `SparseConvTensor`
 torch_registry  what torch is told about it: pytrees, batches, files

@@ -45,7 +45,7 @@ from .forms import (
 )
 from .operands import drop, has, operands_of
 
-__all__ = ["Way", "may_choose", "size_of_sums", "way_of"]
+__all__ = ["Way", "may_choose", "way_of", "way_of_sums"]
 
 # Sizes that are timed after a form has won at the size that the rules take; those of a full search are every other one.
 # On one H200 other groups were up to 1.25 times as fast in full float32 and drew elsewhere; other tiles drew but for 16
@@ -100,15 +100,17 @@ def way_of(features: Tensor, Weight: Tensor, kernel_map: KernelMap, kind: int, s
     return _fastest(first, tensors, kernel_map, kind, shape, mark)
 
 
-def size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> int:
-    """Return the size of the groups that a weight's gradient of `shape` sums, timed if it may be."""
+def way_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int, shape: tuple[int, ...]) -> tuple[Way, bool]:
+    """Return the groups that a weight's gradient of `shape` sums, timed if it may be, and whether that is settled."""
     mark = _mark("sums", In, shape)
     way: Way | None = kernel_map.memory.get(mark)
     if way is None and not _is_cpu(In.device) and _may_time(In, kernel_map):
         ways = [Way(WEIGHT_GRADIENT, size) for size in SIZES_OF_SUMS]
         tensors = {"In": In.detach(), "dOut": dOut.detach()}
         way = _fastest(ways, tensors, kernel_map, kind, shape, mark)
-    return GROUP_SIZE_OF_SUMS if way is None else way.size
+    if way is not None:
+        return way, True
+    return Way(WEIGHT_GRADIENT, GROUP_SIZE_OF_SUMS), _is_cpu(In.device) or not may_choose(In)
 
 
 def _mark(word: str, features: Tensor, shape: Sequence[int]) -> Mark:

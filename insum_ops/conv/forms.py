@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..compiler import device_of
-from ..formats.torch_state import is_deterministic, may_round_sums, uses_tensor_cores
+from ..formats.torch_state import deterministic_flag, is_deterministic, may_round_sums, uses_tensor_cores
 from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from .cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 
@@ -50,21 +50,22 @@ TILED: Form = (
     "Out[ROW[TILE[p],q],g,m] += In[NBR[p,q],g,c] * Weight[TAP[p],g,c,m]",
     "Out[ROW[TILE[p],q],g] += In[NBR[p,q],g] * Weight[TAP[p],g]",
 )
+# a weight's gradient, in the order in which the weight lies, so that it is no copy of what a kernel has summed
 WEIGHT_GRADIENT: Form = (
-    "dWeight[MAPZ[p],c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
-    "dWeight[MAPZ[p],g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
-    "dWeight[MAPZ[p],g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
+    "dWeight[m,MAPZ[p],c] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
+    "dWeight[g,m,MAPZ[p],c] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
+    "dWeight[g,MAPZ[p]] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
 )
-# the weight's gradient in two statements, neither of which scatters: deterministic
+# the same in two statements, neither of which scatters: deterministic
 GROUP_SUMS: Form = (
-    "Part[p,c,m] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
-    "Part[p,g,c,m] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
+    "Part[p,m,c] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
+    "Part[p,g,m,c] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
     "Part[p,g] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
 )
 TAP_SUMS: Form = (
-    "dWeight[z,c,m] += Part[MAPP[z,s],c,m]",
-    "dWeight[z,g,c,m] += Part[MAPP[z,s],g,c,m]",
-    "dWeight[z,g] += Part[MAPP[z,s],g]",
+    "dWeight[m,z,c] += Part[MAPP[z,s],m,c]",
+    "dWeight[g,m,z,c] += Part[MAPP[z,s],g,m,c]",
+    "dWeight[g,z] += Part[MAPP[z,s],g]",
 )
 HALF = (torch.float16, torch.bfloat16)
 
@@ -145,4 +146,4 @@ def is_due(what: str, kernel_map: KernelMap) -> bool:
 def settings_of(dtype: torch.dtype) -> Settings:
     """Return the settings of torch that the choice of a form depends on for a dtype."""
     setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
-    return dtype, is_deterministic(), setting
+    return dtype, deterministic_flag(), setting

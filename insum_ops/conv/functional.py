@@ -42,10 +42,10 @@ from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
 from ..formats.voxels.map_parts import MapParts
 from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
-from .choice import Way, may_choose, size_of_sums, way_of
+from .choice import Way, may_choose, way_of, way_of_sums
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import PLANS, implement, traced_convolution
-from .weight_views import IN_GROUPS, ONE_BY_ONE, as_weight, channel_kind, statement_weight
+from .operators import PLANS, Backward, implement, traced_convolution
+from .weight_views import IN_GROUPS, ONE_BY_ONE, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
 
@@ -171,7 +171,7 @@ def _convolve(
         return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)  # type: ignore[no-any-return]
     with torch.no_grad():
         value = planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
-    result = _Convolution.apply((*rest, value), *learning)
+    result = _Convolution.apply((rest, value), *learning)
     keep_learning(PLANS, call.key, tensors, _learn, sizes)
     return result  # type: ignore[no-any-return]
 
@@ -254,23 +254,15 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
     return _Call(statement, shape, operands, fact, awaits, key, tensors, (kernel_map.num_inputs, rows))
 
 
-def _plans(ctx: Any, saved: tuple[Tensor, ...], dOut: Tensor) -> Any:
-    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-    features, weight = saved
-    wanted = ctx.needs_input_grad[1:3]
-    key, indices, sizes, ctx.inverse_call = gradients_over(
-        dOut, features, weight, kernel_map, groups, is_swapped, wanted
-    )
-    return PLANS, (*key, bias_dtype), (*saved, *indices), sizes, True, None
+def _plans(ctx: Any, saved: tuple[Tensor, Tensor], dOut: Tensor) -> Any:
+    ctx.call = call = _gradient_call(Backward(dOut, *saved, *ctx.over, ctx.needs_input_grad[1:3]))
+    return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), call.sizes, True, None
 
 
 def _planned_gradients(
     ctx: Any, wanted: tuple[bool, ...], dOut: Tensor, features: Tensor, weight: Tensor, *_: Tensor
 ) -> tuple[Tensor | None, ...]:
-    kernel_map, groups, is_swapped, bias_dtype = ctx.rest
-    wants = *wanted[1:3], wanted[3:] == (True,)
-    over = kernel_map, groups, is_swapped
-    grads = _gradients(dOut, features, weight, *over, wants, bias_dtype, ctx.inverse_call)
+    grads = _gradients(Backward(dOut, features, weight, *ctx.over, wanted[1:]), ctx.call, ctx.bias_dtype)
     return None, *grads[: len(wanted) - 1]
 
 
@@ -280,14 +272,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        planned_call: tuple[KernelMap, int, bool, Tensor],
+        planned_call: tuple[tuple[KernelMap, int, bool], Tensor],
         features: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor:
         ctx.save_for_backward(features, weight)
-        kernel_map, groups, is_swapped, value = planned_call
-        ctx.rest = kernel_map, groups, is_swapped, None if bias is None else bias.dtype
+        ctx.over, value = planned_call
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return owned(value)
 
     backward = staticmethod(planned_backward(_plans, _planned_gradients))
@@ -299,93 +291,92 @@ _apply = direct_apply(_Convolution)
 def _learn(value: Tensor, tensors: Sequence[Tensor], given: tuple[tuple[KernelMap, int, bool], int]) -> Any:
     """Return a planned convolution with its gradients recorded."""
     rest, count = given
-    return _apply((*rest, value), *tensors[:count])
+    return _apply((rest, value), *tensors[:count])
 
 
-def gradients_over(
-    dOut: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    kernel_map: KernelMap,
-    groups: int,
-    is_swapped: bool,
-    wanted: Sequence[bool],
-) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[int, int], _Call | None]:
-    """Return what plans of gradients take of a map: a key, index tensors and sizes; and what `_used` says of it.
+class _GradientCall(NamedTuple):
+    """What the gradients of a convolution read of a map."""
 
-    That is the call by which the features' gradient is computed, None if `wanted`, of it and the weight's, says no.
-    """
-    key: tuple[Any, ...] = groups, is_swapped, weight.shape
-    indices: tuple[Tensor, ...] = ()
-    call = None
+    key: tuple[Any, ...]  # of their launch plans
+    tensors: tuple[Tensor, ...]  # of the map, which a plan takes
+    sizes: tuple[int, int]  # rows of the features and of the result, which differ from map to map
+    of_features: _Call | None  # by which the features' gradient is computed; None if it is not wanted
+    of_weight: dict[str, Tensor]  # what the weight's gradient reads; nothing if it is not wanted
+
+
+def _gradient_call(backward: Backward) -> _GradientCall:
+    """Return what gradients read of a map, kept with it by torch's settings as soon as their forms are settled."""
+    features, dOut, kernel_map, wanted = backward.features, backward.dOut, backward.kernel_map, backward.wanted[:2]
+    same = backward.weight.shape, backward.groups, backward.is_swapped
+    settings = map(forms.settings_of, dict.fromkeys((dOut.dtype, features.dtype)))
+    mark = "gradients", *same, wanted, *settings
+    call: _GradientCall | None = kernel_map.memory.get(mark)
+    if call is not None:
+        return call
+    of_features, of_weight, is_settled = None, dict[str, Tensor](), True
+    key: tuple[Any, ...] = same
     if wanted[0]:
-        call = _used(dOut, weight, kernel_map.inverse, groups, not is_swapped)
-        key, indices = (*key, call.statement), call.tensors
+        of_features = _used(dOut, backward.weight, kernel_map.inverse, backward.groups, not backward.is_swapped)
+        key, is_settled = (*key, of_features.statement), not of_features.awaits
     if wanted[1]:
-        In, other, side = (dOut, features, kernel_map.inverse) if is_swapped else (features, dOut, kernel_map)
-        indices += tuple(_operands_of_sums(In, other, side, weight, groups).values())
-    return key, indices, (kernel_map.num_inputs, kernel_map.num_outputs), call
+        of_weight, is_sized = _operands_of_sums(backward)
+        is_settled = is_settled and is_sized
+    tensors = *(() if of_features is None else of_features.tensors), *of_weight.values()
+    call = _GradientCall(key, tensors, (kernel_map.num_inputs, kernel_map.num_outputs), of_features, of_weight)
+    if is_settled and may_keep(*tensors):
+        kernel_map.memory[mark] = call
+    return call
 
 
 def _gradients(
-    upstream: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    kernel_map: KernelMap,
-    groups: int,
-    is_swapped: bool,
-    wanted: Sequence[bool],
-    bias_dtype: torch.dtype | None,
-    call: _Call | None,
+    backward: Backward, call: _GradientCall, bias_dtype: torch.dtype | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, by `call`, the weight and the bias, those that are wanted."""
+    """Return the gradients of the features, the weight and the bias, those that are wanted."""
+    dOut, features, weight, kernel_map, groups, is_swapped, wanted = backward
     d_features = d_weight = d_bias = None
     if wanted[0]:
-        d_features = _convolve(upstream, weight, None, kernel_map.inverse, groups, not is_swapped, call)
+        d_features = _convolve(dOut, weight, None, kernel_map.inverse, groups, not is_swapped, call.of_features)
         d_features = _as_type(d_features, features.dtype)
     if wanted[1]:
-        if is_swapped:  # the features have the weight's output channels
-            d_weight = _weight_gradient(upstream, features, kernel_map.inverse, weight, groups)
-        else:
-            d_weight = _weight_gradient(features, upstream, kernel_map, weight, groups)
-    if wanted[2]:
-        d_bias = _as_type(upstream.sum(0), bias_dtype or upstream.dtype)
+        d_weight = _weight_gradient(backward, call.of_weight)
+    if wanted[2:] == (True,):
+        d_bias = _as_type(dOut.sum(0), bias_dtype or dOut.dtype)
     return d_features, d_weight, d_bias
 
 
-def _operands_of_sums(
-    In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int
-) -> dict[str, Tensor]:
-    """Return what the gradient of a weight reads of a map."""
+def _operands_of_sums(backward: Backward) -> tuple[dict[str, Tensor], bool]:
+    """Return what the gradient of a weight reads of a map, and whether that stays so."""
+    _, _, kernel_map = backward.sides
     if not is_deterministic():
-        kind = channel_kind(weight, groups)
-        if kind == IN_GROUPS:
-            In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
-        return maps(kernel_map, size_of_sums(In, dOut, kernel_map, kind, _size_of_sums(In, dOut, kernel_map, kind)))
+        kind, In, dOut, size = _sums(backward)
+        way, is_settled = way_of_sums(In, dOut, kernel_map, kind, size)
+        return maps(kernel_map, way.size), is_settled
     parts = maps(kernel_map, forms.GROUP_SIZE_OF_PARTS)
     MAPP = groups_by_tap(kernel_map, parts["MAPX"].shape[1])
-    return {"MAPX": parts["MAPX"], "MAPY": parts["MAPY"], "MAPP": MAPP}
+    return {"MAPX": parts["MAPX"], "MAPY": parts["MAPY"], "MAPP": MAPP}, True
 
 
-def _size_of_sums(In: Tensor, dOut: Tensor, kernel_map: KernelMap, kind: int) -> tuple[int, ...]:
-    return kernel_map.volume, *(In.shape[1:] if kind == ONE_BY_ONE else (*In.shape[1:], dOut.shape[-1]))
-
-
-def _weight_gradient(In: Tensor, dOut: Tensor, kernel_map: KernelMap, weight: Tensor, groups: int) -> Tensor:
-    """Return the gradient of the weight, in two statements without atomics if torch is to be deterministic."""
-    kind, operands = channel_kind(weight, groups), _operands_of_sums(In, dOut, kernel_map, weight, groups)
+def _sums(backward: Backward) -> tuple[int, Tensor, Tensor, tuple[int, ...]]:
+    """Return the kind of channels, both factors of the weight's gradient, and its size as a statement has it."""
+    In, dOut, kernel_map = backward.sides
+    groups, kind = backward.groups, channel_kind(backward.weight, backward.groups)
     if kind == IN_GROUPS:
         In, dOut = In.unflatten(1, (groups, -1)), dOut.unflatten(1, (groups, -1))
+    return kind, In, dOut, (*dOut.shape[1:], kernel_map.volume, *(() if kind == ONE_BY_ONE else In.shape[-1:]))
+
+
+def _weight_gradient(backward: Backward, operands: dict[str, Tensor]) -> Tensor:
+    """Return the gradient of the weight, in two statements without atomics if torch is to be deterministic."""
+    kind, In, dOut, size = _sums(backward)
     if "MAPP" in operands:
         Part = insum(forms.GROUP_SUMS[kind], In=In, dOut=dOut, MAPX=operands["MAPX"], MAPY=operands["MAPY"])
         dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=operands["MAPP"])
     else:
-        size = _size_of_sums(In, dOut, kernel_map, kind)
         dWeight = insum(forms.WEIGHT_GRADIENT[kind], size=size, In=In, dOut=dOut, **operands)
-    return _as_type(as_weight(dWeight, weight, groups), weight.dtype)
+    return _as_type(dWeight.view(backward.weight.shape), backward.weight.dtype)
 
 
-implement(_convolve, _gradients, gradients_over)
+implement(_convolve, _gradients, _gradient_call)
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

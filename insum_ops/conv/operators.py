@@ -29,9 +29,9 @@ from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
 from ..formats.voxels.map_parts import MapParts, known_map
 from ..lru_cache import LRUCache
 from .forms import STATIONARY
-from .weight_views import IN_GROUPS, as_weight, channel_kind, statement_weight
+from .weight_views import IN_GROUPS, channel_kind, statement_weight
 
-__all__ = ["PLANS", "implement", "same_rows", "traced_convolution"]
+__all__ = ["PLANS", "Backward", "implement", "same_rows", "traced_convolution"]
 
 PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their gradients, whatever the voxels
 
@@ -52,7 +52,29 @@ _gradients = torch.ops.insum_ops.convolution_gradients.default
 
 _value: Callable[..., Tensor]
 _computed_gradients: Callable[..., Sequence[Tensor | None]]
-_gradients_over: Callable[..., tuple[Any, ...]]
+_gradient_call: Callable[[Backward], Any]
+
+
+class Backward(NamedTuple):
+    """A pass backward through a convolution: the gradient of its result, what it is a convolution of, what is wanted.
+
+    If `is_swapped`, it leads from the weight's output channels to its input channels.
+    """
+
+    dOut: Tensor
+    features: Tensor
+    weight: Tensor
+    kernel_map: KernelMap
+    groups: int
+    is_swapped: bool
+    wanted: Sequence[bool]  # the gradients of the features, the weight and, if it is asked for, the bias
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor, KernelMap]:
+        """What has the weight's input channels, what has its output channels, and the map from one to the other."""
+        if self.is_swapped:
+            return self.dOut, self.features, self.kernel_map.inverse
+        return self.features, self.dOut, self.kernel_map
 
 
 class _Over(NamedTuple):
@@ -94,11 +116,11 @@ def traced_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, pa
 def implement(
     value: Callable[..., Tensor],
     gradients: Callable[..., Sequence[Tensor | None]],
-    gradients_over: Callable[..., tuple[Any, ...]],
+    gradient_call: Callable[[Backward], Any],
 ) -> None:
     """Make these functions over a `KernelMap` what the operators call when they run."""
-    global _value, _computed_gradients, _gradients_over
-    _value, _computed_gradients, _gradients_over = value, gradients, gradients_over
+    global _value, _computed_gradients, _gradient_call
+    _value, _computed_gradients, _gradient_call = value, gradients, gradient_call
 
 
 def _known_map(over: _Over, tensors: Sequence[Tensor]) -> KernelMap | None:
@@ -125,28 +147,15 @@ def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
     with torch.no_grad():
-        return _gradients_on(dOut, features, weight, over.map, over.groups, is_swapped, wanted)
+        return _gradients_on(Backward(dOut, features, weight, over.map, over.groups, is_swapped, tuple(wanted)))
 
 
-def _gradients_on(
-    dOut: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    kernel_map: KernelMap,
-    groups: int,
-    is_swapped: bool,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _gradients_on(backward: Backward) -> list[Tensor]:
     """Return the gradients that are wanted, by the launch plans that ordinary calls share."""
-    over = kernel_map, groups, is_swapped
-    key, indices, sizes, call = _gradients_over(dOut, features, weight, *over, wanted)
-
-    def gradients(*_: Tensor) -> Sequence[Tensor | None]:
-        wants = *wanted, False
-        return None, *_computed_gradients(dOut, features, weight, *over, wants, None, call)[:2]
-
-    plan_key, tensors = gradients_key((*key, None), (False, *wanted)), (dOut, features, weight, *indices)
-    return _owned(planned(PLANS, plan_key, gradients, tensors, sizes, varies=True, owned=None))
+    call = _gradient_call(backward)
+    gradients = lambda *_: (None, *_computed_gradients(backward, call)[:2])
+    plan_key, tensors = gradients_key((*call.key, None), (False, *backward.wanted)), (*backward[:3], *call.tensors)
+    return _owned(planned(PLANS, plan_key, gradients, tensors, call.sizes, varies=True, owned=None))
 
 
 @torch.library.register_fake("insum_ops::convolution", lib=voxel_library)
@@ -162,15 +171,9 @@ def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
 
 @torch.library.register_fake("insum_ops::convolution_gradients", lib=voxel_library)
 def _fake_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
-    *parts, _, wanted = rest
-    groups, grads = _Over(*parts).groups, list[Tensor]()
-    if wanted[0]:
-        grads.append(torch.empty(features.shape, dtype=features.dtype, device=features.device))
-    if wanted[1]:
-        Weight = statement_weight(weight, groups)
-        lies = as_weight(torch.empty(Weight.shape, dtype=weight.dtype, device=weight.device), weight, groups)
-        grads.append(torch.empty_strided(lies.shape, lies.stride(), dtype=lies.dtype, device=lies.device))
-    return grads
+    wanted = rest[-1]
+    learning = [tensor for tensor, is_wanted in zip((features, weight), wanted) if is_wanted]
+    return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in learning]
 
 
 class _Convolution(torch.autograd.Function):
@@ -238,7 +241,7 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     over = _Over(*parts)
     kernel_map = _known_map(over, (dOut, features, weight))
     if kernel_map is not None:
-        return _gradients_on(dOut, features, weight, kernel_map, over.groups, is_swapped, wanted)
+        return _gradients_on(Backward(dOut, features, weight, kernel_map, over.groups, is_swapped, tuple(wanted)))
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)

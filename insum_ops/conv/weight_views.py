@@ -1,4 +1,4 @@
-"""A convolution's weight as its statements read it, and a gradient of that shape as the weight lies."""
+"""A convolution's weight as its statements read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ __all__ = [
     "DENSE",
     "IN_GROUPS",
     "ONE_BY_ONE",
-    "as_weight",
     "channel_kind",
     "statement_weight",
 ]
@@ -34,15 +33,3 @@ def statement_weight(weight: Tensor, groups: int, is_swapped: bool = False) -> T
         return flat.squeeze(2).T
     view = flat.permute(1, 2, 0) if kind == DENSE else flat.unflatten(0, (groups, -1)).permute(2, 0, 3, 1)
     return view.transpose(-1, -2) if is_swapped else view
-
-
-def as_weight(gradient: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return a gradient of the shape of `statement_weight(weight, groups)` in the shape of the weight itself."""
-    kind = channel_kind(weight, groups)
-    if kind == ONE_BY_ONE:
-        return gradient.T.reshape(weight.shape)
-    return (
-        gradient.permute(2, 0, 1).reshape(weight.shape)
-        if kind == DENSE
-        else gradient.permute(1, 3, 0, 2).reshape(weight.shape)
-    )

@@ -35,6 +35,9 @@ BIAS: Dims = ((1, 0),)
 GROUPS: Dims = ((1, 0),)
 CHANNELS: Dims = ((1, -1), (2, 0))
 SWAPPED: Dims = ((1, 0), (2, -1))
+# of its gradient, which lies as the weight does
+GROUPS_OF_GRADIENT: Dims = ((0, 0),)
+CHANNELS_OF_GRADIENT: Dims = ((0, 0), (2, -1))
 
 
 def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> DTensor:
@@ -87,7 +90,7 @@ def _weight_gradient(
     operands = {"In": In, "dOut": dOut}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
     kind = channel_kind(weight, groups)
-    of_weight = CHANNELS if kind == DENSE else GROUPS
+    of_weight = CHANNELS_OF_GRADIENT if kind == DENSE else GROUPS_OF_GRADIENT
     roles = ("In", "In", FEATURES), ("dOut", "dOut", FEATURES)
     with torch.no_grad(), after_agreement():
         splits = _chosen(WEIGHT_GRADIENT[kind], roles, of_weight, operands, mesh, weight, groups)

@@ -125,7 +125,7 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 f"spmm takes A, B and reduce, not {3 + len(others)} arguments; what torch_sparse writes "
                 "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
             )
-        if is_compiling() or type(B) not in PLAIN or not isinstance(reduce, str):
+        if is_dynamo() or type(B) not in PLAIN or not isinstance(reduce, str):
             return _spmm(A, B, reduce)
         if type(A) is Tensor:
             source = remembered_source(A)

@@ -295,7 +295,7 @@ def test_each_layer_shape_is_asked_for_once(contests):
     shapes = [tuple(extents[str(at)] for at in range(3)) for statement, extents in asked if "dWeight" not in statement]
     assert sorted(shapes) == [(3, 4, 4), (3, 4, 4), (3, 4, 6), (3, 6, 4)]  # features and, transposed, their gradients
     sums = [extents for statement, extents in asked if "dWeight" in statement]
-    assert sorted(extents["2"] for extents in sums) == [4, 6]
+    assert sorted(extents["0"] for extents in sums) == [4, 6]
     assert {key.layout for key, _ in contests if "dWeight" not in key.statement} == {
         "In:2,1;Weight:2,1,2",
         "In:2,1;Weight:2,2,1",

@@ -66,7 +66,7 @@ def expected_messages(rank):
         (STATIONARY[0], ["None", "m", "c", "None", "None"]),
         (STATIONARY[1], ["None", "g", "None", "None"]),
         (STATIONARY[2], ["None", "g", "None", "None"]),
-        (WEIGHT_GRADIENT[0], ["None", "c", "m", "None", "None"]),
+        (WEIGHT_GRADIENT[0], ["None", "m", "c", "None", "None"]),
         (WEIGHT_GRADIENT[1], ["None", "g", "None", "None"]),
     ],
 )
@@ -76,7 +76,8 @@ def test_no_index_of_the_kernel_map_is_split(expr, splits):
     roles = [("In", "features", convolutions.FEATURES), ("dOut", "upstream", convolutions.FEATURES)]
     if expr in STATIONARY:
         roles[1:] = [("Weight", "weight", of_weight), ("Out", "bias", convolutions.BIAS)]
-    of_output = convolutions.FEATURES if expr in STATIONARY else of_weight
+    of_gradient = convolutions.CHANNELS_OF_GRADIENT if dense else convolutions.GROUPS_OF_GRADIENT
+    of_output = convolutions.FEATURES if expr in STATIONARY else of_gradient
     found = convolutions._splits(expr, tuple(roles), of_output, 5)
     assert [str(split.index) for split in found] == splits
 

@@ -262,12 +262,12 @@ def change_expression(name: str, tensor: Tensor, is_version_compared: bool) -> s
     return f"{name}._version != {tensor._version} or {has_moved}" if is_version_compared else has_moved
 
 
-def guard_expression(guard: str, name: str, layout: str) -> str:
+def guard_expression(guard: str, name: str, address: str, layout: str) -> str:
     """Return the text of `guard.holds_for(name)` for a tensor of a layout: its shape, its strides and its dtype.
 
-    A call of a guard would cost three times as much.
+    `address` is the text of its address. A call of a guard would cost three times as much.
     """
-    is_unchanged = f"{name}._version == {guard}.version and {address_expression(name)} == {guard}.address"
+    is_unchanged = f"{name}._version == {guard}.version and {address} == {guard}.address"
     return f"{is_unchanged} and {guard}.layout == {layout}"
 
 

@@ -311,7 +311,7 @@ class _Writer:
         # of the inputs that kernels take, their launches ask for addresses themselves
         lives = plan.filled if plan.device.type == "cpu" else plan.filled & _touched_by_torch(plan.steps)
         if lives:
-            self.miss_if(f"not ({' and '.join([address_expression(f'x{at}') for at in sorted(lives)])})")
+            self.miss_if(f"not ({' and '.join([self.pointer(at) for at in sorted(lives)])})")
         for at, length in enumerate(lengths):
             if at < plan.inputs and length is not None:
                 self.lines.append(f"n{at} = x{at}.shape[0]")
@@ -333,20 +333,29 @@ class _Writer:
         bounds = "".join(f"(low{number}, high{number}), " for number in numbers)
         ordered = sorted({numbers.index(each.slot.number) for each in checked if each.ascends is not None})
         named = [f"x{number}" for number in numbers] + ([f"ordered={ordered}"] if ordered else [])
-        values = f"{self.constant(services.ranges_of)}({', '.join(named)})"
-        if not is_generalised:
+        asked = [f"{bounds}= {self.constant(services.ranges_of)}({', '.join(named)})"]
+        orders = {each.slot.number: each.ascends for each in checked if each.ascends is not None}
+        for number, order in orders.items():
+            asked += [f"if {self.constant(services.ascends)}(x{number}) is not {order}:", "    return None"]
+        if is_generalised:
+            self.lines += asked
+        else:
             known = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
-                services.range_expression(f"x{number}", f"r{number}", self.constant(plan.ranged[number]))
+                services.range_expression(
+                    f"x{number}",
+                    self.pointer(number),
+                    f"r{number}",
+                    self.constant(plan.ranged[number]),
+                    orders.get(number),
+                )
                 for number in numbers
             ]
-            values = f"({known}) if {' and '.join(conditions)} else {values}"
-        self.lines.append(f"{bounds}= {values}")
+            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {known}", "else:"]
+            self.lines += [f"    {line}" for line in asked]
         for each in checked:
             number = each.slot.number
             self.miss_if(f"high{number} >= {each.extent} or (low{number} < 0) is not {each.is_padded}")
-            if each.ascends is not None:
-                self.miss_if(f"{self.constant(services.ascends)}(x{number}) is not {each.ascends}")
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""

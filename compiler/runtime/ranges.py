@@ -127,13 +127,15 @@ def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> N
         setattr(index, _RANGE, new_range)
 
 
-def range_expression(name: str, cached: str, layout: str) -> str:
+def range_expression(name: str, address: str, cached: str, layout: str, ascends: bool | None) -> str:
     """Return the text by which a launch plan asks whether an input has a range that holds, and gives it a name.
 
-    After it, `{cached}.values` is what `remembered_ranges` would return of an input of this layout.
+    After it, `{cached}.values` is what `remembered_ranges` would return of an input of this layout. Unless `ascends` is
+    None, it is also what the function of that name would return.
     """
     is_cached = f"({cached} := getattr({name}, {_RANGE!r}, None)) and {cached}.owner() is {name}"
-    return f"{is_cached} and {guard_expression(cached, name, layout)}"
+    is_in_order = "" if ascends is None else f" and {cached}.ascends is {ascends}"
+    return f"{is_cached} and {guard_expression(cached, name, address, layout)}{is_in_order}"
 
 
 def remembered_range(index: Tensor) -> tuple[int, int]:

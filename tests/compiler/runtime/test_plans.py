@@ -19,7 +19,7 @@ from torch.nn import functional
 from insum_ops.compiler.runtime.enqueue import LaunchCall
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
-from insum_ops.compiler.runtime.plan_cache import keep_learning, planned, replayed
+from insum_ops.compiler.runtime.plan_cache import SERVICES, keep_learning, planned, replayed
 from insum_ops.compiler.runtime.recording import Recording, active, paused
 
 pytestmark = pytest.mark.cpu
@@ -38,7 +38,7 @@ class Surroundings:
             lambda: self.is_capturing,
             lambda *indices, ordered=(): [(int(index.min()), int(index.max())) for index in indices],
             lambda index: bool((index[1:] >= index[:-1]).all()),
-            lambda name, cached, *layout: f"({cached} := None)",  # none is known
+            lambda name, address, cached, *_: f"({cached} := None)",  # none is known
             lambda dtype: self.rounds,
             lambda: self.precision,
             torch.get_default_dtype,
@@ -642,7 +642,8 @@ def test_index_tensors_are_in_range_and_padded_as_they_were(read):
         assert plan.replay(x, torch.tensor(outside)) is None
 
 
-def test_kernels_that_were_chosen_by_an_order_are_for_that_order():
+@pytest.mark.parametrize("services", [Surroundings().services, SERVICES], ids=["nothing is known", "ranges are kept"])
+def test_kernels_that_were_chosen_by_an_order_are_for_that_order(services):
     def function(x: Tensor, index: Tensor) -> Tensor:
         recording = active()
         if recording is not None:
@@ -650,9 +651,16 @@ def test_kernels_that_were_chosen_by_an_order_are_for_that_order():
         return x[index] * 1
 
     x = torch.randn(4)
-    plan = plan_for(function, x, torch.tensor([0, 3]))
-    assert_same(plan.replay(x, torch.tensor([2, 2])), x[[2, 2]])
-    assert plan.replay(x, torch.tensor([2, 1])) is None
+    plan = plan_for(function, x, torch.tensor([0, 3]), services=services)
+    index = torch.tensor([2, 2])
+    for _ in range(2):
+        assert_same(plan.replay(x, index), x[[2, 2]])
+        assert plan.replay(x, torch.tensor([2, 1])) is None
+    index[1] = 1
+    for _ in range(2):
+        assert plan.replay(x, index) is None
+    index[0] = 0
+    assert_same(plan.replay(x, index), x[[0, 1]])
 
 
 # threads

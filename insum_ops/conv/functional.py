@@ -255,14 +255,14 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
 
 
 def _plans(ctx: Any, saved: tuple[Tensor, Tensor], dOut: Tensor) -> Any:
-    ctx.call = call = _gradient_call(Backward(dOut, *saved, *ctx.over, ctx.needs_input_grad[1:3]))
+    ctx.call = call = _gradient_call(Backward(dOut, *saved, ctx.needs_input_grad[1:3], *ctx.over))
     return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), call.sizes, True, None
 
 
 def _planned_gradients(
     ctx: Any, wanted: tuple[bool, ...], dOut: Tensor, features: Tensor, weight: Tensor, *_: Tensor
 ) -> tuple[Tensor | None, ...]:
-    grads = _gradients(Backward(dOut, features, weight, *ctx.over, wanted[1:]), ctx.call, ctx.bias_dtype)
+    grads = _gradients(Backward(dOut, features, weight, wanted[1:], *ctx.over), ctx.call, ctx.bias_dtype)
     return None, *grads[: len(wanted) - 1]
 
 
@@ -332,7 +332,7 @@ def _gradients(
     backward: Backward, call: _GradientCall, bias_dtype: torch.dtype | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of the features, the weight and the bias, those that are wanted."""
-    dOut, features, weight, kernel_map, groups, is_swapped, wanted = backward
+    dOut, features, weight, wanted, kernel_map, groups, is_swapped = backward
     d_features = d_weight = d_bias = None
     if wanted[0]:
         d_features = _convolve(dOut, weight, None, kernel_map.inverse, groups, not is_swapped, call.of_features)

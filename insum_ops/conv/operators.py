@@ -64,10 +64,10 @@ class Backward(NamedTuple):
     dOut: Tensor
     features: Tensor
     weight: Tensor
+    wanted: tuple[bool, ...]  # the gradients of the features, the weight and, if it is asked for, the bias
     kernel_map: KernelMap
     groups: int
     is_swapped: bool
-    wanted: Sequence[bool]  # the gradients of the features, the weight and, if it is asked for, the bias
 
     @property
     def sides(self) -> tuple[Tensor, Tensor, KernelMap]:
@@ -147,7 +147,7 @@ def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
     with torch.no_grad():
-        return _gradients_on(Backward(dOut, features, weight, over.map, over.groups, is_swapped, tuple(wanted)))
+        return _gradients_on(Backward(dOut, features, weight, tuple(wanted), over.map, over.groups, is_swapped))
 
 
 def _gradients_on(backward: Backward) -> list[Tensor]:
@@ -241,7 +241,7 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     over = _Over(*parts)
     kernel_map = _known_map(over, (dOut, features, weight))
     if kernel_map is not None:
-        return _gradients_on(Backward(dOut, features, weight, kernel_map, over.groups, is_swapped, tuple(wanted)))
+        return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)

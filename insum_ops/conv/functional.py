@@ -373,7 +373,7 @@ def _weight_gradient(backward: Backward, operands: dict[str, Tensor]) -> Tensor:
         dWeight = insum(forms.TAP_SUMS[kind], Part=Part, MAPP=operands["MAPP"])
     else:
         dWeight = insum(forms.WEIGHT_GRADIENT[kind], size=size, In=In, dOut=dOut, **operands)
-    return _as_type(dWeight.view(backward.weight.shape), backward.weight.dtype)
+    return _as_type(dWeight.reshape(backward.weight.shape), backward.weight.dtype)
 
 
 implement(_convolve, _gradients, _gradient_call)

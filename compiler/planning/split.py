@@ -16,6 +16,7 @@ __all__ = ["Split", "has_matrices", "split"]
 
 POSITIONS = "uvwxyz"  # names of dimensions that were gathered from
 MOST_COMPARED = 4  # groups of factors of which all 18 orders are compared
+TILE, LONG_SUM = 16 * 16, 1024  # results of the smallest tile of a matrix product; summands that programs may share
 
 
 def split(bound: Bound, device: Device, uses_tensor_cores: bool, least: float = 1.0) -> Split | None:
@@ -236,12 +237,21 @@ def _names(factors: Iterable[Access]) -> set[str]:
 def _seconds(
     statement: Statement, extents: Mapping[str, int], device: Device, itemsize: int, uses_tensor_cores: bool
 ) -> float:
-    """Return the least time of one kernel: for its work, or for reading each factor once and writing the output."""
-    products = prod(extents[name] for name in statement.names)
-    is_matrix_product = uses_tensor_cores and has_matrices(statement)
-    rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops
+    """Return the least time of one kernel: for its work, or for reading each factor once and writing the output.
+
+    A matrix product with too few results for all multiprocessors, each a long sum, takes a second launch: programs
+    share the sum.
+    """
+    products, results = (prod(extents[name] for name in names) for names in (statement.names, statement.free))
+    is_matrix_product = has_matrices(statement)
+    is_shared = is_matrix_product and results < TILE * device.multiprocessors and products >= LONG_SUM * results
+    rate = (
+        device.flops(itemsize)
+        if is_matrix_product and uses_tensor_cores
+        else device.multiprocessors * device.vector_flops
+    )
     elements = sum(prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses))
-    return max(2 * products / rate, elements * itemsize / device.bandwidth) + device.launch_gap
+    return max(2 * products / rate, elements * itemsize / device.bandwidth) + (1 + is_shared) * device.launch_gap
 
 
 def has_matrices(statement: Statement) -> bool:

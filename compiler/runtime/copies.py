@@ -63,7 +63,7 @@ def _launcher(bound: Bound) -> Launcher:
     """Return the launcher of a tile as deep as a program has registers for."""
     strides = _strides(bound)
     ways = schedules(bound, strides, "store", deterministic=True, use_dot=False)
-    schedule = ways[-1]  # with several copies side by side, unless they are few
+    schedule = next((way for way in ways if way.names("step")), ways[0])  # several copies at once, unless they are few
     copies, elements = bound.shapes["T"]
     columns = min(power_of_two(elements), COLUMNS)
     sizes = {"r": min(power_of_two(copies), ELEMENTS // columns), "a": columns}

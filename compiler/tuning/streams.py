@@ -16,7 +16,7 @@ from math import prod
 from ..binding import power_of_two
 from ..codegen import Config
 from ..language import Access
-from ..planning import Device, Schedule
+from ..planning import Device, Schedule, is_varying
 
 __all__ = ["stream_seconds", "streams"]
 
@@ -102,6 +102,8 @@ class Stream:
         turns = self.turns(blocks)
         for share in SHARES:
             parts = power_of_two(share * self.device.wave // self.programs(blocks))
+            if self.has_fixed_sums:  # as many as have turns to take, if each takes as many as the first
+                parts = -(-turns // -(-turns // min(parts, turns)))
             if 1 < parts <= turns:
                 copies = parts if self.schedule.has_copies else 1
                 yield Config(config.blocks, config.num_warps, config.num_stages, parts=parts, copies=copies)
@@ -110,6 +112,11 @@ class Stream:
         """Return the turns of the longest loop, which programs may share; 1 without any."""
         loops = self.schedule.names("loop", "step")
         return max([-(-self.schedule.extents[name] // blocks.get(name, 1)) for name in loops], default=1)
+
+    @cached_property
+    def has_fixed_sums(self) -> bool:
+        """Whether no summed name varies in length: a tuned config is remembered for other lengths, by powers of two."""
+        return not any(is_varying(self.schedule.bound, name) for name in self.schedule.bound.statement.summed)
 
     def programs(self, blocks: Mapping[str, int]) -> int:
         extents = self.schedule.extents

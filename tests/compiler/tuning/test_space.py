@@ -188,6 +188,17 @@ def test_blocks_of_64_by_many_columns_get_tiles_that_fill_a_warp_group(expr: str
     assert any(config.block("n") == 256 and config.block("i") == 64 and config.num_warps == 4 for config in found)
 
 
+def test_every_part_of_a_sum_of_a_fixed_length_has_summands() -> None:
+    middle = problem("Y[i,k] += X[i,j,k]", {"X": values(39, 3175, 25)})
+    shared = [way.config for way in candidates(middle) if way.config.parts > 1]
+    turns = [-(-3175 // config.block("j")) for config in shared]
+    assert shared
+    assert all((config.parts - 1) * -(-own // config.parts) < own for config, own in zip(shared, turns))
+    columns = problem("Y[j] += X[i,j]", {"X": values(3175, 25)})  # whose config serves other lengths as well
+    parts = {way.config.parts for way in candidates(columns)}
+    assert parts == {power_of_two(part) for part in parts}
+
+
 def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:
     def parts(rows: int) -> set[int]:
         own = problem("dW[u,w] += T[b,u] * dZ[b,w]", {"T": values(rows, 64), "dZ": values(rows, 64)})

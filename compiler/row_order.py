@@ -40,13 +40,7 @@ def grouped(
 
 def _as_they_are(form: SparseFormat, group_dim: int) -> SparseFormat:
     """Return the format grouped along a dimension, its rows in ascending order and its values in place."""
-    if form.group_dim != group_dim:
-        return form.regrouped_view(group_dim)
-    cache = form.pattern_cache
-    size = cache.read_size
-    if size is None or (_is_captured(form) and (group_dim, size) not in cache.regrouped):  # which reads lengths back
-        return form
-    return form.regrouped_view(group_dim, size)
+    return form if form.group_dim == group_dim else form.regrouped_view(group_dim)
 
 
 def _listed_by_rule(

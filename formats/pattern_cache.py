@@ -50,7 +50,6 @@ class PatternCache:
     memory: LRUCache[Any] = field(default_factory=_memory)  # launch plans of calls over the pattern
     shares: dict[torch.dtype, Tensor] = field(default_factory=dict)  # 1 / how many entries each row of a matrix holds
     transposed: dict[frozenset[int], PatternCache] = field(default_factory=dict)
-    read_size: int | None = None  # of the groups in which kernels read the pattern; None: of its own
     refusal: str = ""  # the error for coordinates that were overwritten; "": they may change
     successor: ClassVar[PatternCache | None] = None  # once the coordinates have changed: the cache for the new ones
 
@@ -68,7 +67,7 @@ class PatternCache:
 
     def renewed(self, fresh: PatternCache) -> PatternCache:
         """Return the successor that all formats sharing this cache go on with: `fresh`, or another thread's."""
-        fresh.refusal, fresh.read_size = self.refusal, self.read_size
+        fresh.refusal = self.refusal
         fresh.guard.keep_values()  # coordinates that were written to once may be so at every step
         # in one step: otherwise two threads could each have their own
         successor: PatternCache = vars(self).setdefault("successor", fresh)

@@ -91,8 +91,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         """
         cache = self._pattern_cache.latest()
         parts = {name: part for name, part in vars(self).items() if name != "_pattern_cache"}
-        state = {"counts": (cache.num_entries, cache.num_slots), "fixed": (cache.refusal, cache.guard.values)}
-        return {**parts, **state, "read_size": cache.read_size}
+        return {**parts, "counts": (cache.num_entries, cache.num_slots), "fixed": (cache.refusal, cache.guard.values)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle, whose coordinates are checked, now or, where they may not be overwritten, when used.
@@ -101,18 +100,14 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         """
         parts = {"_pattern_cache" if name == "_known" else name: part for name, part in state.items()}
         counts, (refusal, kept) = parts.pop("counts", None), parts.pop("fixed", ("", None))
-        read_size = parts.pop("read_size", None)
         vars(self).update(parts)
         if refusal:
             num_entries, num_slots = counts
             guard = ChangeGuards(self.coords, False, kept)
             cache = PatternCache(num_entries, num_slots, guard, refusal=refusal)
             vars(self).update(_pattern_cache=cache)
-            keep(self)
         elif counts is not None:
             self.__post_init__()
-        if read_size is not None:
-            self._pattern_cache.read_size = read_size
 
     @classmethod
     @abstractmethod
@@ -413,9 +408,9 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         values = regrouped.gather(self.flat_values)
         return self._with(coords=regrouped.coords, values=values, group_dim=dim, _pattern_cache=regrouped.pattern_cache)
 
-    def regrouped_view(self, group_dim: int, group_size: int | None = None) -> RegroupedView:
-        """Return `regroup` with the values in place, for a statement that reads them through positions."""
-        return RegroupedView(self, self._pattern_along(group_dim, group_size), group_dim)
+    def regrouped_view(self, group_dim: int) -> RegroupedView:
+        """Return `regroup(group_dim)` with the values in place, for a statement that reads them through positions."""
+        return RegroupedView(self, self._pattern_along(group_dim, None), group_dim)
 
     def has_row_order(self, group_dim: int, width: int) -> bool:
         """Return whether the order of rows that `row_ordered_view` needs is cached."""

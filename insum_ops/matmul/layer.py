@@ -197,7 +197,7 @@ class SpMM(NotScripted, nn.Module):
         self._form = form = self._rebuilt()
         if may_keep(*form.coords):
             form._pattern_cache.fix(OVERWRITTEN)
-        self._gpu_size = form._pattern_cache.read_size = _other_size(form)
+        self._gpu_size = _other_size(form)
         return form
 
     def _regrouped(self, form: SparseFormat, size: int) -> SparseFormat:

@@ -200,6 +200,19 @@ def test_both_gradients_of_a_layer_are_one_operator_which_reads_no_bias():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gradients_of_a_sum_with_a_format_read_its_index_tensors():
+    A, S, D = matrix(), torch.tensor([2, 0, 0]), torch.tensor([1, 3, 1])
+    X, Y = (torch.randn(3, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    given, size = {"A": A, "S": S, "D": D}, (4, 5)
+    run, _ = compiled(lambda X, Y: insum("Z[D[b],i] += A[i,j] * X[S[b],j] * Y[b,j]", **given, X=X, Y=Y, size=size))
+    actual, expected = run(X, Y), torch.zeros(size, dtype=torch.float64).index_add(0, D, (X[S] * Y) @ A.to_dense().T)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    grads, expected = (torch.autograd.grad(value.square().sum(), [X, Y]) for value in (actual, expected))
+    for one, other in zip(grads, expected):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_gradient_of_a_product_with_a_constant_matrix_keeps_nothing_of_what_it_multiplied():
     layer, last = nn.SpMM(torch.eye(4).to_sparse()), torch.nn.Linear(3, 3)
     run, graphs = compiled(lambda x: layer(last(x)).sum())

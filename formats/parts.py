@@ -145,11 +145,8 @@ def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor])
         guard, form = (_stacked.get(owner) or {}).get((text, shape, dtype), (None, None))
         # not `form.memory`, which asks whether coordinates have changed that nobody else has
         return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None
-    key = text, shape, *map(id, coords)
-    cache = _caches.get(key) or _lost.get(key)
-    if cache is None or not _is_over(cache, coords) or not cache.guard.hold():
-        return None
-    return cache.memory
+    cache = _cache((text, shape, *map(id, coords)), coords)
+    return None if cache is None or not cache.guard.hold() else cache.memory
 
 
 def traced_from_parts(parts: FormatParts) -> Any:
@@ -168,18 +165,21 @@ def _key(parts: FormatParts) -> tuple[Any, ...]:
     return (parts.text, parts.shape, *map(id, parts.coords))
 
 
-def _is_over(cache: PatternCache, coords: list[Tensor]) -> bool:
-    """Return whether a cache is that of these coordinates: others may have their addresses by now."""
+def _cache(key: tuple[Any, ...], coords: list[Tensor]) -> PatternCache | None:
+    """Return what is cached about coordinates by their addresses, which others may have by now: then None."""
+    cache = _caches.get(key) or _lost.get(key)
+    if cache is None:
+        return None
     tensors = cache.guard.tensors
-    return len(tensors) == len(coords) and all(map(is_, tensors, coords))
+    return cache.latest() if len(tensors) == len(coords) and all(map(is_, tensors, coords)) else None
 
 
 def _format(kind: Any, parts: FormatParts) -> Any:
     """Return a format with what is cached about its coordinates."""
     _, coords, group_dim, block_size = parts.parsed()
     key = _key(parts)
-    cache = _caches.get(key) or _lost.get(key)
-    if cache is not None and _is_over(cache, parts.coords):
+    cache = _cache(key, parts.coords)
+    if cache is not None:
         return kind._of_parts(coords, parts.values, parts.shape, group_dim, block_size, cache)
     form = kind(coords, parts.values, parts.shape, group_dim, block_size)
     _lost[key] = form._pattern_cache

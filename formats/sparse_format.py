@@ -80,6 +80,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         form = object.__new__(type(self))
         memo[id(self)] = form
         vars(form).update(deepcopy(vars(self), memo))
+        if may_keep(*form.coords):
+            keep(form)
         return form
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Graph(torch.nn.Module):
 
 
 class Scores(torch.nn.Module):
-    """Attention's scores along a graph given as a CSR tensor; the result's `to_dense` is what torch can't capture."""
+    """Attention's scores along a graph given as a CSR tensor; that of `to_dense` is a gradient torch can't capture."""
 
     def __init__(self) -> None:
         super().__init__()

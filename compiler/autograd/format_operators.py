@@ -279,7 +279,8 @@ class _Format(torch.autograd.Function):
         count = len(ctx.call.coords)
         call = ctx.call._replace(values=values, coords=rest[:count], tensors=rest[count:])
         wants_values, *wanted = ctx.needs_input_grad[1:]
-        read = {key: tensor for key, tensor in call.dense.items() if is_read(call.expr, key)}
+        output = parse(call.expr).output.name  # of which a gradient reads nothing, unless it is a factor too
+        read = {key: tensor for key, tensor in call.dense.items() if key != output or is_read(call.expr, key)}
         joint = [wants_values, *[is_wanted for key, is_wanted in zip(call.keys, wanted) if key in read]]
         grads = dict[str, Tensor | None]()
         if wants_values or sum(joint) > 1:  # a gradient by itself reads less than all of the tensors

@@ -21,9 +21,10 @@ from ..compiler import (
     parse,
     planned,
     refuse_transforms,
+    replay_first,
     runs_at_once,
 )
-from ..formats.torch_state import PLAIN, is_exporting, is_grad_enabled, modes, uncompiled
+from ..formats.torch_state import PLAIN, is_exporting, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
 from ..formats.voxels.map_parts import MapParts, known_map
@@ -124,10 +125,26 @@ def implement(
 
 
 def _known_map(over: _Over, tensors: Sequence[Tensor]) -> KernelMap | None:
-    """Return the map of a call that can run as it is, in which no gradient is recorded; None if it was not made yet."""
-    if is_grad_enabled() or modes() or not all([type(tensor) in PLAIN for tensor in (over.source, *tensors)]):
+    """Return the map of a call that can run as it is; None if it was not made yet."""
+    is_plain = transforms() is None and all([type(tensor) in PLAIN for tensor in (over.source, *tensors)])
+    return over.known_map if is_plain else None
+
+
+def _replayed(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor | None:
+    """Return a convolution over a map that was made before: all that a warm call of a compiled graph does."""
+    *parts, is_swapped = rest
+    over = _Over(*parts)
+    kernel_map = _known_map(over, (features, weight) if bias is None else (features, weight, bias))
+    return None if kernel_map is None else owned(_value(features, weight, bias, kernel_map, over.groups, is_swapped))
+
+
+def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor] | None:
+    *parts, is_swapped, wanted = rest
+    over = _Over(*parts)
+    kernel_map = _known_map(over, (dOut, features, weight))
+    if kernel_map is None:
         return None
-    return over.known_map
+    return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
 
 
 def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -224,9 +241,6 @@ class _WeightGradient(torch.autograd.Function):
 def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
-    kernel_map = _known_map(over, tensors)
-    if kernel_map is not None:
-        return owned(_value(features, weight, bias, kernel_map, over.groups, is_swapped))
     if not refuse_transforms("a convolution", tensors):
         if runs_at_once(tensors):
             return _run(features, weight, bias, *rest)
@@ -239,9 +253,6 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    kernel_map = _known_map(over, (dOut, features, weight))
-    if kernel_map is not None:
-        return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
     if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
         if runs_at_once([dOut, features, weight]):
             return _run_gradients(dOut, features, weight, *rest)
@@ -285,6 +296,8 @@ for _key in ("CPU", "CUDA"):
     voxel_library.impl("same_rows", uncompiled(_same), _key)
 voxel_library.impl("convolution", _differentiable, "Autograd")
 voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")
+replay_first(_convolve, _replayed)
+replay_first(_gradients, _replayed_gradients)
 
 
 @register_flop_formula(_convolve.overloadpacket, get_raw=True)

@@ -29,7 +29,7 @@ from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
 from ..formats.sources import torch_entries
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_free, is_grad_enabled, modes
+from ..formats.torch_state import is_free, is_grad_enabled, is_transformed, modes, wants_gradient
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
 
@@ -89,6 +89,8 @@ class SparseSource:
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
         if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
             self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
+        if A.layout is not torch.sparse_coo and wants_gradient([entries]) and not is_transformed():
+            return _Compressed.apply(entries, A, indices, self.arranged)  # type: ignore[no-any-return]
         return _sparse(A, indices, entries, is_coalesced)
 
 
@@ -212,6 +214,25 @@ class _Slots(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.source.like(ctx.pattern, ctx.source.arranged.read(upstream)), None
+
+
+class _Compressed(torch.autograd.Function):
+    """A compressed tensor of its entries, whose gradient reads entries alone: torch's own makes the matrix dense."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, A: Tensor, indices: tuple[Tensor, ...], arranged: Arranged) -> Tensor:
+        ctx.layout, ctx.indices, ctx.arranged = A.layout, indices, arranged
+        return _sparse(A, indices, entries, True)
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        if upstream.layout is ctx.layout and all(map(torch.equal, _indices(upstream), ctx.indices)):
+            return upstream.values(), None, None, None  # that of `values()` holds the same index tensors: nothing waits
+        dense, (rows, columns) = upstream.to_dense(), ctx.arranged.coords
+        for at, length in enumerate(ctx.arranged.pattern.block_size or ()):
+            dense = dense.unflatten(2 * at, (-1, length))
+        return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], None, None, None
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

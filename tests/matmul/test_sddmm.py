@@ -143,17 +143,41 @@ def test_gradients_of_edges():
     assert gradgradcheck(lambda X, Y: sddmm(graph, X, Y), (X, Y))
 
 
+@pytest.mark.parametrize("is_made_dense", [False, True])
 @pytest.mark.parametrize("kind", {**TENSORS, **BLOCKS})
-def test_gradients_flow_through_the_sparse_tensor_that_comes_back(kind):
+def test_gradients_flow_through_the_sparse_tensor_that_comes_back(kind, is_made_dense):
     A = blocked(random_matrix(6, 4))
     X, Y = random_dense(6, 2).requires_grad_(), random_dense(4, 2).requires_grad_()
     V = sddmm({**TENSORS, **BLOCKS}[kind](A), X, Y)
-    values = V.coalesce().values() if V.layout is torch.sparse_coo else V.values()
-    values.pow(2).sum().backward()
+    V = V.coalesce() if V.layout is torch.sparse_coo else V
+    (V.to_dense() if is_made_dense else V.values()).pow(2).sum().backward()
     twins = [operand.detach().clone().requires_grad_() for operand in (X, Y)]
     (twins[0] @ twins[1].T * is_entry(A, kind)).pow(2).sum().backward()
     assert_matches(X.grad, twins[0].grad)
     assert_matches(Y.grad, twins[1].grad)
+
+
+def test_columns_of_a_row_that_do_not_ascend_have_their_own_gradients():
+    rows, columns = torch.tensor([0, 3, 4], device=DEVICE), torch.tensor([2, 0, 1, 1], device=DEVICE)
+    pattern = torch.sparse_csr_tensor(rows, columns, torch.ones(4, device=DEVICE), (2, 3))
+    X, Y, weight = random_dense(2, 2).requires_grad_(), random_dense(3, 2), random_dense(2, 3)
+    (grad,) = torch.autograd.grad((sddmm(pattern, X, Y).to_dense() * weight).sum(), X)
+    assert_matches(grad, (weight * torch.tensor([[1, 1, 1], [0, 1, 0]], device=DEVICE)) @ Y)
+
+
+def test_second_gradients_of_a_csr_tensor_that_is_made_dense():
+    pattern = csr(random_matrix(4, 3))
+    X, Y = random_dense(4, 2).requires_grad_(), random_dense(3, 2).requires_grad_()
+    assert gradgradcheck(lambda X, Y: sddmm(pattern, X, Y).to_dense(), (X, Y))
+
+
+def test_the_gradient_of_a_csr_tensor_is_no_matrix():
+    N = 400_000  # dense, it would hold 1.3 TB
+    rows, columns = torch.arange(N + 1, device=DEVICE), torch.arange(N, device=DEVICE).flip(0)
+    pattern = torch.sparse_csr_tensor(rows, columns, torch.ones(N, device=DEVICE), (N, N))
+    X, Y = random_dense(N, 1).requires_grad_(), random_dense(N, 1)
+    (grad,) = torch.autograd.grad(sddmm(pattern, X, Y).values().sum(), X)
+    assert_matches(grad, Y.flip(0))
 
 
 def test_one_dtype_for_each_gradient():

@@ -78,6 +78,8 @@ class AlignedRunner:
         """Return the aligned copy of an operand; a launch plan makes it once for all gradients that read it."""
         names, tensors = [copy.source, *copy.tables], [source, *[self.tables[name] for name in copy.tables]]
         recording = active()
+        if recording is not None:
+            recording.constants += tensors[1:]
         if recording is None or not recording.is_input(source):
             return self._moved(copy.statement, names, tensors, copy.size)
         key = str(copy.statement), copy.size, *map(id, tensors)

@@ -211,7 +211,8 @@ def planned(
         numbers: sizes on which the function depends, which may differ from call to call as lengths do.
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
         owned: tensors among those that the function pins which the cache's owner guards itself. None if calls over
-            other index tensors share the cache: all of them are among `tensors` then, and none is ever pinned.
+            other index tensors share the cache: all of them are among `tensors` then, and none is ever pinned but
+            the `constants` of a recording.
         kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
     """
     result = replayed(cache, call_key, tensors, numbers)
@@ -337,8 +338,9 @@ def _recorded(
     if recording.refusal or not recording.steps:
         layout.attempts = ATTEMPTS
         return result
-    steps = Steps.of(recording, result_slots, owned or ())
-    if owned is None and not all([tensor.is_floating_point() for tensor in steps.pinned.values()]):
+    steps = Steps.of(recording, result_slots, [*(owned or ()), *recording.constants])
+    pinned = [tensor for tensor in steps.pinned.values() if not tensor.is_floating_point()]
+    if owned is None and not all([id(tensor) in steps.owned for tensor in pinned]):
         return result
     plan = plan_of(steps, SERVICES)
     if plan is not None:

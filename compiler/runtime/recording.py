@@ -172,6 +172,7 @@ class Recording(TorchFunctionMode):
     is_postponed: bool = False
     is_for_eager_calls: bool = False  # while a CUDA graph is captured another kernel runs
     copies: dict[object, Tensor] = field(default_factory=dict)  # of inputs, which several statements read alike
+    constants: list[Tensor] = field(default_factory=list)  # index tensors that are no caller's, and never change
 
     def __post_init__(self) -> None:
         super().__init__()

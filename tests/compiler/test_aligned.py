@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from math import prod
 
@@ -13,6 +14,8 @@ from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.aligned import AlignedRunner, aligned_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
+from insum_ops.nn import SparseConvTensor, SubMConv1d
+from tests.short_clouds import expected_of
 from tests.tolerances import TOLERANCE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -168,6 +171,35 @@ def test_gradients_go_through_the_statements_own_rule_and_calls_are_replayed(alw
             torch.testing.assert_close(value.detach().double(), expected, **close)
     each = ["Out[m,n] += A[m,k] * B[k,n]", "dA[m,k] += dOut[m,n] * B[k,n]", "dB[k,n] += dOut[m,n] * A[m,k]"]
     assert always == 2 * each
+
+
+@pytest.mark.cpu
+def test_a_convolution_of_odd_channels_is_replayed_over_new_clouds(always):
+    """The tables that copies are made by belong to no cloud, so that a plan for all clouds may hold them."""
+    if has_kernels(torch.device("cpu")):
+        pytest.skip("kernels run instead")
+    layer = SubMConv1d(13, 11, 3, bias=False, indice_key="own").half()
+    dense = copy.deepcopy(layer).double()
+    counts = []
+    for length in (70, 75, 71, 74, 73):
+        place = torch.randperm(3 * length)[:length]
+        indices = torch.stack([torch.zeros_like(place), place], 1).int()
+        features = drawn(length, 13).requires_grad_()
+        given = [SparseConvTensor(own, indices, [3 * length], 1) for own in (features, features.detach().double())]
+        given[1].features.requires_grad_()
+        upstream = drawn(length, 11)
+        result = layer(given[0]).features
+        grads = torch.autograd.grad(result, [features, layer.weight], upstream)
+        expected = expected_of(dense, given[1], given[1])
+        leaves = [given[1].features, dense.weight]
+        close = {key: 4 * number for key, number in TOLERANCE[torch.float16].items()}
+        for value, other in zip(
+            (result, *grads), (expected, *torch.autograd.grad(expected, leaves, upstream.double()))
+        ):
+            torch.testing.assert_close(value.detach().double(), other.detach(), **close)
+        counts.append(len(always))
+    assert counts[0] > 0
+    assert counts[2] == counts[-1]
 
 
 REFUSED = {

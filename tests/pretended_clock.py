@@ -18,10 +18,12 @@ __all__ = ["Contests", "drawn_programs", "pretended_clock"]
 
 
 class Contests(list[tuple[Key, list[str]]]):
-    """A stand-in for `fastest`: the key of each choice so far and the names of its ways, each of which ran twice."""
+    """A stand-in for `fastest`: the key of each choice so far, and the names of its ways."""
 
     mode = "default"  # of tuning
-    winner = ""  # where it takes part; in other contests it is drawn, the same in each run for the same key
+    runs = 2  # of each way
+    winner = ""  # where it takes part
+    place: int | None = None  # of the winner elsewhere; None: it is drawn, the same in each run for the same key
     enough = 0.0  # what the last one called fast enough
 
     def __call__(
@@ -39,12 +41,12 @@ class Contests(list[tuple[Key, list[str]]]):
         assert {*names} <= {*ways}
         for name in names:
             started = start(name)
-            if started is not None:
-                started[0]()
+            for _ in range(self.runs if started is not None else 0):
                 started[0]()
         self.append((key, names))
         self.enough = enough
-        return self.winner if self.winner in names else names[crc32(str(key).encode()) % len(names)]
+        place = crc32(str(key).encode()) if self.place is None else self.place
+        return self.winner if self.winner in names else names[place % len(names)]
 
 
 @contextmanager

@@ -20,11 +20,10 @@ from insum_ops.compiler import routes  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
-from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 
-pytestmark = pytest.mark.every_route
+pytestmark = [pytest.mark.every_route, pytest.mark.usefixtures("everywhere")]
 
 UVU = ("4x0e + 4x1o", "0e + 1o", "4x0e + 4x1o + 4x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)])
 UUU = ("4x0e + 4x1o", "4x0e + 4x1o", "4x1o + 4x0e", [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
@@ -58,15 +57,6 @@ def allowed(ours, wide, dtype, cast=0):
     """Five factors: the coefficient that is read was rounded from float64; with `cast`, so were as many inputs."""
     magnitude = dense_product(ours, *wide, is_magnitude=True)
     return bound(dtype, magnitude, terms=ours.weight_numel * 9, factors=5 + cast).detach()
-
-
-@pytest.fixture(autouse=True)
-def everywhere(monkeypatch):
-    """Where no kernel runs too: statements over tables as torch operations."""
-    decompose.cache_clear()
-    monkeypatch.setattr(terms, "has_kernels", lambda device: True)
-    yield
-    decompose.cache_clear()
 
 
 @pytest.fixture
@@ -310,6 +300,7 @@ def test_a_tracer_that_comes_first_takes_the_format(made):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_tracer_under_autocast_takes_tables_of_its_dtype(monkeypatch, dtype):
     """An ordinary call in float32 has made them."""
+    torch._dynamo.reset()
     ours = product()
     tensors = operands(ours, 3)
     wide = doubles(tensors)

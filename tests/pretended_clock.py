@@ -22,8 +22,8 @@ class Contests(list[tuple[Key, list[str]]]):
 
     mode = "default"  # of tuning
     runs = 2  # of each way
-    winner = ""  # where it takes part
-    place: int | None = None  # of the winner elsewhere; None: it is drawn, the same in each run for the same key
+    # where it is one of the ways, or which of them; else it is drawn, the same in each run for the same key
+    winner: str | Callable[[list[str]], str] = ""
     enough = 0.0  # what the last one called fast enough
 
     def __call__(
@@ -39,14 +39,14 @@ class Contests(list[tuple[Key, list[str]]]):
     ) -> str:
         names = [*dict.fromkeys([*first, *[name for best in first for name in others(best, {})]])]
         assert {*names} <= {*ways}
-        for name in names:
+        for name in names if self.runs else ():
             started = start(name)
             for _ in range(self.runs if started is not None else 0):
                 started[0]()
         self.append((key, names))
         self.enough = enough
-        place = crc32(str(key).encode()) if self.place is None else self.place
-        return self.winner if self.winner in names else names[place % len(names)]
+        winner = self.winner if isinstance(self.winner, str) else self.winner([*ways])
+        return winner if winner in ways else names[crc32(str(key).encode()) % len(names)]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pretended_clock import Contests, pretended_clock
 
 from insum_ops.compiler import joint
+from insum_ops.compiler.tuning import Key
 
 __all__ = ["outputs", "share_kernels"]
 
@@ -19,7 +20,7 @@ def share_kernels(config: int) -> Iterator[Contests]:
     with pretended_clock(joint) as contests:
         contests.runs = 0
 
-        def winner(ways: list[str]) -> str:
+        def winner(_: Key, ways: list[str]) -> str:
             shared = [way for way in ways if way != joint.APART and " alone: " not in way]
             return shared[min(config, len(shared) - 1)] if shared else joint.APART
 

@@ -23,7 +23,7 @@ class Contests(list[tuple[Key, list[str]]]):
     mode = "default"  # of tuning
     runs = 2  # of each way
     # where it is one of the ways, or which of them; else it is drawn, the same in each run for the same key
-    winner: str | Callable[[list[str]], str] = ""
+    winner: str | Callable[[Key, list[str]], str] = ""
     enough = 0.0  # what the last one called fast enough
 
     def __call__(
@@ -45,7 +45,7 @@ class Contests(list[tuple[Key, list[str]]]):
                 started[0]()
         self.append((key, names))
         self.enough = enough
-        winner = self.winner if isinstance(self.winner, str) else self.winner([*ways])
+        winner = self.winner if isinstance(self.winner, str) else self.winner(key, [*ways])
         return winner if winner in ways else names[crc32(str(key).encode()) % len(names)]
 
 

@@ -275,7 +275,7 @@ def test_the_faster_way_is_kept(is_faster):
     """The first config, or a kernel for each statement."""
     case = CASES["weighted sum"]
     with pretended_clock(joint) as contests:
-        contests.winner = lambda ways: ways[0] if is_faster else joint.APART
+        contests.winner = lambda _, ways: ways[0] if is_faster else joint.APART
         for edges in (67, 71, 103):
             calls = calls_of(case, case.operands(edges=edges))
             results = run_jointly(calls, run)
@@ -290,7 +290,7 @@ def test_statements_that_store_may_share_a_kernel_without_those_that_scatter():
     sizes = {"A": (EDGES, 3), "B": (EDGES, 5), "X": (NODES, 3, 5)}
     case = Case("Y[T[e],h,d] += A[e,h] * B[e,d] * X[U[e],h,d]", sizes, (NODES, 3, 5), weighted_sum, ("A", "B", "X"))
     with pretended_clock(joint) as contests:
-        contests.runs, contests.winner = 0, lambda ways: ways[-2]
+        contests.runs, contests.winner = 0, lambda _, ways: ways[-2]
         for edges in (67, 71):
             calls = calls_of(case, case.operands(edges=edges))
             for result, call in zip(run_jointly(calls, run), calls):

@@ -139,7 +139,7 @@ def test_statements_have_the_gradients_of_the_loop_nest_in_every_way(
 ) -> None:
     contests.runs = 1
     for at in range(3):  # of programs, one after the other
-        contests.winner = lambda ways, at=at: chosen if chosen in ways else ways[at % len(ways)]
+        contests.winner = lambda _, ways, at=at: chosen if chosen in ways else ways[at % len(ways)]
         forget()
         expr, tensors, size = drawn_case(name, dtype, torch.int32 if at else torch.int64)
         nest = LoopNest(expr, {key: tensor.detach() for key, tensor in tensors.items()}, size)

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, second_gradients  # noqa: E402
 from joint_kernels import outputs, share_kernels  # noqa: E402
+from pretended_clock import pretended_clock  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import routes  # noqa: E402
@@ -187,26 +188,23 @@ def check_gradients_of_forces(ours):
 
 
 @pytest.mark.kernels
-def test_edges_in_the_order_of_their_sources(monkeypatch):
+def test_edges_in_the_order_of_their_sources():
     """What tuning may choose: a gradient that adds to sources takes the edges sorted, of one graph after another."""
-    sorted_ones = []
-
-    def route(call):
-        grouped = routes._grouped(call)
-        sorted_ones.extend([str(call.statement.bound.statement.output)] if grouped is not None else [])
-        return grouped or call.kernel
-
-    monkeypatch.setattr(routes, "_untimed", route)
     ours = product()
-    for turn in range(4):
-        src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
-        src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
-        tensors = operands(ours, 7, 3)
-        wide = doubles(tensors)
-        edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
-        expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
-        assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
-    assert sorted_ones == ["X[SRC[b],j,u]"]
+    with pretended_clock(routes) as contests:
+        contests.runs = 0
+        contests.winner = lambda _, ways: routes.GROUPED if routes.GROUPED in ways else routes.KERNEL
+        for turn in range(4):
+            src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
+            src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
+            tensors = operands(ours, 7, 3)
+            wide = doubles(tensors)
+            edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
+            expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
+            assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
+    grouped = [key.statement for key, names in contests if routes.GROUPED in names]
+    assert grouped
+    assert all(" X[SRC[b],j,u] += " in statement for statement in grouped)
 
 
 def test_edges_that_change_before_backward_are_refused():
